@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, ClusterName, DryRun, Fields, ReplaceCluster, spread
+from ncclt.cli.options import REPLACE_CLUSTER, ClusterName, Fields, Storing, spread
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
@@ -66,9 +66,7 @@ def calibrate(
             help="With --probe: path to a table that keeps the times; repeating resumes.",
         ),
     ] = None,
-    replace_added: ReplaceCluster = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    storing: Annotated[Storing, Fields(own=REPLACE_CLUSTER)],
 ) -> None:
     """Fit the simulator to measured times of a cluster.
 
@@ -99,9 +97,9 @@ def calibrate(
         if probe:
             place = replace(target, cluster=cluster.name, nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
             testbed, settings = _probes(cluster, found, place, store)
-            if dry_run:
+            if storing.dry_run:
                 labels = [setting.label for setting in settings]
-                print_json({"schema": 1, "launches": labels}) if as_json else print("\n".join(labels))
+                print_json({"schema": 1, "launches": labels}) if storing.as_json else print("\n".join(labels))
                 say(f"ncclt: {testbed.reason}: nothing was launched or stored")
                 return
             found.append(_probed(testbed, settings, times))
@@ -113,15 +111,15 @@ def calibrate(
     calibration = fit(cluster, seen, sources=[text for part in found for text in part.sources])
     whole = described.sized(gpus_per_node=target.gpus_per_node)
     result = replace(whole, name=new, calibration=calibration)
-    if not dry_run:
+    if not storing.dry_run:
         with open_store(storage) as store:
-            store.clusters.add(result, replace=replace_added)
+            store.clusters.add(result, replace=storing.replace)
             said = f"ncclt: added {result.name} to {store.shown}"
-    if as_json or dry_run:
+    if storing.as_json or storing.dry_run:
         print_json({"schema": 1, **result.to_document()})
     else:
         print_calibration(calibration)
-    if not dry_run:
+    if not storing.dry_run:
         say(said)
 
 

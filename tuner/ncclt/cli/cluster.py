@@ -14,7 +14,7 @@ import typer
 
 from ncclt.cli.calibrate import calibrate, print_calibration
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, ClusterName, DryRun, Fields, ReplaceCluster, spread, storage_option
+from ncclt.cli.options import REPLACE_CLUSTER, AsJson, ClusterName, Fields, Storing, spread, storage_option
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.cli.simulate import simulate
 from ncclt.core.option import Option
@@ -99,10 +99,11 @@ def show(
 
 
 @app.command("add")
+@spread
 def add(
     file: Annotated[Path, typer.Argument(help="Path to a TOML file like that of `ncclt cluster show NAME --toml`.")],
-    replace: ReplaceCluster = False,
-    dry_run: DryRun = False,
+    *,
+    storing: Annotated[Storing, Fields("replace dry_run", REPLACE_CLUSTER)],
 ) -> None:
     """Add a cluster from a TOML file.
 
@@ -121,11 +122,11 @@ def add(
     added = parse_cluster_toml(text, str(file))
     require_plausible_links(added)
     check_name(added.name, "name", kind="cluster")
-    if dry_run:
+    if storing.dry_run:
         print_json({"schema": 1, **added.to_document()})
         return
     with open_store(storage_url()) as store:
-        store.clusters.add(added, replace=replace)
+        store.clusters.add(added, replace=storing.replace)
         say(f"ncclt: added {added.name} to {store.shown}")
 
 
@@ -166,9 +167,9 @@ def detect(
         Target,
         Fields("launcher nodes gpus_per_node hosts nccl_version nccl_tests", _OF_DETECTION),
     ],
-    replace: ReplaceCluster = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the TOML file without storing it.")] = False,
-    as_json: AsJson = False,
+    storing: Annotated[
+        Storing, Fields(own=REPLACE_CLUSTER | {"dry_run": Option("Print the TOML file without storing it.")})
+    ],
 ) -> None:
     """Detect a cluster from its nodes, and store it.
 
@@ -191,9 +192,9 @@ def detect(
     paths = [*(from_ or []), *(files or [])]
     nodes, missing = _facts(paths, target)
     found = detected(nodes, given, name=name)
-    if as_json:
+    if storing.as_json:
         print_json({**found.to_document(), "not_seen": list(missing)})
-    elif not dry_run:
+    elif not storing.dry_run:
         shown = [
             (s.field, format_gbps(s.value) if s.field in BANDWIDTHS else str(s.value), s.source)
             for s in found.found.values()
@@ -202,11 +203,11 @@ def detect(
     for line in (*missing, *found.notes):
         say(f"ncclt: note: {line}")
     cluster = found.cluster(_command(paths, target, found.name, given, storage))
-    if dry_run:
-        if not as_json:
+    if storing.dry_run:
+        if not storing.as_json:
             sys.stdout.write(found.toml(cluster))
         return
-    _store(cluster, nodes, storage, replace=replace)
+    _store(cluster, nodes, storage, replace=storing.replace)
 
 
 def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[str, ...]]:

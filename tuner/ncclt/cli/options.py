@@ -30,12 +30,6 @@ StudyKey = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the result without storing it.")]
-
-ReplaceCluster = Annotated[bool, typer.Option("--replace", help="Replace an added cluster of this name.")]
-
-ReplaceWorkload = Annotated[bool, typer.Option("--replace", help="Replace an imported workload of this name.")]
-
 StepsPerDay = Annotated[
     int | None,
     typer.Option(
@@ -50,6 +44,19 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress an
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print the per-message table, search details and notes too.")
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storing:
+    """Options of a command that stores its result."""
+
+    replace: Annotated[bool, Option("Replace an imported workload of this name.")] = False
+    dry_run: Annotated[bool, Option("Print the result without storing it.")] = False
+    as_json: Annotated[bool, Option("Print one JSON document.", flag="--json")] = False
+
+
+REPLACE_CLUSTER = {"replace": Option("Replace an added cluster of this name.")}
+"""Help of `Storing` where the result is a cluster."""
 
 
 def storage_option(storage: str | None, shown: str) -> str:

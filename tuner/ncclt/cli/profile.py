@@ -12,7 +12,7 @@ import typer
 
 from ncclt.cli.completion import complete_from, model_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, DryRun, Fields, ReplaceWorkload, spread
+from ncclt.cli.options import AsJson, Fields, Storing, spread
 from ncclt.cli.output import note, print_json, print_table, report, say
 from ncclt.core.duration import format_duration
 from ncclt.core.message import format_bytes
@@ -97,6 +97,7 @@ def show(
 
 
 @app.command("import")
+@spread
 def import_files(
     files: Annotated[
         list[Path],
@@ -110,9 +111,8 @@ def import_files(
         int | None,
         typer.Option(help="Training steps in files that mark none."),
     ] = None,
-    replace: ReplaceWorkload = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    *,
+    storing: Storing,
 ) -> None:
     """Import traces of a training job as a workload.
 
@@ -125,22 +125,22 @@ def import_files(
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
-    _keep(workload, storage_url(), replace=replace, dry_run=dry_run, as_json=as_json)
+    _keep(workload, storage_url(), storing)
 
 
-def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bool, as_json: bool) -> None:
+def _keep(workload: Workload, storage: str | None, storing: Storing) -> None:
     """Store a new workload and print it."""
     from ncclt.store import open_store
 
-    if not dry_run:
+    if not storing.dry_run:
         with open_store(storage) as store:
-            store.workloads.add(workload, replace=replace)
+            store.workloads.add(workload, replace=storing.replace)
             say(f"ncclt: stored {workload.name} in {store.shown}")
-    if as_json:
+    if storing.as_json:
         print_json(workload.to_document())
     else:
         print_profile(workload, limit=40)
-        if not dry_run:
+        if not storing.dry_run:
             name = shlex.quote(workload.name)
             if workload.step_time_us and workload.exposed_us is not None:
                 print(f"next: `ncclt advise --model {name}` predicts changes that shorten the step")
@@ -148,6 +148,7 @@ def _keep(workload: Workload, storage: str | None, *, replace: bool, dry_run: bo
 
 
 @app.command("merge")
+@spread
 def merge(
     parts: Annotated[
         list[str],
@@ -158,9 +159,8 @@ def merge(
         str | None,
         typer.Option(help="Comma-separated steps of each part per merged step; default: 1 each."),
     ] = None,
-    replace: ReplaceWorkload = False,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
+    *,
+    storing: Storing,
 ) -> None:
     """Merge workloads, to find one policy for all of them."""
     storage = storage_url()
@@ -181,10 +181,10 @@ def merge(
             f"--weights gives {len(numbers)} number{'s' * (len(numbers) != 1)} for {len(parts)} workloads",
             hint="give one for each",
         )
-    with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
+    with open_to_read(storage, would_be_made=True) if storing.dry_run else open_store(storage) as store:
         found = [(store.workloads.get(part), weight) for part, weight in zip(parts, numbers, strict=True)]
     workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())
-    _keep(workload, storage, replace=replace, dry_run=dry_run, as_json=as_json)
+    _keep(workload, storage, storing)
 
 
 DOMINANT_SHARE = 0.95
@@ -353,6 +353,7 @@ def _print_classes(workload: Workload) -> None:
 
 
 @app.command("model")
+@spread
 def model(
     name: Annotated[
         str,
@@ -375,8 +376,8 @@ def model(
     group_size: Annotated[int, typer.Option(help="Ranks per group; 0 = all ranks of the job.")] = 0,
     config: Annotated[Path | None, typer.Option(help="Path to config.json of a transformers model.")] = None,
     store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Store the workload as NAME.")] = None,
-    replace: ReplaceWorkload = False,
-    as_json: AsJson = False,
+    *,
+    storing: Annotated[Storing, Fields("replace as_json")],
 ) -> None:
     """Compute the messages of a training step from a model's code.
 
@@ -405,10 +406,10 @@ def model(
         from ncclt.store import open_store
 
         with open_store(storage_url()) as opened:
-            opened.workloads.add(workload, replace=replace)
+            opened.workloads.add(workload, replace=storing.replace)
             where = opened.shown
 
-    if as_json:
+    if storing.as_json:
         print_json(profile_document(workload))
     else:
         print_profile(workload, limit=40)
@@ -437,7 +438,7 @@ def record(
         Path, typer.Option("--dir", help="Path to a folder that all ranks share, for temporary files.")
     ] = Path(),
     keep: Annotated[Path | None, typer.Option(help="Path to a folder to keep raw traces and logs in.")] = None,
-    replace: ReplaceWorkload = False,
+    storing: Annotated[Storing, Fields("replace")],
 ) -> None:
     """Run a training and record its messages as a workload.
 
@@ -450,7 +451,7 @@ def record(
     from ncclt.profile.record.session import make_folder, run_recording
 
     check_name(name, "--name")
-    _check_free(name, storage=storage, replace=replace)
+    _check_free(name, storage=storage, replace=storing.replace)
     folder = make_folder(directory, keep=keep)
     is_safe = True
     try:
@@ -467,7 +468,7 @@ def record(
         recording = run_recording(plan, folder, name=name)
         is_safe = keep is not None  # the training was not in vain, whatever fails from here on
         try:
-            _store(recording, method=scope.method, storage=storage, replace=replace)
+            _store(recording, method=scope.method, storage=storage, replace=storing.replace)
             is_safe = True
         except NccltError as error:
             report(error)  # the exit code of the training still passes through
