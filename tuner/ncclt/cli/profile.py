@@ -448,7 +448,7 @@ def record(
     from ncclt.core.name import check_name
     from ncclt.launch.mpi import is_open_mpi
     from ncclt.nccl.tuner_plugin import find
-    from ncclt.profile.record.session import make_folder, run_recording
+    from ncclt.profile.record.session import clear_folder, make_folder, run_recording
 
     check_name(name, "--name")
     _check_free(name, storage=storage, replace=storing.replace)
@@ -475,17 +475,11 @@ def record(
             say(f"ncclt: nothing was stored; raw files are in {keep or folder}: read them with `ncclt profile import`")
     finally:
         if is_safe:
-            _clear(folder, keep)
+            try:
+                clear_folder(folder, keep=keep)
+            except OSError as error:
+                say(f"ncclt: cannot move all raw files to {keep}: {reason(error)}; the rest is in {folder}")
     raise typer.Exit(recording.exit_code)
-
-
-def _clear(folder: Path, keep: Path | None) -> None:
-    from ncclt.profile.record.session import clear_folder
-
-    try:
-        clear_folder(folder, keep=keep)
-    except OSError as error:
-        say(f"ncclt: cannot move all raw files to {keep}: {reason(error)}; the rest is in {folder}")
 
 
 def _check_free(name: str, *, storage: str | None, replace: bool) -> None:

@@ -442,11 +442,6 @@ def _in_each_job(value: _Value, noun: str) -> Check:
     return check
 
 
-def _driver(process: Process) -> tuple[str, Evidence] | None:
-    text = f"CUDA driver {process.driver}"
-    return (process.driver, Evidence(source=process.name, text=text)) if process.driver else None
-
-
 def _adapters(process: Process) -> tuple[str, Evidence] | None:
     names = ", ".join(process.adapters)
     number = f"{len(process.adapters)} adapters"
@@ -518,7 +513,10 @@ RANK_RULES = (
         why="Features such as cuMem, NVLS and DMA-BUF depend on the driver: NCCL uses what all ranks have, or fails.",
         fix="bring all nodes to one driver",
         source="NCCL user guide, NCCL_CUMEM_ENABLE, NCCL_DMABUF_ENABLE",
-        check=_in_each_job(_driver, "CUDA drivers"),
+        check=_in_each_job(
+            lambda p: (p.driver, Evidence(source=p.name, text=f"CUDA driver {p.driver}")) if p.driver else None,
+            "CUDA drivers",
+        ),
     ),
 )
 """About ranks that differ."""
