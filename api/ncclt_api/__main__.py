@@ -16,18 +16,22 @@ from ncclt.errors import NccltError
 from ncclt.store import open_to_read
 
 
-def serve(*, proxies: Sequence[str], roles: Sequence[str], **options: Any) -> None:
+def serve(
+    *, host: str, port: int, insecure: bool, proxies: Sequence[str], roles: Sequence[str], **options: Any
+) -> None:
     """Serve the store.
 
     Args:
+        host, port, insecure: as for `ncclt_api.app.serve`.
         proxies, roles: as for `proxy_plan`.
-        options: as for `ncclt_api.app.serve`.
+        options: of `ServiceOptions`.
     """
     from ncclt_api import app
     from ncclt_api.proxy_users import proxy_plan
 
     secret = os.environ.get("NCCLT_SESSION_SECRET", "")
-    app.serve(os.environ.get("NCCLT_STORAGE"), session_secret=secret, users=proxy_plan(proxies, roles), **options)
+    service = app.ServiceOptions(session_secret=secret, users=proxy_plan(proxies, roles), **options)
+    app.serve(os.environ.get("NCCLT_STORAGE"), host, port, service, insecure=insecure)
 
 
 def write_report(*, study: str) -> None:

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import unquote, unquote_plus
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ncclt.core.rollout import MOST_JOB_NAME
+from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation
+from ncclt.core.rollout import MOST_JOB_NAME, RollOut
+from ncclt.deliver.render.formats import TABLE_FORMATS
+from ncclt.deliver.variant import ServedRevision, choose_variant
 from ncclt.errors import NccltError, StoreError
 from ncclt.store.store import Store
 from ncclt_api.access import may_see
 from ncclt_api.telemetry import note
+from ncclt_api.tickets import Tickets
 
 FRESH_S = 0.5
 """Longest time that a change by another process may stay unnoticed."""
@@ -52,6 +57,9 @@ _Headers = list[tuple[bytes, bytes]]
 _Key = tuple[bytes, bytes, str]
 """Path, query without the job, and `Accept`."""
 
+CACHE_CONTROL = "max-age=60, stale-if-error=604800"
+"""Fresh for a minute; usable for a week while the service is down: an outage of the tuner must not stop training."""
+
 MADE = "ncclt.answers"
 """Key of a request's scope: a list that the route puts the answers of the shape into."""
 
@@ -71,18 +79,70 @@ class KeptReply:
     own: Callable[[str], Mapping[str, str]] | None = None
 
 
-class ShapeAnswers(Protocol):
-    """The answers to the jobs of one shape, made from what the store held; another job costs no query.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeAnswers:
+    """The answers to the jobs of one shape in one format, made from what the store held; another job costs no query.
+
+    What a roll-out gives a job is a function of its name.
 
     Attributes:
         pair: cluster and workload; a change of it makes the answers out of date.
+        chosen: what fits the jobs.
+        rollouts: the running ones of the pair, each with its revision.
+        delivery: as the rules of the cluster say.
+        write: renders a recommendation, given what the answer says of it.
+        format, media_type: what it writes.
+        tickets: which are issued to jobs.
     """
 
     pair: tuple[str, str]
+    chosen: Recommendation
+    rollouts: tuple[tuple[RollOut, Recommendation], ...]
+    delivery: bool
+    write: Callable[..., str]
+    format: str
+    media_type: str
+    tickets: Tickets
+    _replies: dict[tuple[str, ...], KeptReply] = field(default_factory=dict)
 
     def reply(self, job: str) -> KeptReply:
-        """Return the reply to a job; raise what the route would raise."""
-        ...
+        """Return the reply to a job.
+
+        Raises:
+            NccltError: nothing can be given in this format.
+        """
+        if not self.rollouts and self._replies:  # the same for every job
+            return next(iter(self._replies.values()))
+        answer = self.give(job)
+        key = (answer.recommendation.id, answer.variant, answer.reason, answer.rollout)
+        if key not in self._replies:
+            self._replies[key] = self._reply(answer)
+        return self._replies[key]
+
+    def give(self, job: str) -> ServedRevision:
+        """Return the revision for a job, not yet rendered."""
+        return choose_variant(self.chosen, self.rollouts, job, delivery=self.delivery)
+
+    def _reply(self, answer: ServedRevision) -> KeptReply:
+        chosen = answer.recommendation
+        body = self.write(chosen, said=answer.to_document())
+        etag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
+        form = chosen.table if self.format in TABLE_FORMATS else chosen.variables
+        headers = {
+            "Content-Type": self.media_type + ("; charset=utf-8" if self.media_type.startswith("text/") else ""),
+            "ETag": etag,
+            "Vary": "Accept",
+            # What one job gets in a roll-out is for no other one, and never for an outage.
+            "Cache-Control": "no-store" if answer.rollout else CACHE_CONTROL,
+            "X-Ncclt-Variant": answer.variant.value,
+            "X-Ncclt-Reason": answer.reason.value,
+            "X-Ncclt-Recommendation": chosen.id,
+            **{f"X-Ncclt-{o.title()}": "true" if chosen.origin is o else "false" for o in reversed(ORIGIN_WORDS)},
+            "X-Ncclt-Decision": (form.verdict.decision if form else Decision.KEEP_DEFAULT).value,
+        }
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        own = partial(self.tickets.issue, answer) if self.format == "json" else None
+        return KeptReply(headers=raw, etag=etag, body=body.encode(), own=own)
 
 
 def finish_answer(kept: KeptReply, job: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from ncclt_api.pages.study import StudyPages
 from ncclt_api.problems import add_problem_handlers
 from ncclt_api.proxy_users import PeerMiddleware, ProxyPlan, ProxyUsers
 from ncclt_api.routes import (
-    attestations,
     catalogue,
     client_file,
     env,
@@ -37,8 +37,8 @@ from ncclt_api.routes import (
     pages,
     recommendation_pages,
     recommendations,
+    reports,
     revisions,
-    rollouts,
     sign_in_pages,
     studies,
     uploads,
@@ -68,31 +68,42 @@ class _Service(FastAPI):
         return document
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """Options of a service.
+
+    Attributes:
+        optuna_dashboard_url: address of the optuna-dashboard that study pages link to; empty = no link.
+        public_url: address of the service for the commands that pages show; empty = they name none.
+        hosts: names that are answered to while the store has no keys; None = any.
+        session_secret: as for `Sessions`.
+        users: the proxies that sign users in, whose requests come through `PeerMiddleware`; None = none.
+    """
+
+    optuna_dashboard_url: str = ""
+    public_url: str = ""
+    hosts: Collection[str] | None = None
+    session_secret: str = ""
+    users: ProxyPlan | None = None
+
+
 def create_app(
     storage: str | Store,
+    options: ServiceOptions = ServiceOptions(),
     *,
-    optuna_dashboard_url: str = "",
     fresh_s: float = FRESH_S,
     large: str | None = None,
-    hosts: Collection[str] | None = None,
     log: Any = None,
-    public_url: str = "",
-    session_secret: str = "",
-    users: ProxyPlan | None = None,
     is_checked: bool = False,
 ) -> FastAPI:
     """Return the application.
 
     Args:
         storage: a store's URL, opened and closed with the application, or a store that the caller closes.
-        optuna_dashboard_url: address of the optuna-dashboard that study pages link to; empty = no link.
-        fresh_s: how long an answer to a job may miss a change that another process made; 0 = look at every request.
+        options: of the service.
+        fresh_s: longest time that an answer to a job may miss a change by another process; 0 = look at every request.
         large: URL of the store, for a process of its own that makes large answers; None = they are made here.
-        hosts: names that are answered to while the store has no keys; None = any.
         log: structlog's logger for requests; None = they are not logged.
-        public_url: address of the service for the commands that pages show; empty = they name none.
-        session_secret: as for `Sessions`.
-        users: which proxies sign users in, whose requests come through `PeerMiddleware`; None = none.
         is_checked: another process has looked for the keys of requests.
 
     Raises:
@@ -100,12 +111,9 @@ def create_app(
         StoreError: at start, as for `open_service_store`.
         TypeError: a route declares no role.
     """
-    sessions = Sessions(session_secret)
-    large_answers = (
-        LargeAnswers(_app_of_large_answers, large, optuna_dashboard_url=optuna_dashboard_url, secret=sessions.secret)
-        if large
-        else None
-    )
+    sessions = Sessions(options.session_secret)
+    shared = ServiceOptions(optuna_dashboard_url=options.optuna_dashboard_url, session_secret=sessions.secret)
+    large_answers = LargeAnswers(_app_of_large_answers, large, shared) if large else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -132,13 +140,13 @@ def create_app(
         redoc_url=None,
         openapi_url=None,  # a route of ours, which needs a key
     )
-    app.state.public_url, app.state.sessions = public_url, sessions
-    app.state.has_users = users is not None
+    app.state.public_url, app.state.sessions = options.public_url, sessions
+    app.state.has_users = options.users is not None
     app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
     app.state.tickets = Tickets(lambda: app.state.store)
     app.state.study_pages = StudyPages(lambda: app.state.store)
     app.state.answers = Answers(lambda: app.state.store, fresh_s=fresh_s)
-    app.state.optuna_dashboard_url = optuna_dashboard_url
+    app.state.optuna_dashboard_url = options.optuna_dashboard_url
     app.state.large_answers, app.state.jobs = large_answers, None
     public: set[tuple[str, str]] = set()
     for router in (
@@ -149,10 +157,10 @@ def create_app(
         catalogue.workloads,
         studies.router,
         recommendations.router,
-        attestations.router,
+        reports.attestations,
         revisions.router,
         revisions.rules,
-        rollouts.router,
+        reports.step_times,
         jobs.router,
         uploads.router,
         overview_pages.router,
@@ -177,9 +185,9 @@ def create_app(
             AccessMiddleware,
             keys=KnownKeys(lambda: app.state.store, fresh_s=fresh_s),
             sessions=sessions,
-            hosts=hosts,
+            hosts=options.hosts,
             public=public,
-            users=ProxyUsers(users, log=log) if users else None,
+            users=ProxyUsers(options.users, log=log) if options.users else None,
         )
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
@@ -189,10 +197,10 @@ def create_app(
     return app
 
 
-def _app_of_large_answers(storage: str, optuna_dashboard_url: str, secret: str) -> FastAPI:
+def _app_of_large_answers(storage: str, options: ServiceOptions) -> FastAPI:
     """Return the application of another process, in which no lifespan runs."""
     store = open_service_store(storage)
-    app = create_app(store, optuna_dashboard_url=optuna_dashboard_url, session_secret=secret, is_checked=True)
+    app = create_app(store, options, is_checked=True)
     app.state.store = store
     return app
 
@@ -201,14 +209,9 @@ def serve(
     storage: str | None,
     host: str = "127.0.0.1",
     port: int = 8080,
+    options: ServiceOptions = ServiceOptions(),
     *,
-    optuna_dashboard_url: str = "",
-    log_level: str = "info",
     insecure: bool = False,
-    allow_hosts: Collection[str] = (),
-    public_url: str = "",
-    session_secret: str = "",
-    users: ProxyPlan | None = None,
 ) -> None:
     """Serve recommendations, studies and pages; returns after SIGINT or SIGTERM.
 
@@ -218,32 +221,21 @@ def serve(
         storage: the store's URL; None = the user's own.
         host: address to listen on; anything but loopback needs a key in the store.
         port: TCP port.
-        log_level: uvicorn's word: critical, error, warning, info, debug.
+        options: of the service; `host` and the names of loopback are added to their hosts.
         insecure: listen there even without a key.
-        allow_hosts: names that are answered to while there is no key, beside loopback's.
-        optuna_dashboard_url, public_url, session_secret, users: as for `create_app`.
 
     Raises:
         StoreError: as for `open_service_store`.
         UsageError: the URL is invalid, or the whole network could read the studies.
     """
     with open_service_store(storage) as store:
-        if host not in LOOPBACK and not insecure and not users and not store.keys.find():
+        if host not in LOOPBACK and not insecure and not options.users and not store.keys.find():
             raise UsageError(
                 f"without keys the whole network of {host} could read the studies",
                 hint="`ncclt admin keys create` or --first-key FILE makes the first; --insecure-no-auth listens anyway",
             )
-        hosts = {*LOOPBACK, "[::1]", host, *allow_hosts}
-        app = create_app(
-            store,
-            large=store.url,
-            hosts=hosts,
-            log=start_log(log_level),
-            optuna_dashboard_url=optuna_dashboard_url,
-            public_url=public_url,
-            session_secret=session_secret,
-            users=users,
-        )
+        options = replace(options, hosts={*LOOPBACK, "[::1]", host, *(options.hosts or ())})
+        app = create_app(store, options, large=store.url, log=start_log())
         # Requests are logged by TelemetryMiddleware.
         uvicorn.run(
             PeerMiddleware(app),

@@ -49,16 +49,14 @@ _Answer = list[Message]
 class LargeAnswers:
     """A process with the same application, started by the first request for a large answer."""
 
-    def __init__(
-        self, make: Callable[[str, str, str], ASGIApp], storage: str, *, optuna_dashboard_url: str, secret: str
-    ) -> None:
+    def __init__(self, make: Callable[..., ASGIApp], *arguments: Any) -> None:
         """Prepare the process.
 
         Args:
             make: a function of a module, which makes the application there. Requests come with the key that was found.
-            storage, optuna_dashboard_url, secret: its arguments; the secret signs the forms of pages.
+            arguments: its own.
         """
-        self._started = (make, storage, optuna_dashboard_url, secret)
+        self._started = (make, *arguments)
         self._pool: ProcessPoolExecutor | None = None
         self.waiting = 0
 
@@ -111,9 +109,9 @@ class LargeAnswersMiddleware:
 _here: dict[str, Any] = {}
 
 
-def _begin(make: Callable[[str, str, str], ASGIApp], storage: str, optuna_dashboard_url: str, secret: str) -> None:
+def _begin(make: Callable[..., ASGIApp], *arguments: Any) -> None:
     """Make the application, once in this process."""
-    _here.update(app=make(storage, optuna_dashboard_url, secret), runner=asyncio.Runner())
+    _here.update(app=make(*arguments), runner=asyncio.Runner())
 
 
 def _answer(scope: dict[str, Any]) -> _Answer:

@@ -18,7 +18,7 @@ from ncclt.core.message import Collective
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.study import Arm, Phase, Study, StudyEntry, StudyState, Trial, gpu_seconds
 from ncclt.core.ticket import TICKET_PATTERN
-from ncclt.core.trial import Measurement, Outcome
+from ncclt.core.trial import Outcome
 from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState, TuningJob
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
@@ -735,22 +735,18 @@ def study_summary_document(summary: StudyEntry) -> StudySummaryDocument:
 
 def study_detail(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> StudyDetail:
     """Return a study with its workload and its recommendations, newest first."""
+    trials = store.trials.find(study.id)
+    summary = summarize_study(study, trials, recommendations[0]).to_document() if recommendations else {}
+    summary.pop("use", None)  # its command depends on how this service is reached; the page shows it
     return StudyDetail.model_validate(
         _study_fields(study)
         | {
             "workload": WorkloadDocument.model_validate(_workload_fields(study.workload)),
-            **_cost(store, study, recommendations),
+            "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
+            **summary,
             "recommendations": [proven_recommendation(store, r) for r in recommendations],
         }
     )
-
-
-def _cost(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> dict[str, Any]:
-    trials = store.trials.find(study.id)
-    newest = next(iter(recommendations), None)
-    told = summarize_study(study, trials, newest).to_document() if newest else {}
-    told.pop("use", None)  # its command depends on how this service is reached; the page shows it
-    return {"gpu_hours": gpu_seconds(trials, study.cluster) / 3600, **told}
 
 
 def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
@@ -778,18 +774,17 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
         warm=trial.result.persistent,
         by_plugin=trial.result.by_plugin,
         started=trial.started,
-        measurements=[_measurement_document(m) for m in trial.result.measurements],
-    )
-
-
-def _measurement_document(measurement: Measurement) -> MeasurementDocument:
-    return MeasurementDocument(
-        **measurement.message.to_document(),
-        samples_us=list(measurement.samples_us),
-        time_us=measurement.time_us,
-        busbw_gbps=measurement.busbw_gbps,
-        wrong=measurement.wrong,
-        interpolated=measurement.interpolated,
+        measurements=[
+            MeasurementDocument(
+                **one.message.to_document(),
+                samples_us=list(one.samples_us),
+                time_us=one.time_us,
+                busbw_gbps=one.busbw_gbps,
+                wrong=one.wrong,
+                interpolated=one.interpolated,
+            )
+            for one in trial.result.measurements
+        ],
     )
 
 

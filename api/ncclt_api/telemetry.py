@@ -69,8 +69,7 @@ class Figures:
             ("decision", "origin", "kept"),
             registry=self.registry,
         )
-        self.registry.register(_Rows(store))
-        self.registry.register(_Jobs(queue))
+        self.registry.register(_Stored(store, queue))
 
         # Looking up a child by its labels costs more than counting.
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
@@ -118,26 +117,24 @@ class _OfClusters(CollectorRegistry):
                 yield family
 
 
-class _Rows(Collector):
-    """Counts of what is stored, read at most every `_COUNTED_AGAIN_S`."""
+class _Stored(Collector):
+    """Gauges of the rows and the tuning jobs that are stored, both read at most every `_COUNTED_AGAIN_S`."""
 
-    def __init__(self, store: Callable[[], Store]) -> None:
-        self._store = store
+    def __init__(self, store: Callable[[], Store], queue: Callable[[], JobQueue]) -> None:
+        self._store, self._queue = store, queue
         self._counts: dict[str, dict[tuple[str, ...], int]] = {}
-        self._read_s = float("-inf")
-
-    def describe(self) -> list[Any]:
-        """Return nothing, so that registering reads nothing."""
-        return []
+        self._counted_s = float("-inf")
+        self._backlog: dict[tuple[str, JobState], list[float]] = {}
+        self._backlog_s = float("-inf")
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield a gauge per kind of row, the last known counts while the database is away."""
+        """Yield a gauge per kind of row, and those of the jobs that have not ended."""
         up = 1.0
-        if time.monotonic() - self._read_s >= _COUNTED_AGAIN_S:
+        if time.monotonic() - self._counted_s >= _COUNTED_AGAIN_S:
             try:
                 self._counts = self._store().counts()
-                self._read_s = time.monotonic()
-            except NccltError:  # said by ncclt_database_up
+                self._counted_s = time.monotonic()
+            except NccltError:  # said by ncclt_database_up; the last known counts stay
                 up = 0.0
         yield GaugeMetricFamily("ncclt_database_up", "1 = the last reading of the database succeeded.", up)
         for name, (about, labels) in _ROWS.items():
@@ -145,27 +142,15 @@ class _Rows(Collector):
             for values, count in self._counts.get(name, {}).items():
                 family.add_metric(values, count)
             yield family
+        yield from self._collect_jobs()
 
-
-class _Jobs(Collector):
-    """Tuning jobs that have not ended, read at most every `_COUNTED_AGAIN_S`."""
-
-    def __init__(self, queue: Callable[[], JobQueue]) -> None:
-        self._queue = queue
-        self._backlog: dict[tuple[str, JobState], list[float]] = {}
-        self._read_s = float("-inf")
-
-    def describe(self) -> list[Any]:
-        """Return nothing, so that registering reads nothing."""
-        return []
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield their number and how long the oldest has waited; whether the queue could be read at all."""
+    def _collect_jobs(self) -> Iterator[GaugeMetricFamily]:
+        """Yield their number and the longest wait in the queue; whether the queue could be read at all."""
         up = 1.0
-        if time.monotonic() - self._read_s >= _COUNTED_AGAIN_S:
+        if time.monotonic() - self._backlog_s >= _COUNTED_AGAIN_S:
             try:
                 self._backlog = self._queue().backlog()
-                self._read_s = time.monotonic()
+                self._backlog_s = time.monotonic()
             except NccltError:  # said by ncclt_queue_up
                 self._backlog, up = {}, 0.0
         yield GaugeMetricFamily("ncclt_queue_up", "1 = the last reading of the queue of tuning jobs succeeded.", up)
@@ -253,7 +238,7 @@ def _route(scope: Scope) -> str:
     return found or ("/assets" if path.startswith("/assets") else "none")
 
 
-def start_log(level: str) -> Any:
+def start_log() -> Any:
     """Log to stderr, one line of JSON per event, or readable text on a terminal; return the log of requests.
 
     The records of other libraries, uvicorn's among them, take the same form.
@@ -270,11 +255,11 @@ def start_log(level: str) -> Any:
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
-    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     # Not through the standard library's logging, which would take longer than the whole answer to a job.
     return structlog.wrap_logger(
         structlog.WriteLogger(sys.stderr),
         processors=[*_SHARED, last],
-        wrapper_class=structlog.make_filtering_bound_logger(level.upper()),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )

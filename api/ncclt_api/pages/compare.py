@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Recommendation
@@ -15,6 +16,8 @@ from ncclt_api.pages.wording import NONE, format_interval, format_range, format_
 
 FEWEST, MOST = 2, 6
 """Columns that can be compared."""
+
+_FORMS = {Form.TABLE: "tuner table", Form.VARIABLES: "plain variables", None: NONE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +100,9 @@ def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple
         of_study("Driver", lambda s: s.cluster.driver or NONE),
         of_study("Fingerprint", lambda s: s.cluster.fingerprint().digest()),
         of_study("Messages", lambda s: s.workload.digest()),
-        of_result("Delivered as", lambda r: _form(r.recommendation)),
+        of_result("Delivered as", lambda r: _FORMS[choose_form(r.recommendation).form]),
         of_result("Process-wide", lambda r: _parameters(r.recommendation)),
     )
-
-
-def _form(found: Recommendation) -> str:
-    form = choose_form(found).form
-    return {"table": "tuner table", "variables": "plain variables"}[form.value] if form else NONE
 
 
 def _parameters(found: Recommendation) -> str:

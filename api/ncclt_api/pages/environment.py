@@ -19,8 +19,7 @@ from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import describe_channels
 from ncclt_api.pages import wording
 from ncclt_api.pages.charts import interval_picture
-from ncclt_api.pages.cluster import heat
-from ncclt_api.pages.home import shade
+from ncclt_api.pages.overview import heat, shade
 from ncclt_api.pages.results import build_result
 from ncclt_api.pages.trials import describe_message, describe_use
 from ncclt_api.text import readable

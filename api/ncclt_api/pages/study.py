@@ -287,19 +287,19 @@ def build_blocks(evidence: LaunchEvidence, workload: Workload) -> tuple[Block, .
             sides = zip(*pairs[first : first + LAUNCHES_PER_BLOCK], strict=True)
             times_us = [[launch.time_us for launch in side if launch.time_us is not None] for side in sides]
             ratios[pairs[first][1].block // LAUNCHES_PER_BLOCK, arm] = block_speedups(*times_us)[0]
-    numbers = sorted({launch.block // LAUNCHES_PER_BLOCK for launch in evidence.launches})
-    return tuple(_block(evidence, number, ratios) for number in numbers)
-
-
-def _block(evidence: LaunchEvidence, number: int, ratios: Mapping[tuple[int, Arm], float]) -> Block:
-    mine = [launch for launch in evidence.launches if launch.block // LAUNCHES_PER_BLOCK == number]
-    arms = {launch.arm for launch in mine}
-    return Block(
-        number=number,
-        launches={arm: tuple(launch for launch in mine if launch.arm is arm) for arm in arms},
-        order=tuple(launch.arm for launch in mine),
-        ratios={arm: ratios[number, arm] for arm in arms if (number, arm) in ratios},
-    )
+    blocks = []
+    for number in sorted({launch.block // LAUNCHES_PER_BLOCK for launch in evidence.launches}):
+        mine = [launch for launch in evidence.launches if launch.block // LAUNCHES_PER_BLOCK == number]
+        arms = {launch.arm for launch in mine}
+        blocks.append(
+            Block(
+                number=number,
+                launches={arm: tuple(launch for launch in mine if launch.arm is arm) for arm in arms},
+                order=tuple(launch.arm for launch in mine),
+                ratios={arm: ratios[number, arm] for arm in arms if (number, arm) in ratios},
+            )
+        )
+    return tuple(blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.plural import count_noun
@@ -119,8 +119,8 @@ def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> t
     default, other = (setting_times(trials, setting, "", "quiet") for setting in (DEFAULT, best))
     return _rows(
         study,
-        {message: spread.median_us for message, spread in default.of.items()},
-        {message: spread.median_us for message, spread in other.of.items()},
+        {message: median(times_us) for message, times_us in default.of.items()},
+        {message: median(times_us) for message, times_us in other.of.items()},
         lambda message: best.applied_to(message.collective, version=version).label,
     )
 
@@ -150,27 +150,18 @@ def _rows(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Time of one call over all launches, µs."""
-
-    median_us: float
-    low_us: float
-    high_us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTimes:
     """Times of one setting or policy.
 
     Attributes:
         label: its name in a legend.
         tone: its colour.
-        of: time per call of each message that was measured.
+        of: times per call of each message that was measured, µs.
     """
 
     label: str
     tone: Tone
-    of: Mapping[Message, Spread]
+    of: Mapping[Message, Sequence[float]]
 
 
 def arm_times(evidence: LaunchEvidence, arm: Arm, label: str, tone: Tone) -> SizeTimes:
@@ -190,11 +181,7 @@ def _size_times(timed: Iterable[tuple[Message, float]], label: str, tone: Tone) 
     samples: dict[Message, list[float]] = {}
     for message, time_us in timed:
         samples.setdefault(message, []).append(time_us)
-    spreads = {
-        message: Spread(median_us=statistics.median(times), low_us=min(times), high_us=max(times))
-        for message, times in samples.items()
-    }
-    return SizeTimes(label=label, tone=tone, of=spreads)
+    return SizeTimes(label=label, tone=tone, of=samples)
 
 
 def search_chart(
@@ -343,9 +330,9 @@ def rank_groups(study: Study, times: SizeTimes) -> tuple[Group, ...]:
     weight: dict[Group, tuple[float, float]] = {}
     for calls in study.workload.messages:
         key = message_group(calls.message)
-        spread = times.of.get(calls.message)
+        times_us = times.of.get(calls.message)
         step, sent = weight.get(key, (0.0, 0.0))
-        step += calls.calls_per_step * (spread.median_us if spread else 0.0)
+        step += calls.calls_per_step * (median(times_us) if times_us else 0.0)
         weight[key] = (step, sent + calls.calls_per_step * calls.message.size_bytes)
     return tuple(sorted(weight, key=lambda key: weight[key], reverse=True))
 
@@ -403,7 +390,7 @@ def wins_chart(
                     _label(policy.setting_for(message)) if policy is not None else NONE,
                     label,
                     format_us(time_us),
-                    format_us(default.of[message].median_us),
+                    format_us(median(default.of[message])),
                 )
                 for message, (label, time_us) in fastest.items()
             ],
@@ -436,9 +423,9 @@ def _fastest(
     study: Study, message: Message, default: SizeTimes, candidates: Mapping[Setting, SizeTimes]
 ) -> tuple[str, float]:
     """Return label and time of the fastest setting, µs."""
-    version, own = study.cluster.version, default.of[message].median_us
+    version, own = study.cluster.version, median(default.of[message])
     found = [
-        (times.of[message].median_us, setting.applied_to(message.collective, version=version).label)
+        (median(times.of[message]), setting.applied_to(message.collective, version=version).label)
         for setting, times in candidates.items()
         if message in times.of and setting != DEFAULT
     ]
@@ -490,7 +477,7 @@ def _fastest_spans(
         label, time_us = fastest[message]
         note = (
             f"{format_bytes(message.size_bytes)}: {label}, {format_us(time_us)} µs; "
-            f"NCCL default {format_us(default.of[message].median_us)} µs"
+            f"NCCL default {format_us(median(default.of[message]))} µs"
         )
         if spans and spans[-1].label == label:
             spans[-1] = replace(spans[-1], end=end, note=f"{spans[-1].note.partition(' | ')[0]} | {note}")
@@ -523,37 +510,38 @@ def _draw_curves(
     def lines(as_bandwidth: bool) -> list[Line]:
         drawn = []
         for times in shown:
-            spreads = [times.of.get(message) for message in messages]
+            found = [times.of.get(message) for message in messages]
 
-            def value(kind: str, spreads: Sequence[Spread | None] = spreads) -> list[float | None]:
-                picked = [getattr(spread, kind) if spread else None for spread in spreads]
+            def value(
+                pick: Callable[[Sequence[float]], float], found: Sequence[Sequence[float] | None] = found
+            ) -> list[float | None]:
+                picked = [pick(times_us) if times_us else None for times_us in found]
                 if not as_bandwidth:
                     return picked
                 return [one and message.busbw_gbps(one) for message, one in zip(messages, picked, strict=True)]
 
-            low, high = ("high_us", "low_us") if as_bandwidth else ("low_us", "high_us")
-            if any(spreads):
+            if any(found):
                 drawn.append(
                     Line(
                         label=times.label,
                         tone=times.tone,
                         mark="dashed" if times.tone == "best" else "line",
                         x=sizes,
-                        y=value("median_us"),
-                        low=value(low),
-                        high=value(high),
+                        y=value(median),
+                        low=value(max if as_bandwidth else min),
+                        high=value(min if as_bandwidth else max),
                     )
                 )
         return drawn
 
     def table(unit: str, as_bandwidth: bool) -> ChartTable:
         def cell(times: SizeTimes, message: Message) -> str:
-            spread = times.of.get(message)
-            if spread is None:
+            times_us = times.of.get(message)
+            if times_us is None:
                 return NONE
             if as_bandwidth:
-                return format_bandwidth(message.busbw_gbps(spread.median_us))
-            return f"{format_us(spread.median_us)} ({format_us(spread.low_us)}–{format_us(spread.high_us)})"
+                return format_bandwidth(message.busbw_gbps(median(times_us)))
+            return f"{format_us(median(times_us))} ({format_us(min(times_us))}–{format_us(max(times_us))})"
 
         return ChartTable(
             columns=("Size", *(f"{times.label}, {unit}" for times in shown)),

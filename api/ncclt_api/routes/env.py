@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -16,31 +14,22 @@ from pydantic import Field, field_validator
 from starlette.responses import Response
 
 from ncclt.core.api_key import Role
-from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Request
-from ncclt.core.rollout import MOST_JOB_NAME, RollOut
+from ncclt.core.recommendation import Request
+from ncclt.core.rollout import MOST_JOB_NAME
 from ncclt.core.ticket import is_job_name
-from ncclt.deliver.render.formats import FORMATS, SHELLS, TABLE_FORMATS, render
-from ncclt.deliver.variant import ServedRevision, build_job_start, choose_variant, select_fitting
+from ncclt.core.trial import TimesOrigin
+from ncclt.deliver.render.formats import FORMATS, SHELLS, render
+from ncclt.deliver.variant import build_job_start, select_fitting
 from ncclt.errors import NoRecommendationError, NotFoundError, UsageError
 from ncclt_api.access import needs
-from ncclt_api.answers import MADE, KeptReply, finish_answer
+from ncclt_api.answers import MADE, ShapeAnswers, finish_answer
 from ncclt_api.dependencies import CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
 from ncclt_api.tickets import Tickets
 
-CACHE_CONTROL = "max-age=60, stale-if-error=604800"
-"""Fresh for a minute; usable for a week while the service is down: an outage of the tuner must not stop training."""
-
-
 _MEDIA_TYPES = {"text/x-shellscript": "export", "application/json": "json", "text/csv": "tuner-csv"}
 """Media types of `Accept`, which stand in for `format`."""
-
-
-def etag_of(body: str) -> str:
-    """Return the strong entity tag of a body, quoted (RFC 9110, section 8.8.3)."""
-    return f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
-
 
 _ASKED = ("model", "nodes", "gpus_per_node", "nccl_version", "driver", "topology", "recorded", "simulated")
 """Fields of a query that all nodes of a job must send with the same values."""
@@ -84,7 +73,11 @@ class EnvQuery(JobQuery):
             super().request(cluster=cluster, model=model),
             driver=self.driver,
             topology_hash=self.topology,
-            allowed=frozenset(origin for origin in ORIGIN_WORDS if getattr(self, origin)),
+            allowed=frozenset(
+                origin
+                for origin, allow in ((TimesOrigin.RECORDED, self.recorded), (TimesOrigin.SIMULATED, self.simulated))
+                if allow
+            ),
         )
 
 
@@ -133,11 +126,11 @@ def get_environment(
 
 def _read_answers(
     store: CurrentStore, tickets: Tickets, *, cluster: str, query: EnvQuery, format: str, media_type: str
-) -> EnvAnswers:
+) -> ShapeAnswers:
     published = store.recommendations.newest(cluster=cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=cluster, model=query.model)
-    return EnvAnswers(
+    return ShapeAnswers(
         pair=(cluster, query.model),
         chosen=select_fitting(published, query.request(cluster=cluster, model=query.model)),
         rollouts=store.recommendations.rolled_out(cluster=cluster, model=query.model),
@@ -169,7 +162,8 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
         document |= {"job": job, **tickets.sign(answer, job, issued_s=issued_s)}
     except NotFoundError as error:
         refusal, document = error, {"nothing": error.message}
-    question = ", ".join(f"{name} {value}" for name in _ASKED if (value := getattr(query, name)) is not None)
+    asked = query.model_dump()
+    question = ", ".join(f"{name} {asked[name]}" for name in _ASKED if asked[name] is not None)
     mine = json.dumps(document, indent=2) + "\n"
     first_question, kept = store.revisions.keep_job_decision(cluster, job, question=question, document=mine)
     if first_question != question:
@@ -188,67 +182,3 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
             )
         )
     return Response(kept, media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvAnswers:
-    """The answers to the jobs of one shape in one format: what a roll-out gives a job is a function of its name.
-
-    Attributes:
-        pair: cluster and workload.
-        chosen: what fits the jobs.
-        rollouts: the running ones of the pair, each with its revision.
-        delivery: as the rules of the cluster say.
-        write: renders a recommendation, given what the answer says of it.
-        format, media_type: what it writes.
-        tickets: which are issued to jobs.
-    """
-
-    pair: tuple[str, str]
-    chosen: Recommendation
-    rollouts: tuple[tuple[RollOut, Recommendation], ...]
-    delivery: bool
-    write: Callable[..., str]
-    format: str
-    media_type: str
-    tickets: Tickets
-    _replies: dict[tuple[str, ...], KeptReply] = field(default_factory=dict)
-
-    def reply(self, job: str) -> KeptReply:
-        """Return the reply to a job.
-
-        Raises:
-            NccltError: nothing can be given in this format.
-        """
-        if not self.rollouts and self._replies:  # the same for every job
-            return next(iter(self._replies.values()))
-        answer = self.give(job)
-        key = (answer.recommendation.id, answer.variant, answer.reason, answer.rollout)
-        if key not in self._replies:
-            self._replies[key] = self._reply(answer)
-        return self._replies[key]
-
-    def give(self, job: str) -> ServedRevision:
-        """Return the revision for a job, not yet rendered."""
-        return choose_variant(self.chosen, self.rollouts, job, delivery=self.delivery)
-
-    def _reply(self, answer: ServedRevision) -> KeptReply:
-        chosen = answer.recommendation
-        body = self.write(chosen, said=answer.to_document())
-        etag = etag_of(body)
-        form = chosen.table if self.format in TABLE_FORMATS else chosen.variables
-        headers = {
-            "Content-Type": self.media_type + ("; charset=utf-8" if self.media_type.startswith("text/") else ""),
-            "ETag": etag,
-            "Vary": "Accept",
-            # What one job gets in a roll-out is for no other one, and never for an outage.
-            "Cache-Control": "no-store" if answer.rollout else CACHE_CONTROL,
-            "X-Ncclt-Variant": answer.variant.value,
-            "X-Ncclt-Reason": answer.reason.value,
-            "X-Ncclt-Recommendation": chosen.id,
-            **{f"X-Ncclt-{o.title()}": "true" if chosen.origin is o else "false" for o in reversed(ORIGIN_WORDS)},
-            "X-Ncclt-Decision": (form.verdict.decision if form else Decision.KEEP_DEFAULT).value,
-        }
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-        own = partial(self.tickets.issue, answer) if self.format == "json" else None
-        return KeptReply(headers=raw, etag=etag, body=body.encode(), own=own)

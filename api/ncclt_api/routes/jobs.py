@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 
 from ncclt.core.api_key import ApiKey, Role
 from ncclt.core.name import check_name
-from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, StaleJob, TuningJob
+from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, TuningJob
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
@@ -53,23 +53,19 @@ def open_queue(state: State) -> JobQueue:
     """
     with _opening:
         if state.jobs is None:
-            state.jobs = _opened(state.store)
+            try:
+                from ncclt.store.job_queue import JobQueue, prepare
+            except ModuleNotFoundError as error:
+                raise StoreError(
+                    f"this service has no queue of tuning jobs: {error.name} is not installed",
+                    hint="pip install 'ncclt[jobs]'",
+                ) from error
+            if state.store.path is not None:
+                # Only `ncclt admin store migrate`, `worker` and `jobs` migrate a shared database.
+                prepare(state.store.url)
+            state.jobs = JobQueue(state.store.url)
     queue: JobQueue = state.jobs
     return queue
-
-
-def _opened(store: Store) -> JobQueue:
-    try:
-        from ncclt.store.job_queue import JobQueue, prepare
-    except ModuleNotFoundError as error:
-        raise StoreError(
-            f"this service has no queue of tuning jobs: {error.name} is not installed",
-            hint="pip install 'ncclt[jobs]'",
-        ) from error
-    if store.path is not None:
-        # Only `ncclt admin store migrate`, `worker` and `jobs` migrate a shared database.
-        prepare(store.url)
-    return JobQueue(store.url)
 
 
 CurrentQueue = Annotated["JobQueue", Depends(current_queue)]
@@ -161,13 +157,14 @@ def submit_stale_jobs(body: NewStaleJobs, store: CurrentStore, queue: CurrentQue
     key = key_of(request)
     limits = TuningJob(id="", cluster="", model="", by=key.id if key else "", **body.model_dump(exclude={"cluster"}))
     found = submit_stale(store, queue, limits, cluster=body.cluster, now=utc_now())
-    return StaleJobList(items=[_stale_job_document(one) for one in found])
-
-
-def _stale_job_document(found: StaleJob) -> StaleJobDocument:
-    document = found.to_document()
-    document["job"] = job_document(found.status) if found.status else None
-    return StaleJobDocument.model_validate(document)
+    return StaleJobList(
+        items=[
+            StaleJobDocument.model_validate(
+                one.to_document() | {"job": job_document(one.status) if one.status else None}
+            )
+            for one in found
+        ]
+    )
 
 
 @router.get("/{id}", operation_id="getJob", summary="One tuning job", dependencies=needs(Role.READ))

@@ -25,9 +25,8 @@ from ncclt.store.store import Store
 from ncclt.user_dirs import recorded_tables
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
-from ncclt_api.pages.cluster import compare_releases
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
-from ncclt_api.pages.home import build_map
+from ncclt_api.pages.overview import build_map, compare_releases
 from ncclt_api.routes.pages import Form, PageQuery, json_response, page_response
 from ncclt_api.schemas import StudySummaryDocument, study_summary_document
 

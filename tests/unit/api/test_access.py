@@ -19,7 +19,7 @@ from ncclt.errors import StoreError
 from ncclt.store.job_queue import JobQueue, prepare
 from ncclt.store.part import StorePart
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, KnownKeys, declared_role
-from ncclt_api.app import create_app
+from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
 from ncclt_api.routes import studies
 from ncclt_api.sign_in import Sessions
@@ -180,7 +180,7 @@ def test_roles(service):
 def proxied(service):
     """The same service behind a proxy that signs in a user of each role; each is in a group of its name."""
     users = proxy_plan(["10.0.0.7"], [f"{role}={role}" for role in Role])
-    app = create_app(service.store, fresh_s=0, users=users)
+    app = create_app(service.store, ServiceOptions(users=users), fresh_s=0)
     with TestClient(PeerMiddleware(app), client=("10.0.0.7", 50000)) as client:
         client.store = service.store
         yield client
@@ -418,7 +418,8 @@ def test_without_keys_only_known_names_are_answered_to(filled_store):
         "127.0.0.1.evil": 421,
         "": 421,
     }
-    with TestClient(create_app(filled_store, hosts=("127.0.0.1", "localhost", "[::1]"))) as service:
+    options = ServiceOptions(hosts=("127.0.0.1", "localhost", "[::1]"))
+    with TestClient(create_app(filled_store, options)) as service:
         found = {host: service.get("/v1/studies", headers={"Host": host}).status_code for host in expected}
     assert found == expected
 

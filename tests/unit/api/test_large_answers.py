@@ -68,7 +68,7 @@ def test_the_process_ends_with_the_service(filled_store):
         service.get("/studies/5e1f00aa")
         process = process_of(service)
     assert not process.is_alive()
-    LargeAnswers(create_app, filled_store.url, optuna_dashboard_url="", secret="").close()  # it never began
+    LargeAnswers(create_app, filled_store.url).close()  # it never began
 
 
 def test_a_browser_that_is_signed_in_sees_them_and_may_use_their_forms(filled_store, tmp_path, samples, profiles):

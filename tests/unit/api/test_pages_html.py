@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.study import StudyState
-from ncclt_api.app import create_app
+from ncclt_api.app import ServiceOptions, create_app
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_the_command_names_the_configured_server_and_never_the_host_of_the_reque
     empty_store.studies.open(study)
     empty_store.revisions.publish(samples.recommendation(study))
     for public_url, source in (("", ""), ("https://tuner", " --server https://tuner")):
-        with TestClient(create_app(empty_store, public_url=public_url)) as client:
+        with TestClient(create_app(empty_store, ServiceOptions(public_url=public_url))) as client:
             page = client.get(f"/studies/{study.id}", headers={"Host": "evil.example:9000"}).text
         line = "ncclt run --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
         line += f"{source} --shared . --job NAME -- torchrun --nnodes=2 --nproc-per-node=4 train.py"

@@ -20,7 +20,7 @@ from ncclt.core.revision import Actor
 from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
-from ncclt_api.app import create_app
+from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.proxy_users import PeerMiddleware, ProxyUsers, proxy_plan
 
 free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
@@ -48,7 +48,7 @@ def store(tmp_path, profiles):
 def service(store):
     """Return a function that gives a client at some address."""
     log = Log()
-    app = PeerMiddleware(create_app(store, fresh_s=0, users=PLAN, log=log))
+    app = PeerMiddleware(create_app(store, ServiceOptions(users=PLAN), fresh_s=0, log=log))
 
     def at(address, **headers):
         client = TestClient(app, client=(address, 50000), headers=headers)

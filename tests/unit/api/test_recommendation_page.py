@@ -11,7 +11,7 @@ from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import JobTime, RollOutState, Variant
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.store import open_store
-from ncclt_api.app import create_app
+from ncclt_api.app import ServiceOptions, create_app
 
 PAGE = "/recommendations/0c0ffee1"
 BROWSER = {"Accept": "text/html"}
@@ -26,7 +26,8 @@ def store(tmp_path, profiles, samples):
 
 @pytest.fixture
 def browser(store):
-    with TestClient(create_app(store, fresh_s=0, public_url="https://tuner"), headers=BROWSER) as opened:
+    app = create_app(store, ServiceOptions(public_url="https://tuner"), fresh_s=0)
+    with TestClient(app, headers=BROWSER) as opened:
         yield opened
 
 

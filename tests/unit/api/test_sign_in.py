@@ -11,7 +11,7 @@ from ncclt.core.api_key import ApiKey, Role, hash_secret, new_secret
 from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt_api import sign_in
-from ncclt_api.app import create_app
+from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.sign_in import COOKIE, Sessions
 
 BROWSER = {"Accept": "text/html,*/*;q=0.8"}
@@ -36,7 +36,8 @@ def keys(store):
 
 @pytest.fixture
 def browser(store):
-    with TestClient(create_app(store, fresh_s=0, session_secret=SECRET), headers=BROWSER) as opened:
+    app = create_app(store, ServiceOptions(session_secret=SECRET), fresh_s=0)
+    with TestClient(app, headers=BROWSER) as opened:
         yield opened
 
 
@@ -69,7 +70,7 @@ def test_a_key_is_exchanged_for_a_cookie_that_does_not_hold_it(browser, keys):
 def test_over_https_the_cookie_is_secure(store, keys):
     for app, url in (
         (create_app(store, fresh_s=0), "https://testserver"),
-        (create_app(store, fresh_s=0, public_url="https://tuner"), "http://testserver"),
+        (create_app(store, ServiceOptions(public_url="https://tuner"), fresh_s=0), "http://testserver"),
     ):
         with TestClient(app, headers=BROWSER, base_url=url) as browser:
             assert "; Secure" in enter(browser, keys[Role.READ]).headers["set-cookie"]

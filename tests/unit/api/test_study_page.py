@@ -19,7 +19,7 @@ from ncclt.prove.payback import Gain
 from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_recommendation
-from ncclt_api.app import create_app
+from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.pages.study import build_log, build_study_view, phase_costs
 from ncclt_api.pages.study_charts import (
     AS_GOOD,
@@ -28,7 +28,6 @@ from ncclt_api.pages.study_charts import (
     MOST_PAIRS,
     MessageLine,
     SizeTimes,
-    Spread,
     message_group,
     payback_chart,
     proof_charts,
@@ -59,7 +58,7 @@ def times(study, factor, label="default"):
     found = {}
     for calls in study.workload.messages:
         time = factor * (10.0 + calls.message.size_bytes / 1e5)
-        found[calls.message] = Spread(median_us=time, low_us=0.9 * time, high_us=1.2 * time)
+        found[calls.message] = (0.9 * time, time, 1.2 * time)
     return SizeTimes(label=label, tone="default", of=found)
 
 
@@ -131,7 +130,7 @@ def test_curves_have_bands_and_units(study):
 def test_a_size_that_one_choice_lacks_is_a_gap(study):
     partly = times(study, 0.8, "policy")
     missing = next(message for message in partly.of if message.collective is Collective.ALL_REDUCE)
-    partly = replace(partly, of={message: spread for message, spread in partly.of.items() if message != missing})
+    partly = replace(partly, of={message: times_us for message, times_us in partly.of.items() if message != missing})
     ((time, _),) = size_curves(study, [times(study, 1.0), partly]).values()
     assert time.lines[1].y.count(None) == 1
     assert time.to_json()
@@ -140,9 +139,9 @@ def test_a_size_that_one_choice_lacks_is_a_gap(study):
 def test_the_band_reaches_from_the_fastest_to_the_slowest_launch(study, samples):
     trials = [samples.trial(number, DEFAULT, study, wobble=wobble) for number, wobble in enumerate((1.0, 1.5, 1.1))]
     message = study.workload.messages[0].message
-    spread = setting_times(trials, DEFAULT, "default", "default").of[message]
+    times_us = setting_times(trials, DEFAULT, "default", "default").of[message]
     base = samples.time_us(message, DEFAULT)
-    assert (spread.low_us, spread.median_us, spread.high_us) == pytest.approx((base, 1.1 * base, 1.5 * base), rel=0.02)
+    assert sorted(times_us) == pytest.approx((base, 1.1 * base, 1.5 * base), rel=0.02)
 
 
 # Savings
@@ -256,7 +255,7 @@ def test_payback_crosses_zero_and_a_gain_that_may_be_none_has_no_lower_end():
 def test_a_study_links_to_optuna_dashboard_where_there_is_one(filled_store):
     link = '<a href="http://127.0.0.1:8081">optuna-dashboard</a>'
     for url, count in (("", 0), ("http://127.0.0.1:8081", 1)):
-        with TestClient(create_app(filled_store, fresh_s=0, optuna_dashboard_url=url)) as client:
+        with TestClient(create_app(filled_store, ServiceOptions(optuna_dashboard_url=url), fresh_s=0)) as client:
             assert client.get("/studies/5e1f00aa").text.count(link) == count
 
 

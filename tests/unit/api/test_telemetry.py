@@ -116,7 +116,7 @@ def test_figures_outlive_the_database(lines, monkeypatch):
 def test_the_log_is_json_where_no_one_reads_along(tmp_path):
     script = (
         "import logging; from ncclt_api.telemetry import start_log; "
-        "start_log('info').info('request', path='/x', status=200); "
+        "start_log().info('request', path='/x', status=200); "
         "logging.getLogger('uvicorn.error').info('started %s', 1)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

@@ -83,7 +83,7 @@ def serve(
         port=port,
         optuna_dashboard_url=optuna_dashboard_url,
         insecure=insecure_no_auth,
-        allow_hosts=allow_host or [],
+        hosts=allow_host or [],
         public_url=public_url.rstrip("/"),
         proxies=trust_user_header or [],
         roles=user_role or [],

@@ -1,24 +1,28 @@
-"""Attestations, the effect of recommendations in jobs: reported by the jobs, readable by all."""
+"""Reports of jobs: attestations of the effect of recommendations, and step times, which decide how roll-outs end."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.attestation import Attestation
-from ncclt.core.ticket import read_ticket, shorten_name
+from ncclt.core.rollout import MOST_JOB_NAME, JobTime, RollOutState
+from ncclt.core.ticket import TICKET_PATTERN, read_ticket, shorten_name
 from ncclt.errors import InputError
+from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.tickets import sender_of
 
-router = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)
+attestations = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)
+step_times = APIRouter(prefix="/v1/step-times", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
 class AttestationsQuery(StrictQuery):
@@ -28,7 +32,7 @@ class AttestationsQuery(StrictQuery):
     limit: int = Field(20, ge=1, le=200, description="max attestations")
 
 
-@router.get(
+@attestations.get(
     "",
     operation_id="listAttestations",
     summary="Attestations of a recommendation, newest first",
@@ -41,7 +45,7 @@ def list_attestations(query: Annotated[AttestationsQuery, Query()], store: Curre
     return AttestationList(items=[AttestationDocument.model_validate(one.to_document()) for one in found])
 
 
-@router.post(
+@attestations.post(
     "",
     operation_id="addAttestation",
     summary="Report an attestation",
@@ -74,3 +78,41 @@ def add_attestation(
     if not store.records.add_attestation(attestation, ticket=ticket, **sender_of(request)):
         response.status_code = 200
     return AttestationDocument.model_validate(document)
+
+
+class NewStepTime(BaseModel):
+    """The step time of one job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
+    rollout: str = Field(max_length=64, description="id of the roll-out, from the answer to the job")
+    job: str = Field(min_length=1, max_length=MOST_JOB_NAME, description="name of the job, as in its request")
+    recommendation: str = Field("", max_length=64, description="revision that the job got; empty = the NCCL default")
+    step_us: float = Field(gt=0, description="median of the measured steps on the slowest rank, in µs")
+    steps: int = Field(ge=1, le=MOST_NUMBER, description="number of measured steps")
+
+
+class RollOutProgress(BaseModel):
+    """Progress of a roll-out."""
+
+    rollout: str
+    state: RollOutState
+    reason: str
+    candidates: int = Field(description="reports of jobs with the revision")
+    controls: int = Field(description="reports of the other jobs")
+    missing_candidates: int = Field(description="jobs with the revision that started long ago and have not reported")
+    missing_controls: int = Field(description="the same of the other jobs")
+    pairs: int
+
+
+@step_times.post(
+    "",
+    operation_id="addStepTime",
+    summary="Report the step time of a job of a roll-out",
+    responses={409: PROBLEMS[404] | {"description": "the job got another variant than its roll-out assigns"}},
+)
+def add_step_time(body: NewStepTime, store: CurrentStore, request: Request) -> RollOutProgress:
+    """Keep the first step time of a job: a certain loss rolls the revision back; a certain win awaits approval."""
+    reported = JobTime(**(body.model_dump(exclude={"ticket"}) | sender_of(request)))
+    return RollOutProgress(rollout=body.rollout, **asdict(report_job_time(store, body.ticket, reported)))
