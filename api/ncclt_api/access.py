@@ -193,9 +193,13 @@ class AccessMiddleware:
             await self.app(scope, receive, send)
             return
         method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
-        refused = _foreign_page(scope, method)
-        if refused is None and (method, path) not in self._public and not path.startswith(ASSETS):
-            refused = await self._refusal(scope, path)
+        headers, refused = Headers(scope=scope), None
+        origin = headers.get("origin", "")
+        if method != "GET" and origin and urlsplit(origin).netloc != headers.get("host"):
+            # A page of another host would write with what this browser may do.
+            refused = Problem(status=403, detail=f"a page of {origin[:100]} may not write here")
+        elif (method, path) not in self._public and not path.startswith(ASSETS):
+            refused = await self._refusal(scope, path, headers)
         if refused is None:
             await self.app(scope, receive, send)
             return
@@ -203,11 +207,10 @@ class AccessMiddleware:
         if refused.status == 401 and wants_page(request):
             await _ask_for_key(request)(scope, receive, send)
             return
-        headers = {"WWW-Authenticate": 'Bearer realm="ncclt"'} if refused.status == 401 else {}
-        await problem_response(refused, request, headers)(scope, receive, send)
+        scheme = {"WWW-Authenticate": 'Bearer realm="ncclt"'} if refused.status == 401 else {}
+        await problem_response(refused, request, scheme)(scope, receive, send)
 
-    async def _refusal(self, scope: Scope, path: str) -> Problem | None:
-        headers = Headers(scope=scope)
+    async def _refusal(self, scope: Scope, path: str, headers: Headers) -> Problem | None:
         try:
             keys = await self._keys.current()
         except StoreError as error:
@@ -255,15 +258,6 @@ class AccessMiddleware:
         id, mark = session
         remember(scope, mark)
         return next((key for key in keys.values() if key.id == id), None)
-
-
-def _foreign_page(scope: Scope, method: str) -> Problem | None:
-    """Refuse what a page of another host writes with what this browser may do."""
-    headers = Headers(scope=scope)
-    origin = headers.get("origin", "")
-    if method == "GET" or not origin or urlsplit(origin).netloc == headers.get("host"):
-        return None
-    return Problem(status=403, detail=f"a page of {origin[:100]} may not write here")
 
 
 def _ask_for_key(request: Request) -> Response:

@@ -21,11 +21,11 @@ from ncclt.store import open_service_store
 from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, KnownKeys, declared_role
 from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
-from ncclt_api.large_answers import LargeAnswers, LargeAnswersMiddleware
-from ncclt_api.middleware import BodyLimitMiddleware, HeadersMiddleware, HeadMiddleware
+from ncclt_api.large_answers import LargeAnswers, delegate_large_answers
+from ncclt_api.middleware import add_headers, answer_head, limit_body
 from ncclt_api.pages.study import StudyPages
 from ncclt_api.problems import add_problem_handlers
-from ncclt_api.proxy_users import PeerMiddleware, ProxyPlan, ProxyUsers
+from ncclt_api.proxy_users import ProxyPlan, ProxyUsers, note_peer
 from ncclt_api.routes import (
     catalogue,
     client_file,
@@ -77,7 +77,7 @@ class ServiceOptions:
         public_url: address of the service for the commands that pages show; empty = they name none.
         hosts: names that are answered to while the store has no keys; None = any.
         session_secret: as for `Sessions`.
-        users: the proxies that sign users in, whose requests come through `PeerMiddleware`; None = none.
+        users: the proxies that sign users in, whose requests come through `note_peer`; None = none.
     """
 
     optuna_dashboard_url: str = ""
@@ -179,7 +179,7 @@ def create_app(
     # The middleware added last is the outermost.
     app.add_middleware(AnswersMiddleware, answers=app.state.answers)
     if large_answers:
-        app.add_middleware(LargeAnswersMiddleware, large=large_answers)
+        app.add_middleware(delegate_large_answers, large=large_answers)
     if not is_checked:
         app.add_middleware(
             AccessMiddleware,
@@ -189,10 +189,10 @@ def create_app(
             public=public,
             users=ProxyUsers(options.users, log=log) if options.users else None,
         )
-    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(limit_body)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
-    app.add_middleware(HeadMiddleware)
-    app.add_middleware(HeadersMiddleware)
+    app.add_middleware(answer_head)
+    app.add_middleware(add_headers)
     app.add_middleware(TelemetryMiddleware, figures=app.state.figures, log=log)
     return app
 
@@ -238,7 +238,7 @@ def serve(
         app = create_app(store, options, large=store.url, log=start_log())
         # Requests are logged by TelemetryMiddleware.
         uvicorn.run(
-            PeerMiddleware(app),
+            note_peer(app),
             host=host,
             port=port,
             log_config=None,

@@ -84,26 +84,23 @@ class LargeAnswers:
             self.waiting -= 1
 
 
-class LargeAnswersMiddleware:
+def delegate_large_answers(app: ASGIApp, *, large: LargeAnswers) -> ASGIApp:
     """Have large answers made by their process; everything else is answered here."""
 
-    def __init__(self, app: ASGIApp, *, large: LargeAnswers) -> None:
-        self.app = app
-        self._large = large
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer here or there."""
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or scope["method"] != "GET" or not LARGE.fullmatch(path):
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
-        answer = await self._large.made(scope)
+        answer = await large.made(scope)
         if answer is None:
             problem = Problem(status=503, detail="too many large answers are being made", hint="try again")
             await problem_response(problem, Request(scope), {"Retry-After": str(_RETRY_S)})(scope, receive, send)
             return
         for message in answer:
             await send(message)
+
+    return answered
 
 
 _here: dict[str, Any] = {}

@@ -28,23 +28,18 @@ _HEADERS = {
 MOST_BODY_BYTES = 1024 * 1024
 """Longest request body that is read; an attestation has at most some 100 kB."""
 
-
 MOST_UPLOAD_BYTES = 256 * 1024 * 1024
 """Longest trace; it is written to a file as it arrives."""
 
 _UPLOAD = "/v1/workloads"
 
 
-class BodyLimitMiddleware:
+def limit_body(app: ASGIApp) -> ASGIApp:
     """Refuse a body that is too long as early as possible, whether or not its length was announced."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and count what is read of it."""
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "")
         most = MOST_UPLOAD_BYTES if scope["path"].endswith(_UPLOAD) else MOST_BODY_BYTES
@@ -59,44 +54,40 @@ class BodyLimitMiddleware:
                 raise HTTPException(413, f"the request is longer than {most} bytes")
             return message
 
-        await self.app(scope, receive_some, send)
+        await app(scope, receive_some, send)
+
+    return limited
 
 
-class HeadMiddleware:
+def answer_head(app: ASGIApp) -> ASGIApp:
     """Answer HEAD as GET without the body: a framework's route for GET refuses it (RFC 9110, section 9.3.2)."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on as GET, and drop the body of the answer."""
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
 
         async def send_head(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self.app({**scope, "method": "GET"}, receive, send_head)
+        await app({**scope, "method": "GET"}, receive, send_head)
+
+    return answered
 
 
 def request_id(scope: Scope) -> str:
-    """Return the id of the request; a new one if the middleware has not set it."""
+    """Return the id of the request; a new one if `add_headers` has not set it."""
     found = scope.setdefault(_SCOPE_KEY, uuid.uuid4().hex)
     assert isinstance(found, str)
     return found
 
 
-class HeadersMiddleware:
+def add_headers(app: ASGIApp) -> ASGIApp:
     """Add the security headers and the request's id to every answer: the client's X-Request-ID where it is harmless."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its id, and complete the answer's headers."""
+    async def completed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
         # Anything else could forge lines in a log. It is set here, since others pass on copies of the scope.
@@ -112,4 +103,6 @@ class HeadersMiddleware:
                 headers["X-Request-ID"] = request_id(scope)
             await send(message)
 
-        await self.app(scope, receive, send_with_headers)
+        await app(scope, receive, send_with_headers)
+
+    return completed

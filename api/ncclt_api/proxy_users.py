@@ -76,21 +76,20 @@ def proxy_plan(proxies: Sequence[str], roles: Sequence[str]) -> ProxyPlan | None
     return ProxyPlan(proxies=networks, roles=found)
 
 
-class PeerMiddleware:
+def note_peer(app: ASGIApp) -> ASGIApp:
     """Note the address of the socket's other end before `X-Forwarded-For` takes its place.
 
     uvicorn is started with proxy_headers=False, since what it wraps an application in leaves no trace of the peer.
     """
+    trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")  # as uvicorn has it
+    forwarded: Any = ProxyHeadersMiddleware(app, trusted_hosts=trusted)  # type: ignore[arg-type]
 
-    def __init__(self, app: ASGIApp) -> None:
-        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")  # as uvicorn has it
-        self._app: Any = ProxyHeadersMiddleware(app, trusted_hosts=trusted)  # type: ignore[arg-type]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its peer."""
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope[_PEER] = (scope.get("client") or ("",))[0]
-        await self._app(scope, receive, send)
+        await forwarded(scope, receive, send)
+
+    return noted
 
 
 class ProxyUsers:
@@ -115,7 +114,7 @@ class ProxyUsers:
         name = next((name for name in NAMES if name in headers), None)
         if name is None:
             return None
-        peer = str(scope.get(_PEER, ""))  # empty where no PeerMiddleware saw the socket: nothing is believed
+        peer = str(scope.get(_PEER, ""))  # empty where `note_peer` never saw the socket: nothing is believed
         if not self._is_proxy(peer):
             if self._log is not None and peer not in self._strangers and len(self._strangers) < _MOST_STRANGERS:
                 self._strangers.add(peer)

@@ -53,7 +53,14 @@ class Tickets:
                     del self._issued[next(iter(self._issued))]
         fields = self.sign(answer, job, issued_s=issued_s)
         if fields and is_start and answer.rollout:
-            self._note(build_job_start(answer, job, issued_s=issued_s))
+            start = build_job_start(answer, job, issued_s=issued_s)
+            with self._changed:
+                if len(self._pending) < _MOST_REMEMBERED:
+                    self._pending.setdefault((start.rollout, start.job), start)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._store_starts, name="ncclt starts", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
         return fields
 
     def sign(self, answer: ServedRevision, job: str, *, issued_s: float) -> dict[str, str]:
@@ -68,15 +75,6 @@ class Tickets:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-
-    def _note(self, start: JobStart) -> None:
-        with self._changed:
-            if len(self._pending) < _MOST_REMEMBERED:
-                self._pending.setdefault((start.rollout, start.job), start)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._store_starts, name="ncclt starts", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
 
     def _store_starts(self) -> None:
         while True:

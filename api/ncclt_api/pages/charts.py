@@ -150,10 +150,17 @@ class Chart:
 
     def to_json(self) -> Markup:
         """Return the data for the browser, fit for a script element: no tag can end it. Numbers have five digits."""
+        lines: list[dict[str, Any]] = []
+        for line in self.lines:
+            data: dict[str, Any] = {"label": line.label, "tone": line.tone, "mark": line.mark}
+            for name, values in (("x", line.x), ("y", line.y), ("low", line.low), ("high", line.high)):
+                if values or name in ("x", "y"):
+                    data[name] = [_rounded(value) for value in values]
+            lines.append(data | ({"notes": list(line.notes)} if line.notes else {}))
         document = {
             "x": asdict(self.x),
             "y": asdict(self.y),
-            "lines": [_line_data(line) for line in self.lines],
+            "lines": lines,
             "rows": list(self.rows),
             "spans": [asdict(span) for span in self.spans],
             "levels": [asdict(level) for level in self.levels],
@@ -161,14 +168,6 @@ class Chart:
         text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         return Markup(safe)  # noqa: S704 - JSON without the characters that HTML gives a meaning
-
-
-def _line_data(line: Line) -> dict[str, Any]:
-    data: dict[str, Any] = {"label": line.label, "tone": line.tone, "mark": line.mark}
-    for name, values in (("x", line.x), ("y", line.y), ("low", line.low), ("high", line.high)):
-        if values or name in ("x", "y"):
-            data[name] = [_rounded(value) for value in values]
-    return data | ({"notes": list(line.notes)} if line.notes else {})
 
 
 def _rounded(value: Number) -> Number:

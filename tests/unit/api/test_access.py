@@ -20,7 +20,7 @@ from ncclt.store.job_queue import JobQueue, prepare
 from ncclt.store.part import StorePart
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, KnownKeys, declared_role
 from ncclt_api.app import ServiceOptions, create_app
-from ncclt_api.proxy_users import PeerMiddleware, proxy_plan
+from ncclt_api.proxy_users import note_peer, proxy_plan
 from ncclt_api.routes import studies
 from ncclt_api.sign_in import Sessions
 
@@ -181,7 +181,7 @@ def proxied(service):
     """The same service behind a proxy that signs in a user of each role; each is in a group of its name."""
     users = proxy_plan(["10.0.0.7"], [f"{role}={role}" for role in Role])
     app = create_app(service.store, ServiceOptions(users=users), fresh_s=0)
-    with TestClient(PeerMiddleware(app), client=("10.0.0.7", 50000)) as client:
+    with TestClient(note_peer(app), client=("10.0.0.7", 50000)) as client:
         client.store = service.store
         yield client
 

@@ -21,7 +21,7 @@ from ncclt.errors import UsageError
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
 from ncclt_api.app import ServiceOptions, create_app
-from ncclt_api.proxy_users import PeerMiddleware, ProxyUsers, proxy_plan
+from ncclt_api.proxy_users import ProxyUsers, note_peer, proxy_plan
 
 free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
 PROXY, STRANGER = "10.0.0.7", "10.0.0.8"
@@ -48,7 +48,7 @@ def store(tmp_path, profiles):
 def service(store):
     """Return a function that gives a client at some address."""
     log = Log()
-    app = PeerMiddleware(create_app(store, ServiceOptions(users=PLAN), fresh_s=0, log=log))
+    app = note_peer(create_app(store, ServiceOptions(users=PLAN), fresh_s=0, log=log))
 
     def at(address, **headers):
         client = TestClient(app, client=(address, 50000), headers=headers)
