@@ -1,4 +1,4 @@
-"""Is the process alive, and can it serve?"""
+"""Liveness, readiness and figures of the process, and the description of the API."""
 
 from __future__ import annotations
 

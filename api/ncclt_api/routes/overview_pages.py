@@ -317,7 +317,7 @@ def _cluster(store: Store, name: str) -> tuple[Cluster, bool]:
         raise
 
 
-def _names(names: Any, chosen: str = "") -> list[str]:
+def _names(names: Iterable[str], chosen: str = "") -> list[str]:
     # A study may belong to a cluster or workload that has since left the catalogue.
     return sorted({*names, chosen} - {""})
 

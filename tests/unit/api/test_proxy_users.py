@@ -48,11 +48,12 @@ def store(tmp_path, profiles):
 def service(store):
     """Return a function that gives a client at some address."""
     log = Log()
-    app = note_peer(create_app(store, ServiceOptions(users=PLAN), fresh_s=0, log=log))
+    inner = create_app(store, ServiceOptions(users=PLAN), fresh_s=0, log=log)
+    app = note_peer(inner)
 
     def at(address, **headers):
         client = TestClient(app, client=(address, 50000), headers=headers)
-        client.log = log
+        client.log, client.sessions = log, inner.state.sessions
         return client
 
     with TestClient(app):
@@ -148,7 +149,7 @@ def test_a_user_writes_by_the_forms_of_pages_alone_each_with_a_token_of_this_use
         return re.search(r'name="token" value="([^"]+)"', page)[1]
 
     back = {"why": "b hangs", "verb": "rollback"}
-    for wrong in (token(bob), "", service(PROXY, **ANN).app._app.app.state.sessions.form_token("")):
+    for wrong in (token(bob), "", ann.sessions.form_token("")):
         refused = ann.post("/recommendations/0c0ffee1/rollback", data={**back, "token": wrong}, follow_redirects=False)
         assert refused.status_code in (403, 422)
     answer = ann.post("/recommendations/0c0ffee1/rollback", data={**back, "token": token(ann)}, follow_redirects=False)
