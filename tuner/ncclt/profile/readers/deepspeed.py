@@ -43,7 +43,7 @@ _OPERATIONS: dict[str, Collective] = {
 """Names of deepspeed/comm/comm.py; those in `_base` are from before March 2023."""
 
 _SCALED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
-"""Where DeepSpeed's busbw is tput x (n - 1)/n of the whole job (calc_bw_log of deepspeed/utils/comms_logging.py)."""
+"""Collectives whose busbw is tput x (n - 1)/n of the whole job (calc_bw_log of deepspeed/utils/comms_logging.py)."""
 
 
 class DeepSpeedReader(Reader):
@@ -59,7 +59,7 @@ class DeepSpeedReader(Reader):
 
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every row of every rank."""
-        logs = sorted(map(_read, source.documents()), key=lambda log: log.label)
+        logs = sorted(map(read_log, source.documents()), key=lambda log: log.label)
         check_ranks_once((log.label, rank) for log in logs for rank in log.rows)
         if not any(log.rows or log.tables or log.torn for log in logs):
             raise TraceError(
@@ -85,13 +85,6 @@ class DeepSpeedReader(Reader):
                 is_receive=row.operation in ("recv", "irecv"),
                 time_us=row.time_us or None,
             )
-
-
-def _read(document: Document) -> CommsLog:
-    if not document.stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        return read_text(document)
-    content = load_json(document)
-    return read_dictionary(document.label, content if isinstance(content, Mapping) else {})
 
 
 def _message(row: LogRow, world_size: int) -> Message | str:
@@ -217,8 +210,8 @@ class CommsLog:
     torn: int = 0
 
 
-def read_text(document: Document) -> CommsLog:
-    """Read a log; its fullest table, or the verbose lines where there is no table.
+def read_log(document: Document) -> CommsLog:
+    """Read a dictionary in JSON, or a log: its fullest table, or the verbose lines where there is no table.
 
     log_summary counts from the start of the job, so a later table repeats an earlier one. The table of stragglers
     repeats the first three columns and is left out. The verbose lines are the calls that the tables add up.
@@ -226,6 +219,9 @@ def read_text(document: Document) -> CommsLog:
     Raises:
         TraceError: damaged.
     """
+    if document.stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        content = load_json(document)
+        return _read_dictionary(document.label, content if isinstance(content, Mapping) else {})
     tables: list[list[LogRow]] = []
     verbose: dict[int | None, dict[tuple[str, int], LogRow]] = {}
     torn, operation, is_open, kinds = 0, "", False, 0
@@ -269,7 +265,7 @@ def read_text(document: Document) -> CommsLog:
     )
 
 
-def read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
+def _read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
     """Read what log_summary(return_dict=True) returned, with exact sizes; entries of another form are passed over."""
     metadata = summary.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}

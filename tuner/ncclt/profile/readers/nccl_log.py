@@ -3,7 +3,7 @@
 COLL lines log every call of every rank and are preferred. Without them, the TUNING lines give the decisions of rank 0
 of each communicator. In both cases the TUNING lines give the algorithm, protocol and channels that NCCL chose, which
 the provenance keeps. A log may be gigabytes long and is read line by line in one pass; ranks may share a file or have
-one each. `Statements` splits it into lines, `LogBook` counts them, `Communicators` joins the INIT lines, and
+one each. `LogBook` counts its lines, `Communicators` joins the INIT lines, and
 `RankFindings` are the messages of each rank.
 """
 
@@ -47,46 +47,6 @@ _GLUED = re.compile(
     rb"(?:\bstream 0x[0-9a-f]{1,16}|\btime \d[\d.]{0,20}|Hi\}=\{\d{1,4}\.\.\d{1,4}\}|\bglobalrank \d{1,7})"
     rb"[^\s\\:]{1,255}:\d{1,10}:\d{1,10} \["
 )
-
-
-class Statements:
-    """The lines of a log of NCCL, split again where line feeds were lost between them.
-
-    Attributes:
-        glued: statements that run into the next one without even a blank, so that its host is uncertain.
-    """
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        self.glued = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for statement in self._split():
-            yield statement.decode("utf-8", errors="replace")
-
-    def _split(self) -> Iterator[bytes]:
-        rest = b""
-        for line in lines(self._document):
-            is_part = len(line) >= LINE_BYTES and not line.endswith(b"\n")
-            if not rest and not is_part and line.count(_STATEMENT) < 2:
-                yield line
-                continue
-            parts = self._separated(rest + line)
-            # The last one may continue in the next piece of the line, unless it is longer than any that NCCL writes.
-            rest = parts.pop() if is_part and len(parts[-1]) <= LINE_BYTES else b""
-            yield from parts
-        if rest:
-            yield rest
-
-    def _separated(self, text: bytes) -> list[bytes]:
-        if _STATEMENT not in text:
-            return [text]
-        self.glued += len(_GLUED.findall(text))
-        parts = []
-        for line in text.replace(b"\\n", b"\n").split(b"\n"):  # as JSON writes a line feed
-            starts = [0, *(match.start() for match in _START.finditer(line)), len(line)]
-            parts += [line[start:end] for start, end in pairwise(starts) if start < end]
-        return parts or [text]
 
 
 # The prefix as `ncclt.nccl.log.lines` reads it: prose and code that only name NCCL are no logs.
@@ -174,6 +134,7 @@ class LogBook:
         comms: INIT lines about communicators, in order.
         versions: versions of the library, in order.
         torn: calls whose line is cut off or torn, so that their size or group is lost.
+        glued: statements that run into the next one without even a blank, so that its host is uncertain.
         graphs: whether CUDA graphs are mentioned.
         has_nccl: whether any line comes from NCCL.
     """
@@ -184,6 +145,7 @@ class LogBook:
     comms: list[CommLine] = field(default_factory=list)
     versions: dict[str, None] = field(default_factory=dict)
     torn: int = 0
+    glued: int = 0
     graphs: bool = False
     has_nccl: bool = False
 
@@ -209,17 +171,39 @@ def read_log(document: Document, watch: Watch = lambda lines, _label: lines) -> 
         TraceError: damaged, without line ends, or with more different calls than a job makes.
     """
     book = LogBook(label=document.label)
-    statements = Statements(document)
+    statements = (statement.decode("utf-8", errors="replace") for statement in _split(document, book))
     for line in watch(statements, document.label):
         _add(book, line)
     total = book.calls.total() + book.tunings.total()
     # A few glued lines occur if ranks share a file; `_joined` finds their hosts from the others.
-    if statements.glued > max(2, total / 10):
+    if book.glued > max(2, total / 10):
         raise TraceError(
-            f"{book.label} has lost its line ends: {statements.glued} of {total} statements run into the next one",
+            f"{book.label} has lost its line ends: {book.glued} of {total} statements run into the next one",
             hint="give the log as NCCL wrote it, for example with NCCL_DEBUG_FILE=/path/nccl.%h.%p",
         )
     return _joined(book)
+
+
+def _split(document: Document, book: LogBook) -> Iterator[bytes]:
+    """Yield the lines, split again where line feeds were lost between them."""
+    rest = b""
+    for line in lines(document):
+        is_part = len(line) >= LINE_BYTES and not line.endswith(b"\n")
+        if not rest and not is_part and line.count(_STATEMENT) < 2:
+            yield line
+            continue
+        text, parts = rest + line, list[bytes]()
+        if _STATEMENT in text:
+            book.glued += len(_GLUED.findall(text))
+            for piece in text.replace(b"\\n", b"\n").split(b"\n"):  # as JSON writes a line feed
+                starts = [0, *(match.start() for match in _START.finditer(piece)), len(piece)]
+                parts += [piece[start:end] for start, end in pairwise(starts) if start < end]
+        parts = parts or [text]
+        # The last one may continue in the next piece of the line, unless it is longer than any that NCCL writes.
+        rest = parts.pop() if is_part and len(parts[-1]) <= LINE_BYTES else b""
+        yield from parts
+    if rest:
+        yield rest
 
 
 def _add(book: LogBook, line: str) -> None:

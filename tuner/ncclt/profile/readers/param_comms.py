@@ -68,12 +68,13 @@ def _record(row: Mapping[str, Any], place: int) -> RecordedCall:
     word = _word(row)
     dtype = row.get("dtype")
     spelled = dtype if isinstance(dtype, str) else ""
-    group = parse_int(row.get("pg_id"))
+    group, ranks = parse_int(row.get("pg_id")), row.get("global_ranks")
+    size = len(ranks) if isinstance(ranks, list) and ranks else parse_int(row.get("world_size"), most=MOST_RANKS)
     return RecordedCall(
         name=_PARAM_WORDS.get(word, word),
         # Without a group a call runs in the default one.
         group="default" if group is None else f"pg {group}",
-        group_size=_group_size(row),
+        group_size=size or 0,
         inputs=_tensor(row.get("in_msg_size"), spelled),
         outputs=_tensor(row.get("out_msg_size"), spelled),
         position=place,
@@ -83,13 +84,6 @@ def _record(row: Mapping[str, Any], place: int) -> RecordedCall:
 def _tensor(elements: object, dtype: str) -> tuple[Tensor, ...]:
     number = parse_int(elements, most=MOST_ELEMENTS)
     return () if number is None else (Tensor(elements=number, dtype=dtype),)
-
-
-def _group_size(row: Mapping[str, Any]) -> int:
-    ranks = row.get("global_ranks")
-    if isinstance(ranks, list) and ranks:
-        return len(ranks)
-    return parse_int(row.get("world_size"), most=MOST_RANKS) or 0
 
 
 def _word(row: Mapping[str, Any]) -> str:

@@ -45,10 +45,14 @@ class TraceLensReader(Reader):
 
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every row."""
-        reports = sorted((_report(document) for document in source.documents()), key=lambda r: r.order)
-        source.labels = [report.label for report in reports]
-        _check_one_job(reports)
-        every = [row for report in reports for row in report.rows]
+        tables = []
+        for document in source.documents():
+            read = _read_rows(document)
+            tables.append((sorted({row.rank for row in read if row.rank is not None}), document.label, read))
+        tables.sort(key=lambda table: table[:2])
+        source.labels = [label for _ranks, label, _rows in tables]
+        _check_one_job([ranks for ranks, _label, _rows in tables])
+        every = [row for _ranks, _label, read in tables for row in read]
         source.world_size = max((row.world_size for row in every), default=0)
         source.ranks = {row.rank for row in every if row.rank is not None}
         if source.ranks:
@@ -57,10 +61,10 @@ class TraceLensReader(Reader):
             source.notes.append("the table does not name its ranks")
         by_rank: dict[int | None, Counter[str]] = {}
         for row in every:
-            if row.call is not None:
+            if isinstance(row.call, Call):
                 yield row.call
-            elif row.left_out:
-                by_rank.setdefault(row.rank, Counter())[row.left_out] += row.count
+            elif row.call:
+                by_rank.setdefault(row.rank, Counter())[row.call] += row.count
         for counted in by_rank.values():
             source.left_out |= counted  # the ranks show the same calls: the largest count, not the sum
 
@@ -73,36 +77,20 @@ class _Row:
         rank: global rank, None where the ranks are collapsed.
         world_size: ranks of the job, 0 where the row does not give it.
         count: calls of the row.
-        call: None where the row makes no message.
-        left_out: why it makes none, empty for waiting and barriers.
+        call: its calls, or why it makes no message; empty for waiting and barriers.
     """
 
     rank: int | None
     world_size: int
     count: int
-    call: Call | None
-    left_out: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    label: str
-    rows: tuple[_Row, ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({row.rank for row in self.rows if row.rank is not None}))
-
-    @property
-    def order(self) -> tuple[tuple[int, ...], str]:
-        return self.ranks, self.label
+    call: Call | str
 
 
 def _is_report(header: Sequence[str]) -> bool:
     return set(header) >= _REQUIRED and bool(_COUNTS & set(header))
 
 
-def _report(document: Document) -> _Report:
+def _read_rows(document: Document) -> list[_Row]:
     table = rows(document)
     header = next(table, None)
     if header is None or not _is_report(header.cells):
@@ -110,60 +98,68 @@ def _report(document: Document) -> _Report:
             f"{document.label} is not a collective table of TraceLens",
             hint="give coll_analysis.csv, nccl_summary_long.csv or nccl_summary_implicit_sync.csv",
         )
-    found = tuple(_report_row(row, cells_by_name(header.cells, row)) for row in table)
-    return _Report(label=document.label, rows=found)
+    return [_read_row(row, cells_by_name(header.cells, row)) for row in table]
 
 
-def _check_one_job(reports: Sequence[_Report]) -> None:
-    if len(reports) > 1 and any(not report.ranks for report in reports):
+def _check_one_job(tables: Sequence[Sequence[int]]) -> None:
+    """Refuse tables of which one does not name its ranks, and a rank that is in two of them."""
+    if len(tables) > 1 and not all(tables):
         raise TraceError(
-            f"{len(reports)} tables were given, and one does not say which ranks it is of",
+            f"{len(tables)} tables were given, and one does not say which ranks it is of",
             hint="import a collapsed table (implicit_sync) on its own",
         )
-    counted = Counter(rank for report in reports for rank in report.ranks)
+    counted = Counter(rank for ranks in tables for rank in ranks)
     twice = [rank for rank, times in counted.items() if times > 1]
     if twice:
         raise TraceError(f"rank {min(twice)} is in two tables", hint="give every rank once")
 
 
-def _report_row(row: TableRow, cells: Mapping[str, str]) -> _Row:
+def _read_row(row: TableRow, cells: Mapping[str, str]) -> _Row:
     operation = classify(cells["Collective name"]) if cells["Collective name"] else None
     group, group_size = cells.get("Process Group Name", ""), row.whole("Group size", cells["Group size"])
-    message, left_out = _message(row, cells, operation, group_size)
+    message = _message(row, cells, operation, group_size)
     mean = next((column for column in _MEANS_US if cells.get(column)), "")
     counter = "operation_count" if "operation_count" in cells else "count"
-    rank, count = (
-        row.whole("rank", cells["rank"]) if "rank" in cells else None,
-        row.whole(counter, cells[counter], least=1),
-    )
+    rank = row.whole("rank", cells["rank"]) if "rank" in cells else None
+    count = row.whole(counter, cells[counter], least=1)
     time_us = row.positive(mean, cells[mean]) if mean else None
-    call = None
-    if message is not None and operation is not None:
+    call: Call | str = ""
+    if isinstance(message, str):
+        call = message
+    elif operation is not None:
         call = Call(
             message=message, rank=rank, group=group, count=count, is_receive=operation.is_receive, time_us=time_us
         )
     # PyTorch gives the default group, which is the whole job, the name 0.
-    return _Row(rank=rank, world_size=group_size if group == "0" else 0, count=count, call=call, left_out=left_out)
+    return _Row(rank=rank, world_size=group_size if group == "0" else 0, count=count, call=call)
 
 
-def _message(
-    row: TableRow, cells: Mapping[str, str], operation: Operation | None, group_size: int
-) -> tuple[Message | None, str]:
+def _message(row: TableRow, cells: Mapping[str, str], operation: Operation | None, group_size: int) -> Message | str:
+    """Return the message of a row, or why it makes none; empty for waiting and barriers."""
     if operation is None:
-        return None, ""
+        return ""
     if operation.collective is None:
-        return None, f"{operation.word[:40]}, which ncclt does not support"
+        return f"{operation.word[:40]}, which ncclt does not support"
     try:
         dtype = parse_dtype(cells["dtype"])
     except InputError:
-        return None, f"{operation.word} of dtype {cells['dtype'][:40]!r}, of unknown size"
-    size_bytes = _elements(row, cells, operation.collective, group_size) * DTYPE_SIZES[dtype]
+        return f"{operation.word} of dtype {cells['dtype'][:40]!r}, of unknown size"
+    # c10d counts one rank's input and output; the larger side is the full buffer.
+    elements = row.whole("In msg nelems", cells["In msg nelems"])
+    if "Out msg nelems" in cells:
+        elements = max(elements, row.whole("Out msg nelems", cells["Out msg nelems"]))
+    elif operation.collective is Collective.ALL_GATHER:
+        elements *= group_size
+    size_bytes = elements * DTYPE_SIZES[dtype]
     if not size_bytes:
-        return None, f"{operation.word} of 0 bytes"
+        return f"{operation.word} of 0 bytes"
     if size_bytes > MOST_BYTES:
         raise row.refused(f"a message of {size_bytes} bytes", "the element counts cannot be right")
-    _check_size(row, cells, size_bytes)
-    message = Message(
+    told = cells.get("Full msg size (MB)", "")
+    # Written from floats, so to six digits.
+    if told and not math.isclose(row.positive("Full msg size (MB)", told) * _MIB, size_bytes, rel_tol=1e-6):
+        raise row.refused(f"the elements are {size_bytes} bytes but the table says {told} MiB", "make the report again")
+    return Message(
         collective=operation.collective,
         dtype=dtype,
         size_bytes=size_bytes,
@@ -171,19 +167,3 @@ def _message(
         # TraceLens writes intra_node or names what the group crosses; older tables have no such column.
         spans_nodes=cells.get("node_span", "") == "inter_node",
     )
-    return message, ""
-
-
-def _elements(row: TableRow, cells: Mapping[str, str], collective: Collective, group_size: int) -> int:
-    """Return the elements of the full buffer (reference: c10d counts one rank's input and output)."""
-    into = row.whole("In msg nelems", cells["In msg nelems"])
-    if "Out msg nelems" in cells:
-        return max(into, row.whole("Out msg nelems", cells["Out msg nelems"]))
-    return into * group_size if collective is Collective.ALL_GATHER else into
-
-
-def _check_size(row: TableRow, cells: Mapping[str, str], size_bytes: int) -> None:
-    """Refuse a row whose own MiB column says otherwise; written from floats, so to six digits."""
-    told = cells.get("Full msg size (MB)", "")
-    if told and not math.isclose(row.positive("Full msg size (MB)", told) * _MIB, size_bytes, rel_tol=1e-6):
-        raise row.refused(f"the elements are {size_bytes} bytes but the table says {told} MiB", "make the report again")

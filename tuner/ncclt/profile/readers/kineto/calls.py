@@ -26,6 +26,9 @@ from ncclt.profile.numbers import parse_int
 from ncclt.profile.readers.kineto.trace import Event, KinetoJob, RankTrace
 from ncclt.profile.workload_builder import left_out_notes
 
+OPERATORS = "metadata of record_param_comms"
+KERNELS = "metadata of NCCL kernels"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCall:
@@ -64,15 +67,14 @@ class CallBook:
         self,
         operation: Operation,
         event: Event,
+        tensor: Tensor,
         *,
-        dtype: str,
-        elements: int,
         group_size: int,
         group: str = "",
         spans_nodes: bool = False,
     ) -> None:
-        """Add a call of `elements` of `dtype` (in the counting of `Message.size_bytes`), or the reason against it."""
-        made = operation.message(dtype, elements, group_size=max(0, group_size), spans_nodes=spans_nodes)
+        """Add a call with a tensor, counted as in `Message.size_bytes`, or the reason against it."""
+        made = operation.message(tensor.dtype, tensor.elements, group_size=group_size, spans_nodes=spans_nodes)
         if isinstance(made, str):
             self.left_out[made] += 1
         else:
@@ -111,6 +113,16 @@ def has_metadata(event: Event) -> bool:
 def is_sized_collective(event: Event) -> bool:
     """Return True if an event's metadata are those of a collective rather than of waiting or a barrier."""
     return has_metadata(event) and classify(event.args["Collective name"]) is not None
+
+
+def read_calls(trace: RankTrace) -> CallBook:
+    """Read the calls of one event family: the first of the three that has sizes."""
+    comms = [event for event in trace.comms if not trace.in_barrier(event)]
+    if any(is_sized_collective(event) for event in comms):
+        return calls_from_metadata(comms, trace.job, source=OPERATORS, operators=trace.operators)
+    if any(is_sized_collective(event) for event in trace.kernels):
+        return calls_from_metadata(trace.kernels, trace.job, source=KERNELS)
+    return calls_from_shapes(trace)
 
 
 def calls_from_metadata(
@@ -165,7 +177,9 @@ def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event
         # torch 2.3 and 2.4 keep the count in a C int; only a single wrap can be recognised.
         into, out = (n + 2**32 if n < 0 else n for n in (into, out))
         book.assume("a count of elements overflowed 32 bits (torch before 2.5): assuming that it wrapped once")
-    parts = [_tuning_elements(operation, into, out)]
+    # The larger side is the full buffer of all_gather (output) and reduce_scatter (input), and the message itself for
+    # the others; for all_to_all, whose uneven outputs belong to the other ranks, it is what this rank sends.
+    parts = [into if operation.collective is Collective.ALL_TO_ALL else max(into, out)]
     if operation.word.endswith("coalesced"):
         parts = _tensor_elements(operation, event, coalesced, whole=parts[0]) or parts
         if len(parts) == 1:
@@ -176,8 +190,7 @@ def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event
         book.add(
             operation,
             event,
-            dtype=str(args.get("dtype", "")),
-            elements=elements,
+            Tensor(elements=elements, dtype=str(args.get("dtype", ""))),
             group_size=size,
             group=group,
             spans_nodes=job.spans_nodes(
@@ -202,23 +215,12 @@ def _tensor_elements(operation: Operation, event: Event, coalesced: Sequence[Eve
     return tensors if sum(tensors) == whole else []
 
 
-def _tuning_elements(operation: Operation, into: int, out: int) -> int:
-    """Return the count behind `Message.size_bytes`.
-
-    The larger side is the full buffer of all_gather (output) and reduce_scatter (input), and the message itself for
-    the others. For all_to_all it is what this rank sends: with uneven splits the output belongs to the other ranks.
-    """
-    if operation.collective is Collective.ALL_TO_ALL:
-        return into
-    return max(into, out)
-
-
 def _elements(args: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     return next((parse_int(args[key], least=-(2**63)) for key in keys if key in args), None)
 
 
 _Key = tuple[Collective | None, Tensor]
-"""What an operator and its annotation have in common: collective and input."""
+"""Collective and input, which an operator and its annotation have in common."""
 
 # Where each operator with plain tensors keeps output and input (torch/csrc/distributed/c10d/Ops.cpp).
 _OUTPUT, _INPUT = 0, 1
@@ -228,14 +230,16 @@ _PLAIN_OPERATORS = frozenset({"allgatherbase", "reducescatterbase", "alltoallbas
 def calls_from_shapes(trace: RankTrace) -> CallBook:
     """Read the calls of a trace without metadata; needs a recording with `record_shapes=True`."""
     book = CallBook(source="operators and annotations with input shapes")
-    nccl, others = _annotations(trace)
+    annotations = [e for e in trace.annotations if classify(e.name) is not None and not trace.in_barrier(e)]
+    nccl = [event for event in annotations if event.name.startswith("nccl:")]
+    others = [event for event in annotations if not event.name.startswith("nccl:")]
     backends = sorted({event.name.split(":", 1)[0] for event in others})
     if nccl and others:
         book.left_out[f"collective over {', '.join(backends)}, which bypasses NCCL"] += len(others)
     elif others:
         book.assume(f"recorded over {', '.join(backends)}: NCCL would get the same messages")
     pool = _Pool(nccl or others)
-    elsewhere = _Pool(others if nccl else ())
+    elsewhere = _Pool(others if nccl else [])
     emulated = elsewhere if nccl else pool
     is_native = emulated.holds(Collective.REDUCE_SCATTER)
     alone = [
@@ -247,9 +251,8 @@ def calls_from_shapes(trace: RankTrace) -> CallBook:
         _count_operator(book, event, trace, pool, elsewhere)
     for event in pool.rest():
         _count_annotation(book, event, trace)
-    _note_unseen(
-        book, alone, trace, {operation.collective for e in (*nccl, *others) if (operation := classify(e.name))}
-    )
+    annotated = {operation.collective for event in annotations if (operation := classify(event.name))}
+    _note_unseen(book, alone, trace, annotated)
     return book
 
 
@@ -272,7 +275,7 @@ def _without_shapes(operation: Operation) -> str:
 class _Pool:
     """Annotations not yet explained by an operator."""
 
-    def __init__(self, events: tuple[Event, ...]) -> None:
+    def __init__(self, events: Iterable[Event]) -> None:
         self._waiting: dict[_Key, deque[Event]] = defaultdict(deque)
         self._alone: list[Event] = []
         for event in events:
@@ -313,13 +316,6 @@ class _Pool:
         return sorted(remaining, key=lambda event: event.start_us)
 
 
-def _annotations(trace: RankTrace) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
-    """Return the annotations of NCCL and those of other backends, without those of barriers."""
-    outside = [e for e in trace.annotations if classify(e.name) is not None and not trace.in_barrier(e)]
-    nccl = tuple(e for e in outside if e.name.startswith("nccl:"))
-    return nccl, tuple(e for e in outside if not e.name.startswith("nccl:"))
-
-
 def _count_operator(book: CallBook, event: Event, trace: RankTrace, pool: _Pool, elsewhere: _Pool) -> None:
     operation, tensors = classify(event.name), recorded_tensors(event)
     if operation is None or operation.word not in _PLAIN_OPERATORS or len(tensors) != 2 or trace.in_barrier(event):
@@ -335,7 +331,7 @@ def _count_operator(book: CallBook, event: Event, trace: RankTrace, pool: _Pool,
     elements, size = max(out, into), max(out, into) // max(1, min(out, into))
     if operation.collective is Collective.ALL_TO_ALL:
         elements, size = into, _assumed_size(book, trace)
-    book.add(operation, event, dtype=tensors[_INPUT].dtype, elements=elements, group_size=size)
+    book.add(operation, event, Tensor(elements=elements, dtype=tensors[_INPUT].dtype), group_size=size)
 
 
 def _count_emulated(book: CallBook, event: Event, trace: RankTrace, pool: _Pool, *, is_counted: bool) -> bool:
@@ -360,7 +356,7 @@ def _count_emulated(book: CallBook, event: Event, trace: RankTrace, pool: _Pool,
         dtypes = [pool.take_like(event, Collective.ALL_REDUCE, elements) for _ in range(pieces)]
         found = found or bool(dtypes[0])
         if is_counted and dtypes[0]:
-            book.add(operation, event, dtype=dtypes[0], elements=elements * pieces, group_size=size)
+            book.add(operation, event, Tensor(elements=elements * pieces, dtype=dtypes[0]), group_size=size)
     return found
 
 
@@ -380,7 +376,7 @@ def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
             elements *= max(1, size)
             if not size:
                 book.assume("all_gather sizes are one rank's share: the number of ranks is unknown")
-        book.add(operation, event, dtype=tensor.dtype, elements=elements, group_size=size)
+        book.add(operation, event, Tensor(elements=elements, dtype=tensor.dtype), group_size=size)
 
 
 def _assumed_size(book: CallBook, trace: RankTrace) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -58,7 +58,7 @@ class KernelTimeline:
     """
 
     libraries: Counter[str] = field(default_factory=Counter)
-    _devices: dict[str, _Device] = field(default_factory=dict)
+    _devices: defaultdict[str, _Device] = field(default_factory=lambda: defaultdict(_Device))
     _steps: dict[int, Interval] = field(default_factory=dict)
 
     def add_kernel(self, name: str, start_us: float, duration_us: float, device: str = "") -> None:
@@ -69,33 +69,30 @@ class KernelTimeline:
             start_us, duration_us: on the trace's clock; what is not finite or not above 0 long is ignored.
             device: distinguishes the GPUs of one process (`pid` of the event).
         """
-        kind = "communication" if is_nccl_kernel(name) else "compute"
-        if library := other_library(name):
-            kind = "others"
+        library = other_library(name)
+        if library:
             self.libraries[library] += 1
-        self._add(kind, start_us, duration_us, device)
+        if _has_length(start_us, duration_us):
+            ran = self._devices[device]
+            times = ran.others if library else ran.communication if is_nccl_kernel(name) else ran.compute
+            times.extend((start_us, start_us + duration_us))
 
     def add_copy(self, start_us: float, duration_us: float, device: str = "", *, leaves_gpu: bool = False) -> None:
         """Note a copy from a GPU's memory to the same memory, or to another GPU's; arguments as in `add_kernel`."""
         if leaves_gpu:
             self.libraries[COPIES_BETWEEN_GPUS] += 1
-        self._add("others" if leaves_gpu else "copies", start_us, duration_us, device)
+        if _has_length(start_us, duration_us):
+            ran = self._devices[device]
+            (ran.others if leaves_gpu else ran.copies).extend((start_us, start_us + duration_us))
 
     @property
     def others_us(self) -> float:
         """Return the communication time of other libraries on the busiest GPU, µs."""
         return max((total_us(merge_intervals(_pairs(device.others))) for device in self._devices.values()), default=0.0)
 
-    def _add(self, kind: str, start_us: float, duration_us: float, device: str) -> None:
-        end_us = start_us + duration_us
-        if duration_us > 0 and math.isfinite(start_us) and math.isfinite(end_us):
-            times: array[float] = getattr(self._devices.setdefault(device, _Device()), kind)
-            times.append(start_us)
-            times.append(end_us)
-
     def add_gpu_step(self, number: int, start_us: float, duration_us: float) -> None:
         """Note a `ProfilerStep#` range on the GPU's own time line (category `gpu_user_annotation`)."""
-        if duration_us > 0 and math.isfinite(start_us + duration_us):
+        if _has_length(start_us, duration_us):
             self._steps.setdefault(number, (start_us, start_us + duration_us))
 
     def exposure(self, steps: Sequence[tuple[int, Interval]]) -> RankExposure:
@@ -112,7 +109,8 @@ class KernelTimeline:
         """
         if not any(device.communication or device.compute for device in self._devices.values()):
             return RankExposure(note=NO_KERNELS)
-        found, note = self._least([interval for _, interval in steps]), _BY_CPU_STEPS if steps else ""
+        windows = [interval for _, interval in steps]
+        found, note = self._least(windows), _BY_CPU_STEPS if steps else ""
         if steps and all(number in self._steps for number, _ in steps):
             on_gpu = self._least([self._steps[number] for number, _ in steps])
             if found is None or (on_gpu is not None and on_gpu[0] >= found[0]):
@@ -122,21 +120,16 @@ class KernelTimeline:
             return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
         communication_us, exposed_us = found
         is_known = exposed_us > 0 or not self.libraries
+        copied_us = max(
+            total_us(intersect(merge_intervals(_pairs(device.copies)), merge_intervals(windows)))
+            for device in self._devices.values()
+        )
         return RankExposure(
             communication_us=communication_us,
             exposed_us=exposed_us if is_known else None,
-            copied_us=self._copied_us([interval for _, interval in steps]),
+            copied_us=copied_us / len(steps) if steps and copied_us else None,
             note=note if is_known else NO_NCCL_PART,
         )
-
-    def _copied_us(self, windows: Sequence[Interval]) -> float | None:
-        """Return the copies of the busiest GPU per window, µs; None without windows, or where none was recorded."""
-        inside = [
-            intersect(merge_intervals(_pairs(device.copies)), merge_intervals(windows))
-            for device in self._devices.values()
-        ]
-        longest_us = max(total_us(one) for one in inside)
-        return longest_us / len(windows) if windows and longest_us else None
 
     def _least(self, windows: Sequence[Interval]) -> tuple[float, float] | None:
         """Return the communication of the median step of the least exposed GPU and its exposed part, µs.
@@ -182,6 +175,10 @@ def mean_exposure(cycles: Sequence[tuple[RankExposure, int]]) -> RankExposure:
         exposed_us=mean([exposure.exposed_us for exposure, _ in cycles]),
         copied_us=mean([exposure.copied_us for exposure, _ in cycles]),
     )
+
+
+def _has_length(start_us: float, duration_us: float) -> bool:
+    return duration_us > 0 and math.isfinite(start_us + duration_us)
 
 
 def _pairs(flat: array[float]) -> Iterator[Interval]:

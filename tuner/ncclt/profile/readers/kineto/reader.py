@@ -18,22 +18,14 @@ from ncclt.errors import TraceError
 from ncclt.profile.other_libraries import NCCL_INSTEAD
 from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.reader import Source
-from ncclt.profile.readers.kineto.calls import (
-    CallBook,
-    calls_from_metadata,
-    calls_from_shapes,
-    is_sized_collective,
-    torch_version_hint,
-)
-from ncclt.profile.readers.kineto.exposure import KernelTimeline, RankExposure, least_exposed, mean_exposure
+from ncclt.profile.readers.kineto.calls import KERNELS, OPERATORS, read_calls, torch_version_hint
+from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed, mean_exposure
 from ncclt.profile.readers.kineto.kernels import KernelTimes, calls_in_steps, kernel_times, step_timeline
-from ncclt.profile.readers.kineto.trace import RankTrace, find_launches, read_trace
+from ncclt.profile.readers.kineto.trace import find_launches, read_trace
 from ncclt.profile.roles import RankRoles
 from ncclt.profile.source import Document, strip_mark
 from ncclt.profile.unsupported import XLA_TRACE
 from ncclt.profile.workload_builder import count_reasons, drop_answered_receives
-
-_OPERATORS, _KERNELS = "metadata of record_param_comms", "metadata of NCCL kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +89,15 @@ class KinetoReader(RankFileReader):
     def read_rank(self, document: Document) -> KinetoReading:
         """Read the trace of one rank."""
         trace = read_trace(document)
-        book, job = _calls(trace), trace.job
+        book, job, libraries = read_calls(trace), trace.job, trace.timeline.libraries
         calls = drop_answered_receives(book.calls)
-        steps = calls_in_steps(calls, trace.steps, trace.optimizers, on_gpu=book.source == _KERNELS)
+        steps = calls_in_steps(calls, trace.steps, trace.optimizers, on_gpu=book.source == KERNELS)
         times = kernel_times(trace, calls, find_launches=partial(find_launches, document))
         exposure = trace.timeline.exposure(steps.ranges)
+        others_note = (
+            f"other libraries communicated for {trace.timeline.others_us / 1e3:.2f} ms in the file "
+            f"({', '.join(count_reasons(libraries))}), which NCCL settings do not affect"
+        )
         return KinetoReading(
             label=trace.label,
             rank=job.rank,
@@ -117,12 +113,17 @@ class KinetoReader(RankFileReader):
                 "backend": job.backend,
                 "nccl_version": job.nccl_version,
             },
-            notes=tuple(filter(None, (*book.notes(), *steps.notes, exposure.note, _others_note(trace.timeline)))),
+            notes=(
+                *book.notes(),
+                *steps.notes,
+                *([exposure.note] if exposure.note else []),
+                *([others_note] if libraries else []),
+            ),
             step_times_us=steps.step_times_us,
             times=times,
             exposure=exposure,
             timeline=step_timeline(times, steps),
-            libraries=trace.timeline.libraries,
+            libraries=libraries,
             events_seen=len(trace.comms) + len(trace.operators) + len(trace.annotations),
         )
 
@@ -133,7 +134,7 @@ class KinetoReader(RankFileReader):
         total = sum(rank.times.total for rank in traces)
         bare = sum(rank.times.without_metadata for rank in traces)
         unmatched = sum(rank.times.unmatched for rank in traces)
-        if bare and any(rank.facts["read_from"] in (_OPERATORS, _KERNELS) for rank in traces):
+        if bare and any(rank.facts["read_from"] in (OPERATORS, KERNELS) for rank in traces):
             notes.append(f"kernels without metadata: {bare} of {total}")
         if unmatched:
             notes.append(f"kernels that belong to no recorded call: {unmatched} of {total}")
@@ -187,23 +188,3 @@ class KinetoReader(RankFileReader):
 
 def _kineto_readings(readings: Iterable[object]) -> list[KinetoReading]:
     return [reading for reading in readings if isinstance(reading, KinetoReading)]
-
-
-def _calls(trace: RankTrace) -> CallBook:
-    """Read one event family: the first of the three that has sizes."""
-    comms = [event for event in trace.comms if not trace.in_barrier(event)]
-    if any(is_sized_collective(event) for event in comms):
-        return calls_from_metadata(comms, trace.job, source=_OPERATORS, operators=trace.operators)
-    if any(is_sized_collective(event) for event in trace.kernels):
-        return calls_from_metadata(trace.kernels, trace.job, source=_KERNELS)
-    return calls_from_shapes(trace)
-
-
-def _others_note(timeline: KernelTimeline) -> str:
-    """Return the note on libraries that communicate without NCCL, empty where there is none."""
-    if not timeline.libraries:
-        return ""
-    return (
-        f"other libraries communicated for {timeline.others_us / 1e3:.2f} ms in the file "
-        f"({', '.join(count_reasons(timeline.libraries))}), which NCCL settings do not affect"
-    )

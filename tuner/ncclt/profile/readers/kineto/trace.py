@@ -407,7 +407,8 @@ def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list
         TraceError: from `parse`.
     """
     found = list(_KERNEL_FIELDS.finditer(data))
-    plain = all(kernel[2] is not None and _is_complete(data, kernel.start()) for kernel in found)
+    # The phase of a complete event, one with a duration, stands directly before its category.
+    plain = all(k[2] is not None and _COMPLETE.search(data, max(0, k.start() - _WITHIN), k.start()) for k in found)
     if plain and data.find(b"\\") >= 0:
         # A quote may be escaped and the name go on behind it; or the category hides behind a number.
         plain = not any(b"\\" in kernel[2] for kernel in found) and not ESCAPED_ASCII.search(data)
@@ -434,8 +435,3 @@ def _note(timeline: KernelTimeline, category: str, name: str, start_us: float, d
         timeline.add_kernel(name, start_us, duration_us, device)
     elif category == _COPIES and name.startswith((_WITHIN_GPU, _BETWEEN_GPUS)):
         timeline.add_copy(start_us, duration_us, device, leaves_gpu=name.startswith(_BETWEEN_GPUS))
-
-
-def _is_complete(data: bytes, category: int) -> bool:
-    """Return True if the phase of an event stands directly before its category and says that it has a duration."""
-    return _COMPLETE.search(data, max(0, category - _WITHIN), category) is not None
