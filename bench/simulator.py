@@ -45,6 +45,7 @@ from ncclt.measure.simulated import SimulatedRunner
 from ncclt.measure.simulated.calibrate import ObservedPoint, calibrate, choose_probes
 from ncclt.measure.simulated.landscape import curves_of
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.search.space import cluster_space
 
 PROBES, TRIALS, FOLDS = 12, 100_000, 5
@@ -189,7 +190,11 @@ def calibrated(system: System, seen: Sequence[ObservedPoint]) -> Predict:
 def _nccl(cluster: Cluster) -> Predict:
     def predict(setting: Setting, message: Message) -> float:
         choice = nccl_choice(
-            message.collective, message.size_bytes, cluster, algorithm=setting.algorithm, protocol=setting.protocol
+            message.collective,
+            message.size_bytes,
+            build_topology(cluster),
+            algorithm=setting.algorithm,
+            protocol=setting.protocol,
         )
         return choice.time_us if choice else math.inf
 

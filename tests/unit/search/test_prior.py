@@ -13,6 +13,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase
 from ncclt.measure.trial import launch, launch_claim
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.prior import channel_certainty, expected_log_ratios, match_expected_default
 from ncclt.search.space import cluster_space
@@ -128,7 +129,7 @@ def test_the_search_begins_where_the_table_promises_most(cluster, workload, land
 def test_what_nccl_is_expected_to_choose_is_the_cheapest_entry_with_the_channels_it_would_take(cluster):
     """Of our estimate, or of the table of a log where there is one."""
     small = Message(collective=AR, dtype="float32", size_bytes=8192, group_size=4)
-    chosen = nccl_choice(AR, LARGE.size_bytes, cluster, 4, False)
+    chosen = nccl_choice(AR, LARGE.size_bytes, build_topology(cluster, 4, False))
     algo_proto = Setting(algorithm=chosen.algorithm, protocol=chosen.protocol)
     own, other = replace(algo_proto, channels=chosen.channels), replace(algo_proto, channels=chosen.channels // 2)
     buffers = replace(algo_proto, parameters=(("BUFFSIZE", 1 << 20),))
@@ -152,7 +153,8 @@ def test_what_nccl_is_expected_to_choose_is_the_cheapest_entry_with_the_channels
 def test_more_channels_than_nccl_takes_for_a_small_message_are_expected_to_be_faster(cluster):
     """Left alone they are few there, which its own model does not know."""
     small = Message(collective=AR, dtype="float32", size_bytes=65536, group_size=4)
-    few = nccl_choice(AR, small.size_bytes, cluster, 4, False, algorithm=LL.algorithm, protocol=LL.protocol).channels
+    graph = build_topology(cluster, 4, False)
+    few = nccl_choice(AR, small.size_bytes, graph, algorithm=LL.algorithm, protocol=LL.protocol).channels
     settings = [LL, replace(LL, channels=few), replace(LL, channels=4 * few)]
     alone, as_many, more = expected_log_ratios(settings, [small], cluster)[:, 0]
     assert alone == as_many

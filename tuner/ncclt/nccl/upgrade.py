@@ -160,7 +160,7 @@ def choice(message: Message, cluster: Cluster, costs: PrintedCosts | None = None
     if costs is not None and (table := find_table(costs, message, cluster)):
         found = predict_choice(table, message.collective, message.size_bytes, graph)
     else:
-        found = nccl_choice(message.collective, message.size_bytes, cluster, message.group_size, message.spans_nodes)
+        found = nccl_choice(message.collective, message.size_bytes, graph)
     return f"{found.algorithm}/{found.protocol}" if found else "none"
 
 

@@ -29,12 +29,12 @@ _OWN_DOUBT = 0.3
 """Probability that NCCL does not choose what its cost model predicts; if it does, the launch repeats the default."""
 
 Mixture = tuple[tuple[float, Array, Array], ...]
-"""GaussianProcesses under several hyperparameters: (weight, mean, variance), the weights add up to 1."""
+"""Gaussian processes under several hyperparameters: (weight, mean, variance), the weights add up to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """GaussianProcess of ln(time / time of the default), settings x messages, and what else decides on a launch.
+    """Gaussian process of ln(time / time of the default), settings x messages, and what else decides on a launch.
 
     Attributes:
         mean, variance: of the settings, without noise.

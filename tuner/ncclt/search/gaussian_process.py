@@ -162,7 +162,7 @@ class GaussianProcess:
 
 
 def prior_mean(prior: tuple[float, ...], expected: Array) -> Array:
-    """Return the prior mean: the prior_mean sum of its parts."""
+    """Return the prior mean: the weighted sum of its parts."""
     mean: Array = prior[0] * expected[0]
     for weight, part in zip(prior[1:], expected[1:], strict=True):
         mean = mean + weight * part

@@ -74,7 +74,7 @@ class Kernel:
         smooth, rough: unit parts between settings.
         parameters: effects of process-wide parameters between settings, 0 where one of the two sets none.
         size_doublings: distance of messages in doublings of size.
-        kinds: build_kernel of messages by collective and group.
+        kinds: kernel of messages by collective and group.
     """
 
     smooth: Array
@@ -190,9 +190,7 @@ def _own_doublings(setting: Setting, messages: Sequence[Message], cluster: Clust
         choice = nccl_choice(
             message.collective,
             message.size_bytes,
-            cluster,
-            message.group_size,
-            message.spans_nodes,
+            build_topology(cluster, message.group_size, message.spans_nodes),
             algorithm=setting.algorithm,
             protocol=setting.protocol,
         )

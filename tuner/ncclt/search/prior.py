@@ -190,16 +190,7 @@ class _Model:
         return None if choice is None else TableChoice(choice.algorithm, choice.protocol, choice.time_us)
 
     def _estimate(self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None) -> Choice | None:
-        message = self._message
-        return nccl_choice(
-            message.collective,
-            size_bytes,
-            self._cluster,
-            message.group_size,
-            message.spans_nodes,
-            algorithm=algorithm,
-            protocol=protocol,
-        )
+        return nccl_choice(self._message.collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
 
 
 def _apply_logged_channels(graph: Topology, table: PrintedTable | None) -> Topology:

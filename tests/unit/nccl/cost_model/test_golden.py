@@ -8,10 +8,11 @@ import os
 from itertools import product
 from pathlib import Path
 
-from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, available_protocols
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
+from ncclt.nccl.cost_model.topology import build_topology
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "cost_model"
 SIZES = [1 << exponent for exponent in (3, 6, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28, 30, 33)]
@@ -67,14 +68,16 @@ TUNABLE = [collective for collective in Collective if collective.is_tunable]
 
 def rows(cluster):
     """Yield predictions in µs by size for every pair, then what is chosen from each size on."""
+    graph = build_topology(cluster)
     for collective, algorithm, protocol in product(TUNABLE, Algorithm, Protocol):
-        times = [predicted_us(collective, algorithm, protocol, size, cluster) for size in SIZES]
-        if times[0] is not None:
+        offered = algorithm in available_algorithms(collective, graph.cluster)
+        if offered and protocol in available_protocols(collective, algorithm, graph.cluster):
+            times = [predicted_us(collective, algorithm, protocol, size, graph) for size in SIZES]
             yield f"{collective} {algorithm}/{protocol} µs: {' '.join(f'{us:.6g}' for us in times)}"
     for collective, forced in product(TUNABLE, (None, *Algorithm)):
         before = ""
         for size in SIZES:
-            choice = nccl_choice(collective, size, cluster, algorithm=forced)
+            choice = nccl_choice(collective, size, graph, algorithm=forced)
             if choice is not None:
                 pair = f"{choice.algorithm}/{choice.protocol}"
                 now = f"{pair} {choice.channels} channels {choice.threads} threads"

@@ -61,7 +61,7 @@ def test_nvls_is_chosen_for_large_messages_on_6_and_8_gpus_of_an_h100_node_as_re
     for gpus, algorithm in [(2, "ring"), (4, "ring"), (6, "nvls"), (8, "nvls")]:
         with subtests.test(gpus=gpus, algorithm=algorithm):
             node = DGX_H100.sized(nodes=1, gpus_per_node=gpus)
-            choice = nccl_choice(AR, 1 << 28, node)
+            choice = nccl_choice(AR, 1 << 28, build_topology(node))
             assert choice is not None
             assert choice.algorithm == algorithm
 
@@ -70,38 +70,36 @@ def test_two_l40s_move_from_ll_to_simple_where_they_were_recorded_to(subtests):
     """CS244C data: NCCL_PROTO unset follows LL up to 128 KiB and Simple from 256 KiB; LL128 is off over PCIe."""
     for size, protocol in [(8, "ll"), (65536, "ll"), (524288, "simple"), (1 << 27, "simple")]:
         with subtests.test(size=size, protocol=protocol):
-            choice = nccl_choice(AR, size, L40S)
+            choice = nccl_choice(AR, size, build_topology(L40S))
             assert choice is not None
             assert (choice.algorithm, choice.protocol) == ("ring", protocol)
 
 
 def test_latencies_by_hand():
     """Ring LL on 8 GPUs: 6.6 + 14 x 0.6; tree LL on 2 x 8: 6.8 + 2 (7 x 0.6 + 5) µs."""
-    ring = predicted_us(AR, Algorithm.RING, Protocol.LL, 8, DGX_A100.sized(nodes=1))
-    tree = predicted_us(AR, Algorithm.TREE, Protocol.LL, 8, DGX_A100)
+    ring = predicted_us(AR, Algorithm.RING, Protocol.LL, 8, build_topology(DGX_A100.sized(nodes=1)))
+    tree = predicted_us(AR, Algorithm.TREE, Protocol.LL, 8, build_topology(DGX_A100))
     assert ring == pytest.approx(6.6 + 14 * 0.6, abs=0.01)
     assert tree == pytest.approx(6.8 + 2 * (7 * 0.6 + 5.0), abs=0.01)
 
 
-def test_what_nccl_does_not_offer_has_no_prediction():
-    assert predicted_us(AR, Algorithm.NVLS, Protocol.SIMPLE, 1024, DGX_A100) is None
-    assert predicted_us(Collective.BROADCAST, Algorithm.TREE, Protocol.LL, 1024, DGX_A100) is None
-    assert predicted_us(AR, Algorithm.RING, Protocol.LL128, 1024, L40S) is None
-    assert nccl_choice(Collective.ALL_TO_ALL, 1024, DGX_A100) is None
-    assert nccl_choice(AR, 1024, DGX_A100, algorithm=Algorithm.NVLS) is None
+def test_what_nccl_does_not_offer_is_not_chosen():
+    graph = build_topology(DGX_A100)
+    assert nccl_choice(Collective.ALL_TO_ALL, 1024, graph) is None
+    assert nccl_choice(Collective.BROADCAST, 1024, graph, algorithm=Algorithm.TREE) is None
+    assert nccl_choice(AR, 1024, graph, algorithm=Algorithm.NVLS) is None
 
 
 def test_a_forced_ll128_is_taken_even_where_it_is_not_automatic():
-    choice = nccl_choice(AR, 1024, L40S, protocol=Protocol.LL128)
+    choice = nccl_choice(AR, 1024, build_topology(L40S), protocol=Protocol.LL128)
     assert choice is not None
     assert choice.protocol is Protocol.LL128
 
 
 def test_small_messages_take_fewer_channels_and_threads():
     sizes = [1 << e for e in range(8, 28)]
-    choices = [
-        nccl_choice(AR, s, DGX_A100.sized(nodes=1), algorithm=Algorithm.RING, protocol=Protocol.LL) for s in sizes
-    ]
+    graph = build_topology(DGX_A100.sized(nodes=1))
+    choices = [nccl_choice(AR, s, graph, algorithm=Algorithm.RING, protocol=Protocol.LL) for s in sizes]
     channels = [c.channels for c in choices if c]
     assert channels == sorted(channels)
     assert (channels[0], channels[-1]) == (1, 24)
@@ -119,9 +117,8 @@ def test_each_channel_gets_32_kib_of_traffic():
 
 def test_forced_threads_are_clamped_as_nccl_does():
     def threads(value: int) -> int:
-        choice = nccl_choice(
-            AR, 1 << 26, DGX_A100.sized(nodes=1), algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, max_threads=value
-        )
+        graph = build_topology(DGX_A100.sized(nodes=1))
+        choice = nccl_choice(AR, 1 << 26, graph, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, max_threads=value)
         assert choice is not None
         return choice.threads - 32  # one warp more for the fence of Simple
 
@@ -154,9 +151,10 @@ def test_a_group_larger_than_the_cluster_is_refused():
     size=st.integers(1, 1 << 34),
 )
 def test_the_choice_is_the_cheapest_pair_everywhere(cluster, collective, size):
-    choice = nccl_choice(collective, size, cluster)
+    graph = build_topology(cluster)
+    choice = nccl_choice(collective, size, graph)
     offered = [
-        predicted_us(collective, a, p, size, cluster)
+        predicted_us(collective, a, p, size, graph)
         for a in available_algorithms(collective, cluster)
         for p in available_protocols(collective, a, cluster)
     ]

@@ -69,14 +69,14 @@ def test_a_table_that_says_what_we_estimate_predicts_what_we_predict():
     for algorithm in available_algorithms(AR, graph.cluster):
         for protocol in available_protocols(AR, algorithm, graph.cluster):
             # Two sizes without any correction give the line through them.
-            small, large = (predicted_us(AR, algorithm, protocol, s, PAIR) for s in (64, 128))
+            small, large = (predicted_us(AR, algorithm, protocol, s, graph) for s in (64, 128))
             gbps = 64 / (large - small) / 1e3
             correction = {Protocol.SIMPLE: 0.9}.get(protocol, 1.0) if algorithm is Algorithm.TREE else 1.0
             costs.append(PrintedCost(AR, algorithm, protocol, small - 64 / gbps / 1e3, gbps / correction))
     table = PrintedTable(ranks=16, nodes=2, channels=graph.channels, costs=tuple(costs))
 
     for size in (1 << e for e in range(6, 33)):
-        found, choice = predict_choice(table, AR, size, graph), nccl_choice(AR, size, PAIR)
+        found, choice = predict_choice(table, AR, size, graph), nccl_choice(AR, size, graph)
         assert (found.algorithm, found.protocol) == (choice.algorithm, choice.protocol)
         assert found.time_us == pytest.approx(choice.time_us, rel=1e-6)
 

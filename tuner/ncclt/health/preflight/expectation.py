@@ -13,6 +13,7 @@ from ncclt.core.preflight import Preflight, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 
 BASELINE_RUNS = 3
 """Healthy runs that a baseline needs: the median of fewer is one of them."""
@@ -76,8 +77,7 @@ def links_gbps(cluster: Cluster, *, nodes: int, ranks: int, size: int) -> float:
         ranks: GPUs that take part, over all of them.
         size: bytes.
     """
-    part = cluster.sized(nodes=nodes)
-    choice = nccl_choice(Collective.ALL_REDUCE, size, part, ranks, nodes > 1)
+    choice = nccl_choice(Collective.ALL_REDUCE, size, build_topology(cluster.sized(nodes=nodes), ranks, nodes > 1))
     assert choice is not None, "nothing is forced, so NCCL has a choice"
     reached = _REACHED_BETWEEN[cluster.fabric] if nodes > 1 else _REACHED_IN_NODE[cluster.link_class]
     if cluster.link_class == "shm":

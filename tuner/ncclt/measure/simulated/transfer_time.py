@@ -336,9 +336,7 @@ def find_choice(cluster: Cluster, setting: Setting, message: Message) -> Choice 
     return nccl_choice(
         message.collective,
         message.size_bytes,
-        cluster,
-        message.group_size,
-        message.spans_nodes,
+        build_topology(cluster, message.group_size, message.spans_nodes),
         algorithm=reaching.algorithm,
         protocol=reaching.protocol,
         max_threads=dict(reaching.parameters).get("NTHREADS"),

@@ -16,7 +16,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm, Protocol, available_algorith
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.nccl.cost_model import tables as tables
-from ncclt.nccl.cost_model.topology import Topology, build_topology
+from ncclt.nccl.cost_model.topology import Topology
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
@@ -39,39 +39,11 @@ class Choice:
     time_us: float
 
 
-def predicted_us(
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    size_bytes: int,
-    cluster: Cluster,
-    group_size: int = 0,
-    spans_nodes: bool = False,
-) -> float | None:
-    """Return NCCL's prediction for an algorithm and protocol, µs; None where NCCL does not have them.
-
-    Args:
-        collective, algorithm, protocol: what to predict.
-        size_bytes: NCCL's tuning size, as in `Message.size_bytes`.
-        cluster: the whole job.
-        group_size: ranks of the communicator; 0 = the whole job.
-        spans_nodes: whether a smaller group spans nodes.
-    """
-    graph = build_topology(cluster, group_size, spans_nodes)
-    if algorithm not in available_algorithms(collective, graph.cluster):
-        return None
-    if protocol not in available_protocols(collective, algorithm, graph.cluster):
-        return None
-    return _time_us(collective, algorithm, protocol, size_bytes, graph)
-
-
 @lru_cache(maxsize=65536)
 def nccl_choice(
     collective: Collective,
     size_bytes: int,
-    cluster: Cluster,
-    group_size: int = 0,
-    spans_nodes: bool = False,
+    graph: Topology,
     *,
     algorithm: Algorithm | None = None,
     protocol: Protocol | None = None,
@@ -80,7 +52,7 @@ def nccl_choice(
     """Return NCCL's choice for a message under what is forced.
 
     Args:
-        collective, size_bytes, cluster, group_size, spans_nodes: as in `predicted_us`.
+        collective, size_bytes, graph: as in `predicted_us`.
         algorithm: the only one allowed, None = any.
         protocol: the only one allowed, None = any that is automatic. A forced LL128 is used even where NCCL would not
             enable it by itself, as with NCCL_PROTO=LL128.
@@ -90,10 +62,9 @@ def nccl_choice(
         The cheapest choice, or None where NCCL has none: it then refuses the call ("no algorithm/protocol available").
         send_recv and all_to_all never have one.
     """
-    graph = build_topology(cluster, group_size, spans_nodes)
     best: tuple[float, Algorithm, Protocol] | None = None
     # RCCL and tuner plugins leave trees earlier than NCCL.
-    limit = cluster.calibration.tree_bytes if cluster.calibration else None
+    limit = graph.cluster.calibration.tree_bytes if graph.cluster.calibration else None
     most_tree_bytes = math.inf if limit is None else limit
     for candidate in available_algorithms(collective, graph.cluster):
         if algorithm is None and candidate is Algorithm.TREE and size_bytes > most_tree_bytes:
@@ -101,7 +72,7 @@ def nccl_choice(
         if algorithm is not None and candidate is not algorithm:
             continue
         for available in _protocols(collective, candidate, graph.cluster, protocol):
-            time_us = _time_us(collective, candidate, available, size_bytes, graph)
+            time_us = predicted_us(collective, candidate, available, size_bytes, graph)
             if best is None or time_us < best[0]:
                 best = (time_us, candidate, available)
     if best is None:
@@ -146,9 +117,16 @@ def _protocols(
     return (forced,) if forced in LEGAL[collective][algorithm] else ()
 
 
-def _time_us(
+def predicted_us(
     collective: Collective, algorithm: Algorithm, protocol: Protocol, size_bytes: int, graph: Topology
 ) -> float:
+    """Return NCCL's prediction for an algorithm and protocol, µs, whether or not it would offer them.
+
+    Args:
+        collective, algorithm, protocol: what to predict.
+        size_bytes: NCCL's tuning size, as in `Message.size_bytes`.
+        graph: of the communicator.
+    """
     costs = _latency_and_bandwidth(collective, algorithm, protocol, graph)
     return call_us(collective, algorithm, protocol, size_bytes, graph, costs)
 
@@ -183,10 +161,14 @@ def _latency_and_bandwidth(
     collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Topology
 ) -> tuple[float, float]:
     """Return (latency µs, algorithm bandwidth 1e9 bytes/s)."""
-    ranks, steps = graph.ranks, ring_steps(collective, graph.ranks)
+    steps = ring_steps(collective, graph.ranks)
+    if algorithm is Algorithm.RING or (algorithm in _NVLS and collective is Collective.ALL_REDUCE):
+        share = graph.ranks / steps  # of the bus bandwidth
+    else:
+        share = 0.5 if collective is Collective.ALL_REDUCE else 1.0
     return (
         _latency_us(collective, algorithm, protocol, graph, steps),
-        _bus_gbps(collective, algorithm, protocol, graph) * _bus_to_algorithm(collective, algorithm, ranks, steps),
+        _bus_gbps(collective, algorithm, protocol, graph) * share,
     )
 
 
@@ -197,12 +179,6 @@ def ring_steps(collective: Collective, ranks: int) -> int:
     if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
         return max(1, ranks - 1)
     return ranks
-
-
-def _bus_to_algorithm(collective: Collective, algorithm: Algorithm, ranks: int, steps: int) -> float:
-    if algorithm is Algorithm.RING or (algorithm in _NVLS and collective is Collective.ALL_REDUCE):
-        return ranks / steps
-    return 0.5 if collective is Collective.ALL_REDUCE else 1.0
 
 
 def _bus_gbps(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Topology) -> float:

@@ -78,7 +78,10 @@ def build_topology(cluster: Cluster, group_size: int = 0, spans_nodes: bool = Fa
             f"a group of {ranks} ranks does not fit on {cluster.name} with {cluster.world_size} GPUs",
             hint="place the workload on the cluster first, or use more nodes",
         )
-    nodes, per_node = _spread(cluster, ranks, spans_nodes)
+    nodes, per_node = 1, ranks
+    if cluster.nodes > 1 and (ranks > cluster.gpus_per_node or spans_nodes or ranks == cluster.world_size):
+        nodes = min(cluster.nodes, ranks)
+        per_node = -(-ranks // nodes)
     part = replace(cluster, nodes=nodes, gpus_per_node=per_node)
     link = _link_gbps(cluster, per_node)
     channels, speed = _channels_and_speed(cluster, nodes, per_node, link)
@@ -111,14 +114,6 @@ def build_topology(cluster: Cluster, group_size: int = 0, spans_nodes: bool = Fa
         nvls_channels=16 if cluster.compute_capability < 100 else 24,
         net_overhead_us=2.0 if cluster.cpu == "amd" else 1.0,
     )
-
-
-def _spread(cluster: Cluster, ranks: int, spans_nodes: bool) -> tuple[int, int]:
-    """Return (nodes, ranks per node) of a group."""
-    if cluster.nodes == 1 or (ranks <= cluster.gpus_per_node and not spans_nodes and ranks != cluster.world_size):
-        return 1, ranks
-    nodes = min(cluster.nodes, ranks)
-    return nodes, -(-ranks // nodes)
 
 
 def _link_gbps(cluster: Cluster, per_node: int) -> float:

@@ -12,6 +12,7 @@ from ncclt.core.message import Collective, Message, bus_factor
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.profile.views.estimate import Curve, CurveKey, link_busbw_gbps, read_curve
 
 Factors = tuple[tuple[float, float], ...]
@@ -107,7 +108,7 @@ class CallTimes:
 
 
 def _modelled_us(collective: Collective, size: int, where: Cluster) -> float:
-    choice = nccl_choice(collective, size, where)
+    choice = nccl_choice(collective, size, build_topology(where))
     if choice is not None:
         return choice.time_us
     message = Message(

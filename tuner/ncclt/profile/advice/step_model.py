@@ -16,6 +16,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.workload import TimedCall
 from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
 
 _QUEUED_US = 20.0
 """A kernel that starts later than this after the one before it waited for its gradients, not for that kernel."""
@@ -226,5 +227,7 @@ def _fsdp_us(units: Sequence[Unit], compute: Compute, gathers_again: bool) -> fl
 def slowdown_beside(cluster: Cluster, size_bytes: int) -> float:
     """Return the share of a GPU's multiprocessors that NCCL's channels hold during an all_reduce; at most a half."""
     figures = gpu_figures(cluster.gpu)
-    choice = nccl_choice(Collective.ALL_REDUCE, size_bytes, cluster) if cluster.world_size > 1 else None
-    return min(0.5, choice.channels / figures[1]) if figures and choice else 0.0
+    if figures is None or cluster.world_size == 1:
+        return 0.0
+    choice = nccl_choice(Collective.ALL_REDUCE, size_bytes, build_topology(cluster))
+    return min(0.5, choice.channels / figures[1]) if choice else 0.0

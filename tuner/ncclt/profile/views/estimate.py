@@ -135,7 +135,7 @@ def latency_us(cluster: Cluster, message: Message) -> float:
     """
     modelled = message.collective not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
     collective = message.collective if modelled else Collective.BROADCAST
-    choice = nccl_choice(collective, _ELEMENT_BYTES, cluster, message.group_size, message.spans_nodes)
+    choice = nccl_choice(collective, _ELEMENT_BYTES, build_topology(cluster, message.group_size, message.spans_nodes))
     return choice.time_us if choice else 0.0
 
 
