@@ -206,7 +206,8 @@ def disagree(job: Job) -> None:
 
 def switch(job: Job) -> None:
     """Train with the table in shared memory: fixed, another protocol in turn, another algorithm in turn, none."""
-    from ncclt.nccl.tuner_plugin.shared_table import VARIABLE, SharedRow, SharedTable
+    from ncclt.nccl.tuner_plugin.shared_table import VARIABLE, SharedTable
+    from ncclt.nccl.tuner_table import PluginRow
 
     table = SharedTable()
     os.environ[VARIABLE] = table.path
@@ -226,7 +227,7 @@ def switch(job: Job) -> None:
             began = time.perf_counter()
             algorithm, protocol = pairs[step // SWITCH_EVERY % len(pairs)] if pairs else ("", "")
             if pairs and step % SWITCH_EVERY == 0:
-                table.publish([SharedRow(collective="allreduce", algorithm=algorithm, protocol=protocol)])
+                table.publish([PluginRow(collective="allreduce", algorithm=algorithm, protocol=protocol)])
                 publish_us.append(1e6 * (time.perf_counter() - began))
             losses.append(train_step(job, module, optimizer, step))
             choices.append(f"{algorithm}/{protocol}" if pairs else "default")

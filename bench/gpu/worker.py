@@ -38,7 +38,8 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import NccltError
-from ncclt.nccl.tuner_plugin.shared_table import VARIABLE, SharedRow, SharedTable
+from ncclt.nccl.tuner_plugin.shared_table import VARIABLE, SharedTable
+from ncclt.nccl.tuner_table import PluginRow
 
 _SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
@@ -140,7 +141,7 @@ class Worker:
 
     def _publish(self, command: Mapping[str, Any], _deadline: float) -> dict[str, Any]:
         assert self._table is not None
-        return {"generation": self._table.publish([SharedRow(**row) for row in command["rows"]])}
+        return {"generation": self._table.publish([PluginRow(**row) for row in command["rows"]])}
 
     def _close(self, _command: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         if self._ranks is not None:
@@ -155,7 +156,7 @@ class Worker:
             applied = setting.applied_to(collective, version=self._version)
             if applied.algorithm and applied.protocol:
                 rows.append(
-                    SharedRow(
+                    PluginRow(
                         collective=COLLECTIVE_WORDS[collective],
                         algorithm=applied.algorithm.value,
                         protocol=applied.protocol.value,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.nccl_version import NcclVersion
@@ -29,6 +29,34 @@ ANY = -1
 
 LONGEST_ID = 64
 """Characters of an id that the plugin keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginRow:
+    """One row of a table; the first one that fits a call counts.
+
+    Attributes:
+        collective, algorithm, protocol: words of `FUNCTIONS`, `ALGORITHMS` and `PROTOCOLS`.
+        first_bytes, last_bytes: tuning sizes, both inclusive; last_bytes None = no upper end.
+        channels: 0 = left to NCCL.
+        nodes, ranks: of the communicators that the row applies to; 0 = any.
+    """
+
+    collective: str
+    algorithm: str
+    protocol: str
+    first_bytes: int = 0
+    last_bytes: int | None = None
+    channels: int = 0
+    nodes: int = 0
+    ranks: int = 0
+
+    def text(self) -> str:
+        """Return the row in the order of `COLUMNS`."""
+        last = NO_UPPER_END if self.last_bytes is None else self.last_bytes
+        choice = (self.algorithm, self.protocol, self.channels or ANY)
+        fields = (self.collective, self.first_bytes, last, *choice, self.nodes or ANY, self.ranks or ANY)
+        return ",".join(map(str, fields))
 
 
 def table_text(
@@ -59,17 +87,16 @@ def table_row(rule: Rule, *, nodes: int, ranks: int) -> str:
         rule: its group size is not looked at.
         nodes, ranks: of the communicators; `ANY` = of any number.
     """
-    fields = (
-        COLLECTIVE_WORDS[rule.collective],
-        rule.min_bytes,
-        NO_UPPER_END if rule.max_bytes is None else rule.max_bytes,
-        rule.algorithm,
-        rule.protocol,
-        ANY if rule.channels is None else rule.channels,
-        nodes,
-        ranks,
-    )
-    return ",".join(str(field) for field in fields)
+    return PluginRow(
+        collective=COLLECTIVE_WORDS[rule.collective],
+        algorithm=str(rule.algorithm),
+        protocol=str(rule.protocol),
+        first_bytes=rule.min_bytes,
+        last_bytes=rule.max_bytes,
+        channels=rule.channels or 0,
+        nodes=max(nodes, 0),
+        ranks=max(ranks, 0),
+    ).text()
 
 
 def communicator_shape(rule: Rule, *, nodes: int, ranks: int) -> tuple[int, int]:
@@ -89,15 +116,14 @@ def communicator_shape(rule: Rule, *, nodes: int, ranks: int) -> tuple[int, int]
     return min(nodes, rule.group_size) if rule.spans_nodes else 1, rule.group_size
 
 
-def announced_checksum(text: str) -> str:
-    """Return the checksum in the first line of a table, empty where it has none."""
-    found = re.match(r"# ncclt-table .* fnv1a=([0-9a-f]{16})$", text.partition("\n")[0])
-    return found[1] if found else ""
-
-
 def table_checksum(rows: Iterable[str]) -> int:
-    """Return FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923), over all rows, each with its line feed."""
+    """Return the checksum of all rows, each with its line feed."""
+    return fnv1a("".join(f"{row}\n" for row in rows).encode())
+
+
+def fnv1a(data: bytes) -> int:
+    """Return FNV-1a, 64 bits (Fowler, Noll and Vo; RFC 9923)."""
     value = 0xCBF29CE484222325
-    for byte in "".join(f"{row}\n" for row in rows).encode():
+    for byte in data:
         value = (value ^ byte) * 0x100000001B3 & (2**64 - 1)
     return value

@@ -23,7 +23,8 @@ from ncclt.measure.persistent import runner as persistent_module
 from ncclt.measure.persistent import session as session_module
 from ncclt.nccl.compile import compile_policy, variables_for_setting
 from ncclt.nccl.switching import SwitchCost
-from ncclt.nccl.tuner_plugin.shared_table import SharedRow, slot_image
+from ncclt.nccl.tuner_plugin.shared_table import slot_image
+from ncclt.nccl.tuner_table import PluginRow
 
 PATIENCE_S = 60.0
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
@@ -241,8 +242,8 @@ def test_the_plugin_applies_a_whole_policy_in_one_launch_with_the_variables_besi
     assert runner.measure_policy(POLICY, [MESSAGE], repeat=0).outcome is Outcome.OK
     (order,) = launcher.orders
     rows = [
-        SharedRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=1 << 20, channels=4, ranks=2),
-        SharedRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=8191),
+        PluginRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=1 << 20, channels=4, ranks=2),
+        PluginRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=8191),
     ]
     at, image = slot_image(rows, 1)
     assert (order["table"]["at"], base64.b64decode(order["table"]["image"])) == (at, image), "groups come first"

@@ -1,4 +1,4 @@
-"""The table as one word: Python and C read the same, and no launcher finds a character in it that it would change."""
+"""The table as one word: the plugin reads it like the file, and no launcher would change a character of it."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError
-from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, decode_table, encode_table, table_environment
+from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, encode_table, table_environment
 from ncclt.nccl.tuner_table import ALGORITHMS, ANY, FUNCTIONS, NO_UPPER_END, PROTOCOLS, table_text
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "env" / "tuned.tuner-csv"
@@ -33,10 +33,8 @@ def table(lines):
 
 @settings(deadline=None)
 @given(lines=st.lists(rows(), min_size=1, max_size=30))
-def test_encoding_loses_nothing(lines):
-    text = table(lines)
-    compact = encode_table(text)
-    assert decode_table(compact) == text
+def test_compact_table_has_no_character_that_a_shell_would_change(lines):
+    compact = encode_table(table(lines))
     assert re.fullmatch(r"[A-Za-z0-9.:_+-]+", compact)
 
 
@@ -92,7 +90,7 @@ def test_thousand_rows_fit_into_the_environment_and_more_need_a_file(tmp_path):
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_is_found_by_both(plugin, data):
+def test_damage_is_found_by_the_plugin(plugin, data):
     compact = encode_table(table(["allreduce,0,65535,tree,ll,2,2,16", "allgather,5,99,ring,simple,-1,-1,8"]))
     rows_at = compact.index(":16.2:") + 6
     at = data.draw(st.integers(min_value=rows_at, max_value=len(compact) - 1))
@@ -105,14 +103,12 @@ def test_damage_is_found_by_both(plugin, data):
     }[kind]
     if damaged == compact:
         return
-    with pytest.raises(InputError):
-        decode_table(damaged)
     told = plugin.describe({"NCCLT_TABLE": damaged, "NCCLT_POLICY": None})
     assert told["problem"]
     assert not told["table"]
 
 
-def test_broken_word_is_refused_by_both(subtests, plugin):
+def test_broken_word_is_refused_by_the_plugin(subtests, plugin):
     for compact in [
         "1:r:2.28.9:16.2::cbf29ce484222325",
         "2:r:2.28.9:16.2:16.2ARL:0000000000000000",
@@ -126,8 +122,6 @@ def test_broken_word_is_refused_by_both(subtests, plugin):
         "a" * 40_000,
     ]:
         with subtests.test(compact=compact):
-            with pytest.raises(InputError):
-                decode_table(compact)
             assert plugin.describe({"NCCLT_TABLE": compact, "NCCLT_POLICY": None})["problem"]
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import InputError, UsageError
-from ncclt.nccl.tuner_plugin.shared_table import MOST_ROWS, VARIABLE, SharedRow, SharedTable
-from ncclt.nccl.tuner_table import FUNCTIONS
+from ncclt.nccl.tuner_plugin.shared_table import MOST_ROWS, VARIABLE, SharedTable
+from ncclt.nccl.tuner_table import FUNCTIONS, PluginRow
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
 
@@ -30,7 +30,7 @@ def watching(plugin, table, **options):
 
 
 def row(algorithm="ring", protocol="ll", **more):
-    return SharedRow(collective="allreduce", algorithm=algorithm, protocol=protocol, **more)
+    return PluginRow(collective="allreduce", algorithm=algorithm, protocol=protocol, **more)
 
 
 @pytest.mark.parametrize("api", [3, 4, 5, 6])
@@ -258,7 +258,7 @@ def test_a_row_that_makes_no_sense_leaves_the_table_as_it_was(table, change):
     words = {"collective": "allreduce", "algorithm": "ring", "protocol": "ll", **change}
 
     with pytest.raises(UsageError):
-        table.publish([SharedRow(**words)])
+        table.publish([PluginRow(**words)])
 
     assert Path(table.path).read_bytes() == before
 

@@ -15,16 +15,16 @@ from ncclt.core.policy import Rule
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_session as worker
 from ncclt.measure.persistent.attested import Attested
 from ncclt.nccl.switching import ForcedState
-from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedRow, SharedTable, slot_image
-from ncclt.nccl.tuner_table import FUNCTIONS
+from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedTable, slot_image
+from ncclt.nccl.tuner_table import FUNCTIONS, PluginRow
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
 LAYOUT = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES}
 TABLES = (
-    [SharedRow(collective="allreduce", algorithm="ring", protocol="ll", channels=4)],
-    [SharedRow(collective="allreduce", algorithm="tree", protocol="simple")] * MOST_ROWS,
+    [PluginRow(collective="allreduce", algorithm="ring", protocol="ll", channels=4)],
+    [PluginRow(collective="allreduce", algorithm="tree", protocol="simple")] * MOST_ROWS,
     [],
-    [SharedRow(collective="broadcast", algorithm="ring", protocol="ll128")],
+    [PluginRow(collective="broadcast", algorithm="ring", protocol="ll128")],
 )
 
 

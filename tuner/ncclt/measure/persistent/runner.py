@@ -46,8 +46,8 @@ from ncclt.nccl.switching import (
     start_variables,
     table_carries,
 )
-from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, SharedRow, slot_image
-from ncclt.nccl.tuner_table import communicator_shape
+from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, slot_image
+from ncclt.nccl.tuner_table import PluginRow, communicator_shape
 
 LONGEST_S = 7 * 24 * 3600.0
 """The timeout of a launch of persistent ranks."""
@@ -292,7 +292,7 @@ class PersistentRunner(RealRunner):
             generation = next(self._generations)
             nodes, ranks = self.cluster.nodes, self.cluster.world_size
             rows = [
-                SharedRow(
+                PluginRow(
                     collective=COLLECTIVE_WORDS[rule.collective],
                     algorithm=rule.algorithm.value,
                     protocol=rule.protocol.value,

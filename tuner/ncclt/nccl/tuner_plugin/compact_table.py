@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from ncclt.core.nccl_version import NcclVersion
-from ncclt.errors import InputError, NccltError
+from ncclt.errors import InputError
 from ncclt.nccl.tuner_table import (
     ALGORITHMS,
     ANY,
@@ -27,8 +25,8 @@ from ncclt.nccl.tuner_table import (
     FUNCTIONS,
     NO_UPPER_END,
     PROTOCOLS,
+    PluginRow,
     table_checksum,
-    table_text,
 )
 
 TABLE_VARIABLE = "NCCLT_TABLE"
@@ -55,49 +53,6 @@ _HEAD = re.compile(
     r"# ncclt-table 1 id=(?P<id>[A-Za-z0-9._-]{1,64}) nccl=(?P<nccl>[0-9.]+) nodes=(?P<nodes>[0-9]+) "
     r"ranks=(?P<ranks>[0-9]+)(?: .*)?"
 )
-_COMPACT = re.compile(
-    r"1:(?P<id>[A-Za-z0-9._-]{1,64}):(?P<nccl>[0-9.]+):(?P<ranks>[0-9]+)\.(?P<nodes>[0-9]+):(?P<sections>[^:]+):"
-    r"(?P<fnv>[0-9a-f]{16})",
-    re.ASCII,
-)
-_SECTION = re.compile(r"(?P<ranks>[0-9]+)\.(?P<nodes>[0-9]+)(?P<function>[A-Z])(?P<rows>.+)", re.ASCII)
-_ROW = re.compile(
-    r"(?:(?P<start>[0-9a-z]+)-)?(?P<end>[0-9a-z]+)?(?P<algorithm>[A-Z])(?P<protocol>[A-Z])(?P<channels>[0-9a-z]+)?",
-    re.ASCII,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactRow:
-    """One row in NCCL's lower-case words; `ANY` for nodes, ranks or channels that are not said."""
-
-    function: str
-    first: int
-    last: int
-    algorithm: str
-    protocol: str
-    channels: int
-    nodes: int
-    ranks: int
-
-    @property
-    def section(self) -> str:
-        """Return the beginning of a section of such rows."""
-        return f"{max(self.ranks, 0)}.{max(self.nodes, 0)}{_FUNCTION_LETTERS[FUNCTIONS.index(self.function)]}"
-
-    def text(self) -> str:
-        """Return the row of a CSV table."""
-        fields = (
-            self.function,
-            self.first,
-            self.last,
-            self.algorithm,
-            self.protocol,
-            self.channels,
-            self.nodes,
-            self.ranks,
-        )
-        return ",".join(map(str, fields))
 
 
 def table_environment(text: str, file: Path) -> dict[str, str]:
@@ -147,88 +102,50 @@ def encode_table(text: str) -> str:
             "the rows of the table do not fit its first line: it was cut off or edited", hint="write it again"
         )
     sections = "_".join(
-        section + "+".join(_encode_rows(list(part))) for section, part in groupby(rows, key=lambda row: row.section)
+        section + "+".join(_encode_rows(list(part)))
+        for section, part in groupby(
+            rows, key=lambda row: f"{row.ranks}.{row.nodes}{_FUNCTION_LETTERS[FUNCTIONS.index(row.collective)]}"
+        )
     )
     return f"{_FORMAT}:{head['id']}:{head['nccl']}:{head['ranks']}.{head['nodes']}:{sections}:{fnv:016x}"
 
 
-def decode_table(compact: str) -> str:
-    """Return the CSV table that a compact text stands for, without comments.
-
-    Raises:
-        InputError: it is damaged.
-    """
-    found = _COMPACT.fullmatch(compact)
-    if found is None:
-        raise InputError("the compact table is damaged: it is not 1:ID:NCCL:RANKS.NODES:SECTIONS:CHECKSUM")
-    rows = [row.text() for part in found["sections"].split("_") for row in _decode_section(part)]
-    if len(rows) > MOST_ROWS or table_checksum(rows) != int(found["fnv"], 16):
-        raise InputError("the compact table is damaged: its rows do not fit its checksum")
-    try:
-        version = NcclVersion.parse(found["nccl"])
-    except NccltError as error:
-        raise InputError(f"the compact table is damaged: {error.message}") from error
-    return table_text(rows, table_id=found["id"], version=version, nodes=int(found["nodes"]), ranks=int(found["ranks"]))
-
-
-def _parse_row(line: str) -> CompactRow:
+def _parse_row(line: str) -> PluginRow:
     fields = line.split(",")
     try:
         if len(fields) != len(COLUMNS):
             raise ValueError(f"{len(fields)} fields instead of {len(COLUMNS)}")
         function, first, last, algorithm, protocol, *numbers = fields
         channels, nodes, ranks = map(int, numbers)
-        row = CompactRow(
-            function=function,
-            first=int(first),
-            last=int(last),
+        first_bytes, last_bytes = int(first), int(last)
+        row = PluginRow(
+            collective=function,
             algorithm=algorithm,
             protocol=protocol,
-            channels=channels,
-            nodes=nodes,
-            ranks=ranks,
+            first_bytes=first_bytes,
+            last_bytes=None if last_bytes == NO_UPPER_END else last_bytes,
+            channels=max(channels, 0),
+            nodes=max(nodes, 0),
+            ranks=max(ranks, 0),
         )
         words = (function in FUNCTIONS, algorithm in ALGORITHMS, protocol in PROTOCOLS)
         numbers_fit = all(count == ANY or 1 <= count <= _MOST_COUNT for count in (channels, nodes, ranks))
-        if not all(words) or not numbers_fit or not 0 <= row.first <= row.last <= _LARGEST or row.text() != line:
+        if not all(words) or not numbers_fit or not 0 <= first_bytes <= last_bytes <= _LARGEST or row.text() != line:
             raise ValueError("an unknown word, or a number out of range")
     except ValueError as error:
         raise InputError(f"no row of a table: {line[:80]}: {error}", hint=_AGAIN) from error
     return row
 
 
-def _encode_rows(rows: list[CompactRow]) -> Iterator[str]:
+def _encode_rows(rows: list[PluginRow]) -> Iterator[str]:
     expected = 0
     for row in rows:
-        start = "" if row.first == expected else f"{_base36(row.first)}-"
-        end = "" if row.last == NO_UPPER_END else _base36(row.last)
-        channels = "" if row.channels == ANY else _base36(row.channels)
+        start = "" if row.first_bytes == expected else f"{_base36(row.first_bytes)}-"
+        end = "" if row.last_bytes is None else _base36(row.last_bytes)
+        channels = _base36(row.channels) if row.channels else ""
         letters = _ALGORITHM_LETTERS[ALGORITHMS.index(row.algorithm)] + _PROTOCOL_LETTERS[PROTOCOLS.index(row.protocol)]
         yield f"{start}{end}{letters}{channels}"
-        expected = row.last + 1
-
-
-def _decode_section(text: str) -> Iterator[CompactRow]:
-    section = _SECTION.fullmatch(text)
-    if section is None or section["function"] not in _FUNCTION_LETTERS:
-        raise InputError(f"the compact table is damaged at {text[:40]!r}")
-    expected = 0
-    for part in section["rows"].split("+"):
-        found = _ROW.fullmatch(part)
-        if found is None or found["algorithm"] not in _ALGORITHM_LETTERS or found["protocol"] not in _PROTOCOL_LETTERS:
-            raise InputError(f"the compact table is damaged at {part[:40]!r}")
-        row = CompactRow(
-            function=FUNCTIONS[_FUNCTION_LETTERS.index(section["function"])],
-            first=expected if found["start"] is None else int(found["start"], 36),
-            last=NO_UPPER_END if found["end"] is None else int(found["end"], 36),
-            algorithm=ALGORITHMS[_ALGORITHM_LETTERS.index(found["algorithm"])],
-            protocol=PROTOCOLS[_PROTOCOL_LETTERS.index(found["protocol"])],
-            channels=ANY if found["channels"] is None else int(found["channels"], 36),
-            nodes=int(section["nodes"]) or ANY,
-            ranks=int(section["ranks"]) or ANY,
-        )
-        yield _parse_row(row.text())
-        expected = row.last + 1
+        expected = (NO_UPPER_END if row.last_bytes is None else row.last_bytes) + 1
 
 
 def _base36(number: int) -> str:

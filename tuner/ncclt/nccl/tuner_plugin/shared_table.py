@@ -12,11 +12,10 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from ncclt.errors import UsageError
-from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS
+from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS, PluginRow, fnv1a
 
 VARIABLE = "NCCLT_POLICY_SHM"
 
@@ -38,48 +37,23 @@ EMPTY_HEAD = _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0)
 """The head of an empty table; the rest of it is 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedRow:
-    """One row; the first one that fits a call counts.
-
-    Attributes:
-        collective, algorithm, protocol: in NCCL's lower-case words, as in the table's text (`allreduce`, `nvls_tree`).
-        first_bytes, last_bytes: tuning sizes, both inclusive; last_bytes None = no upper end.
-        channels: 0 = left to NCCL.
-        nodes, ranks: of the communicators that the row applies to; 0 = any.
-    """
-
-    collective: str
-    algorithm: str
-    protocol: str
-    first_bytes: int = 0
-    last_bytes: int | None = None
-    channels: int = 0
-    nodes: int = 0
-    ranks: int = 0
-
-    def packed(self) -> bytes:
-        """Return the row's 32 bytes.
-
-        Raises:
-            UsageError: an unknown word, or a number out of range.
-        """
-        try:
-            return _ROW.pack(
-                self.first_bytes,
-                _LARGEST if self.last_bytes is None else self.last_bytes,
-                self.nodes,
-                self.ranks,
-                FUNCTIONS.index(self.collective),
-                ALGORITHMS.index(self.algorithm),
-                PROTOCOLS.index(self.protocol),
-                self.channels,
-            )
-        except (ValueError, struct.error) as error:
-            raise UsageError(f"no row of a shared table: {self}: {error}") from error
+def _pack(row: PluginRow) -> bytes:
+    try:
+        return _ROW.pack(
+            row.first_bytes,
+            _LARGEST if row.last_bytes is None else row.last_bytes,
+            row.nodes,
+            row.ranks,
+            FUNCTIONS.index(row.collective),
+            ALGORITHMS.index(row.algorithm),
+            PROTOCOLS.index(row.protocol),
+            row.channels,
+        )
+    except (ValueError, struct.error) as error:
+        raise UsageError(f"no row of a shared table: {row}: {error}") from error
 
 
-def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
+def slot_image(rows: Sequence[PluginRow], generation: int) -> tuple[int, bytes]:
     """Return the offset of a table and its bytes.
 
     After them the writer puts the generation into the first 8 bytes, in the machine's byte order: so a rank without
@@ -94,9 +68,9 @@ def slot_image(rows: Sequence[SharedRow], generation: int) -> tuple[int, bytes]:
     """
     if len(rows) > MOST_ROWS:
         raise UsageError(f"a shared table holds {MOST_ROWS} rows, not {len(rows)}")
-    body = b"".join(row.packed() for row in rows)
+    body = b"".join(map(_pack, rows))
     counted = struct.pack("=QQ", generation, len(rows))
-    head = counted + struct.pack("=QQ", _fnv1a(counted + body), 0)
+    head = counted + struct.pack("=QQ", fnv1a(counted + body), 0)
     return _HEAD.size + generation % 2 * _SLOT_BYTES, head + body
 
 
@@ -110,7 +84,7 @@ class SharedTable:
     Example:
         with SharedTable() as table:
             os.environ[VARIABLE] = table.path
-            table.publish([SharedRow(collective="allreduce", algorithm="ring", protocol="ll")])
+            table.publish([PluginRow(collective="allreduce", algorithm="ring", protocol="ll")])
 
     Raises:
         UsageError: this system has no such memory.
@@ -129,7 +103,7 @@ class SharedTable:
         self.path = f"/proc/self/fd/{self._file}"
         self.generation = 0
 
-    def publish(self, rows: Sequence[SharedRow]) -> int:
+    def publish(self, rows: Sequence[PluginRow]) -> int:
         """Replace the table for every call that begins from now on; no rows = the NCCL default.
 
         Returns:
@@ -158,10 +132,3 @@ class SharedTable:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Close it."""
         self.close()
-
-
-def _fnv1a(data: bytes) -> int:
-    value = 0xCBF29CE484222325
-    for byte in data:
-        value = (value ^ byte) * 0x100000001B3 & _LARGEST
-    return value
