@@ -95,7 +95,9 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
     refused = _refused_parameters(policy, version)
     reasons = _inexpressible(policy, rules, workload, version) | (_failing(rules) if delivered else {})
     kept = tuple(rule for rule in rules if rule not in reasons)
-    if reasons and not _separable(policy, rules, version):
+    # Channels and parameters apply to the whole process; so does a plain list before 2.24 and a base list from 2.31.
+    of_process = bool(policy.parameters) or any(rule.channels is not None for rule in rules)
+    if reasons and (of_process or not PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE):
         kept = ()
         reasons = {rule: reasons.get(rule, _MEASURED_TOGETHER) for rule in rules}
     lost = [f"{rule_label(rule)}: {reason}" for rule, reason in reasons.items()]
@@ -208,15 +210,6 @@ def _failing(rules: tuple[Rule, ...]) -> dict[Rule, str]:
         for rule in rules
         if rule.algorithm and not serves_every_call(rule.collective, rule.algorithm)
     }
-
-
-def _separable(policy: Policy, rules: tuple[Rule, ...], version: NcclVersion) -> bool:
-    """Return True if one rule can be dropped and the others still act as they were measured.
-
-    Channels and parameters apply to the whole process; so does a plain list before 2.24 and a base list from 2.31.
-    """
-    whole_process = bool(policy.parameters) or any(rule.channels is not None for rule in rules)
-    return not whole_process and PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE
 
 
 def _variables(rules: tuple[Rule, ...], version: NcclVersion) -> dict[str, str]:

@@ -228,7 +228,7 @@ CATALOGUE: tuple[Parameter, ...] = (
 """Every variable that ncclt knows, grouped by what it acts on."""
 
 SET_BY_RULES = frozenset({"ALGO", "PROTO", "MAX_CTAS", "MIN_NCHANNELS", "MAX_NCHANNELS"})
-"""What a policy expresses by its rules, never by its parameters."""
+"""Variables that a policy expresses by its rules, never by its parameters."""
 
 _BY_NAME = {row.name: row for row in CATALOGUE}
 

@@ -18,7 +18,7 @@ from ncclt.nccl.log.lines import ORIGIN
 
 _ORIGIN = re.compile(ORIGIN, re.ASCII)
 _ORIGIN_BYTES = 400
-"""How far before a statement its origin can begin: a host of 255 characters, numbers, a time stamp, `NCCL INFO`."""
+"""Bytes before a statement that may hold its origin: a host of 255 characters, numbers, a time stamp, `NCCL INFO`."""
 _COLL = re.compile(
     r"([A-Z]\w{2,24}): opCount [0-9a-f]{1,16} sendbuff \S{1,32} recvbuff \S{1,32} (?:acc \S{1,32} )?count (\d{1,20}) "
     r"datatype (\d{1,3}) op -?\d{1,10} root -?\d{1,10} comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,7})\]",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
 from ncclt.core.algorithms import LEGAL
-from ncclt.nccl.log.cost_table import Costs
 from ncclt.nccl.log.evidence import Evidence
+from ncclt.nccl.log.lines import Cells, Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +90,13 @@ class SearchedGraph:
     Attributes:
         pattern: 1 balanced tree, 2 split tree, 3 tree, 4 ring, 5 NVLS, 6 CollNet (graph.h).
         channels: number found; 0 = the pattern cannot be used here.
-        bw_intra, bw_inter: GB/s of one channel, in the node and out of it.
+        bw_inter: GB/s of one channel, out of the node.
         type_intra, type_inter: the longest path, `NVL`, `PIX`, `SYS`, ...
         evidence: the line.
     """
 
     pattern: int
     channels: int
-    bw_intra: float
     bw_inter: float
     type_intra: str
     type_inter: str
@@ -169,7 +168,7 @@ class CostRow:
     """
 
     collective: str
-    cells: tuple[tuple[str, str, float, float], ...]
+    cells: Cells
     evidence: Evidence
 
 

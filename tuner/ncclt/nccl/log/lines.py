@@ -1,4 +1,4 @@
-"""The prefix of NCCL's log lines, and the messages about its start.
+"""The prefix of NCCL's log lines, the messages about its start, and its table of latencies and bandwidths.
 
 Formats: NCCL 2.4 to 2.32 (src/init.cc, src/transport, src/graph) and logs quoted in NCCL's issues. mpirun, srun, Ray
 and others prefix lines, and the lines of several processes run into each other; both are handled here.
@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
 
 _PROCESS = r"(?P<host>[^\s:\[\]()<>]{1,255}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10})"
 _DEVICE = r"\[(?P<device>-?\d{1,4})\]"
@@ -89,3 +93,68 @@ def log_lines(line: str) -> Iterator[LogLine]:
             level=match["level"],
             text=line[match.end() : end].strip(),
         )
+
+
+_CELL = re.compile(r"\s*(-?[\d.]+)\s*/\s*(-?[\d.]+)\s*")
+_COLLECTIVES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+_PROTOCOLS = ("LL", "LL128", "Simple")
+
+_COLLECTIVE_OF = {word: collective for collective, word in COLLECTIVE_WORDS.items()}
+_ALGORITHM_OF = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
+_PROTOCOL_OF = {protocol.value: protocol for protocol in Protocol}
+
+Costs = dict[tuple[Collective, Algorithm, Protocol], tuple[float, float]]
+"""(collective, algorithm, protocol) -> latency in µs and bandwidth in GB/s."""
+
+Cells = tuple[tuple[str, str, float, float], ...]
+"""(algorithm, protocol, latency µs, bandwidth GB/s)."""
+
+Columns = tuple[tuple[str, str], ...]
+"""(algorithm, protocol)."""
+
+
+def read_columns(text: str) -> Columns | None:
+    """Return the columns of the rows that follow a header of the cost table; None = the message is no header.
+
+    NCCL prints the table (NCCL_DEBUG_SUBSYS=TUNING) from 2.23 in blocks of three algorithms, with a header line each
+    for algorithms and protocols; before that with one header line `Tree/LL`, ... (graph/tuning.cc).
+    """
+    head, *cells = [part.strip() for part in text.split("|")]
+    if head == "Algorithm":
+        return tuple((name, protocol) for name in cells if name for protocol in _PROTOCOLS)
+    if head.startswith("Latency/AlgBw"):
+        pairs = [cell.split("/") for cell in cells if "/" in cell]
+        return tuple((algorithm.strip(), protocol.strip()) for algorithm, protocol, *_ in pairs)
+    return None
+
+
+def read_row(text: str, columns: Columns) -> tuple[str, Cells] | None:
+    """Return collective and cells of a row of the cost table; None = no row, or its columns are not known."""
+    collective, *cells = [part.strip() for part in text.split("|")]
+    numbers = [_CELL.fullmatch(cell) for cell in cells if cell]
+    if collective not in _COLLECTIVES or not columns or len(numbers) < len(columns):
+        return None
+    found = []
+    for (algorithm, protocol), match in zip(columns, numbers, strict=False):
+        latency, bandwidth = (_float(match[1]), _float(match[2])) if match else (None, None)
+        if latency is None or bandwidth is None:
+            return None
+        found.append((algorithm, protocol, latency, bandwidth))
+    return collective, tuple(found)
+
+
+def parse_costs(collective: str, cells: Cells) -> Costs:
+    """Return the cells of a row whose algorithm and protocol ncclt knows."""
+    found: Costs = {}
+    for algorithm, protocol, latency_us, gbps in cells:
+        if algorithm.lower() in _ALGORITHM_OF and protocol.lower() in _PROTOCOL_OF:
+            pair = _ALGORITHM_OF[algorithm.lower()], _PROTOCOL_OF[protocol.lower()]
+            found[_COLLECTIVE_OF[collective.lower()], *pair] = (latency_us, gbps)
+    return found
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -13,7 +13,6 @@ from re import Match, Pattern
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import InputError
 from ncclt.nccl.log.calls import CommLine, comm_line
-from ncclt.nccl.log.cost_table import Costs, CostTableReader, parse_costs
 from ncclt.nccl.log.evidence import Evidence, shortened
 from ncclt.nccl.log.facts import (
     Connection,
@@ -53,8 +52,13 @@ from ncclt.nccl.log.lines import (
     UNREADABLE,
     VARIABLE,
     VERSION,
+    Columns,
+    Costs,
     LogLine,
     log_lines,
+    parse_costs,
+    read_columns,
+    read_row,
 )
 
 _MOST_STARTS = 200_000
@@ -89,7 +93,7 @@ class LogReader:
         self._starts: list[RankStart] = []
         self._open: dict[tuple[str, int, int], RankStart] = {}
         self._latest: dict[tuple[str, int, int], RankStart] = {}
-        self._tables: dict[tuple[str, int, int], CostTableReader] = {}
+        self._columns: dict[tuple[str, int, int], Columns] = {}
         self._table: dict[str, CostRow] = {}
         self._printed: list[RankStart] = []
         self._models: dict[str, None] = {}
@@ -230,8 +234,10 @@ class LogReader:
             self._take_costs(said, evidence)
 
     def _take_costs(self, said: LogLine, evidence: Evidence) -> None:
-        reader = self._tables.setdefault((said.host, said.pid, said.device), CostTableReader())
-        if row := reader.row(said.text):
+        rank = said.host, said.pid, said.device
+        if (columns := read_columns(said.text)) is not None:
+            self._columns[rank] = columns
+        elif row := read_row(said.text, self._columns.get(rank, ())):
             name, cells = row
             self._keep_costs(said, parse_costs(name, cells))
             known = self._table.get(name)
@@ -268,7 +274,6 @@ class LogReader:
             graph = SearchedGraph(
                 pattern=int(match[1]),
                 channels=int(match[2]),
-                bw_intra=_float(match[3]),
                 bw_inter=_float(match[4]),
                 type_intra=match[5],
                 type_inter=match[6],

@@ -98,7 +98,10 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
     arguments = document.get("args") or [""]
     program = str(arguments[0]).rpartition("/")[2]
     average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
-    out_of_bounds = document.get("out_of_bounds") or {}
+    checks = document.get("out_of_bounds") or {}
+    out_of_bounds = int(checks["count"]) if "count" in checks else None
+    if out_of_bounds is not None and checks.get("okay") == "false":
+        out_of_bounds = max(out_of_bounds, 1)
     named = program if "_perf" in program else None
     rows = tuple(_row(row) for row in document.get("results") or [])
     return NcclTest(
@@ -109,20 +112,13 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
         rows=rows,
         collective=find_collective(named, rows, ranks),
         avg_busbw_gbps=None if average is None else float(average),
-        out_of_bounds=_failed_checks(out_of_bounds),
+        out_of_bounds=out_of_bounds,
         hosts=count_hosts(
             [(str(one.get("hostname", "")), f"{one.get('device')} {one.get('device_hex')}") for one in mine]
         ),
         gpu=str(mine[0].get("device_info") or "") if mine else "",
         nccl=str(document.get("nccl_version") or ""),
     )
-
-
-def _failed_checks(out_of_bounds: Mapping[str, Any]) -> int | None:
-    if "count" not in out_of_bounds:
-        return None
-    count = int(out_of_bounds["count"])
-    return max(count, 1) if out_of_bounds.get("okay") == "false" else count
 
 
 def _row(row: Mapping[str, Any]) -> NcclTestRow:

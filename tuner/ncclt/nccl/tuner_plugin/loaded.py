@@ -282,13 +282,25 @@ def examine(
     if collective not in COLLECTIVES:
         raise UsageError(f"the plugin is not asked for {collective!r}", hint=f"one of {', '.join(COLLECTIVES)}")
     plugin, tabled = LoadedPlugin(library), API_VERSIONS[1:]
-    found = [
-        _ask(plugin, api, policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes) for api in tabled
-    ]
-    said, choices = found[-1]
+    environ = {
+        "NCCLT_POLICY": None if policy is None else str(policy),
+        "NCCLT_POLICY_CHECKSUM": None,
+        "NCCLT_TABLE": None,
+        "NCCLT_AGREEMENT": None,
+        "NCCL_TUNER_CONFIG_FILE": None,
+        "NCCLT_POLICY_SHM": None,
+        "NCCLT_PLUGIN_REPORT": None,
+        DELEGATE_VARIABLE: "none",  # the table's choices alone
+    }
+    found = []
+    for api in tabled:
+        with plugin.communicator(api=api, ranks=ranks, nodes=nodes, environ=environ) as communicator:
+            choices = tuple(_choose(communicator, collective, size) for size in sizes)
+        said = " ".join(communicator.said)
+        found.append(choices)
     # Before v4 the plugin names 32 channels at most (plugin/tuner.c).
     limited = tuple(replace(one, channels=min(one.channels, _CHANNELS_BEFORE_V4)) for one in choices)
-    if any(given != (choices if api >= 4 else limited) for api, (_, given) in zip(tabled, found, strict=True)):
+    if any(given != (choices if api >= 4 else limited) for api, given in zip(tabled, found, strict=True)):
         raise InputError(
             f"{library} answers differently under two tuner APIs", hint="build it here: ncclt admin plugin build"
         )
@@ -301,38 +313,13 @@ def examine(
     )
 
 
-def _ask(
-    plugin: LoadedPlugin,
-    api: int,
-    *,
-    policy: Path | None,
-    ranks: int,
-    nodes: int,
-    collective: str,
-    sizes: Sequence[int],
-) -> tuple[str, tuple[PluginChoice, ...]]:
-    environ = {
-        "NCCLT_POLICY": None if policy is None else str(policy),
-        "NCCLT_POLICY_CHECKSUM": None,
-        "NCCLT_TABLE": None,
-        "NCCLT_AGREEMENT": None,
-        "NCCL_TUNER_CONFIG_FILE": None,
-        "NCCLT_POLICY_SHM": None,
-        "NCCLT_PLUGIN_REPORT": None,
-        DELEGATE_VARIABLE: "none",  # the table's choices alone
-    }
-    with plugin.communicator(api=api, ranks=ranks, nodes=nodes, environ=environ) as communicator:
-        choices = []
-        for size in sizes:
-            answer = communicator.ask(COLLECTIVES.index(collective), size)
-            chosen = next((at for at, cost in enumerate(answer.costs) if cost < 1), None)
-            choices.append(
-                PluginChoice(
-                    collective=collective,
-                    size_bytes=size,
-                    algorithm="" if chosen is None else ALGORITHMS[chosen // len(PROTOCOLS)],
-                    protocol="" if chosen is None else PROTOCOLS[chosen % len(PROTOCOLS)],
-                    channels=answer.channels,
-                )
-            )
-    return " ".join(communicator.said), tuple(choices)
+def _choose(communicator: Communicator, collective: str, size_bytes: int) -> PluginChoice:
+    answer = communicator.ask(COLLECTIVES.index(collective), size_bytes)
+    chosen = next((at for at, cost in enumerate(answer.costs) if cost < 1), None)
+    return PluginChoice(
+        collective=collective,
+        size_bytes=size_bytes,
+        algorithm="" if chosen is None else ALGORITHMS[chosen // len(PROTOCOLS)],
+        protocol="" if chosen is None else PROTOCOLS[chosen % len(PROTOCOLS)],
+        channels=answer.channels,
+    )
