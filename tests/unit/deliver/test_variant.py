@@ -114,7 +114,7 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
     for job in map(str, range(20)):
         found = serve_from_store(url, replace(ASKED, job=job))
         assert found.recommendation.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]
-        answer = request_answer(replace(ASKED, job=job), None, url, timeout_s=60.0, from_cache=False, warn=print)
+        answer = request_answer(replace(ASKED, job=job), (None, url), timeout_s=60.0, from_cache=False, warn=print)
         assert (answer.recommendation, answer.rollout) == (found.recommendation.id, rollout.id)
     assert serve_from_store(url, ASKED).recommendation.id == "a"
 

@@ -44,8 +44,7 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
     plugin = None if arguments.policy_dir is None else _plugin(arguments)
     answer = request_answer(
         request,
-        server,
-        storage,
+        (server, storage),
         timeout_s=arguments.timeout,
         from_cache=arguments.fallback == "cached",
         warn=say,

@@ -288,10 +288,10 @@ def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cach
     cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
-    server, storage = where()
+    source = where()
     with job_request(arguments, job, cluster) as request:
         answer = request_answer(
-            request, server, storage, timeout_s=arguments.timeout, from_cache=from_cache, warn=say, kept=kept
+            request, source, timeout_s=arguments.timeout, from_cache=from_cache, warn=say, kept=kept
         )
     return answer if answer.job == request.job else replace(answer, job="")
 

@@ -232,8 +232,7 @@ def answer_from_table(path: Path) -> Answer:
 
 def request_answer(
     request: Request,
-    server: str | None,
-    storage: str | None,
+    source: tuple[str | None, str | None],
     *,
     timeout_s: float,
     from_cache: bool,
@@ -244,7 +243,7 @@ def request_answer(
 
     Args:
         request: the job that it is for.
-        server, storage: one of them, or neither for the default store.
+        source: server and storage, one of them, or neither for the default store.
         timeout_s: for the request to the server.
         from_cache: use the cached answer if the server is unreachable.
         warn: receives a line for the user, at once.
@@ -256,6 +255,7 @@ def request_answer(
         ServerError: the server is unreachable or broken, and the cache has no answer.
         InputError: the answer is invalid.
     """
+    server, storage = source
     if not server:
         from ncclt.deliver.variant import issue_ticket, serve_from_store
 

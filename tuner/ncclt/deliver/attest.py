@@ -298,15 +298,14 @@ def _notes(rows: list[MessageOutcome]) -> list[str]:
     notes = (
         [f"{count_noun(len(rows) - MOST_ROWS, 'more kind')} of messages not listed"] if len(rows) > MOST_ROWS else []
     )
-    fewer = sum(1 for row in rows if row.state is RowState.AS_WANTED and _fewer(row))
+    fewer = 0
+    for row in rows:
+        wanted, used = row.wanted.rpartition("/")[2], row.used.rpartition("/")[2]
+        if row.state is RowState.AS_WANTED and wanted.isdecimal() and used.isdecimal():
+            fewer += int(used) < int(wanted)
     if fewer:
         notes.append(
             f"{count_noun(fewer, 'kind')} of messages ran on fewer channels than requested: NCCL gives small and "
             "grouped calls fewer"
         )
     return notes
-
-
-def _fewer(row: MessageOutcome) -> bool:
-    wanted, used = row.wanted.rpartition("/")[2], row.used.rpartition("/")[2]
-    return wanted.isdecimal() and used.isdecimal() and int(used) < int(wanted)

@@ -675,7 +675,11 @@ def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Source
     first torchrun or python on PATH), which PyTorch's wheels load; then NCCL_VERSION as NVIDIA's images set it. None if
     LD_PRELOAD or LD_LIBRARY_PATH bring another library, and for a command in a container or a script.
     """
-    if "nccl" in environ.get("LD_PRELOAD", "") or _has_own_nccl(environ.get("LD_LIBRARY_PATH", "")):
+    if "nccl" in environ.get("LD_PRELOAD", "") or any(
+        os.access(Path(folder) / "libnccl.so.2", os.F_OK)
+        for folder in environ.get("LD_LIBRARY_PATH", "").split(":")
+        if folder
+    ):
         return None
     if any("container" in word or _ELSEWHERE.fullmatch(PurePath(word).name) for word in argv):
         return None
@@ -685,7 +689,9 @@ def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Source
         if PurePath(word).name in NODE_LAUNCHERS or re.fullmatch(r"python[0-9.]*", PurePath(word).name)
     ][:1]
     for name in names if argv else ("torchrun", "python3", "python"):
-        if (program := _find_program(name, environ.get("PATH", ""))) is not None:
+        folders = [""] if "/" in name else environ.get("PATH", "").split(":")
+        program = next((Path(folder) / name for folder in folders if os.access(Path(folder) / name, os.X_OK)), None)
+        if program is not None:
             versions = _packaged(program)
             if len(versions) == 1:
                 (version,) = versions
@@ -695,15 +701,6 @@ def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Source
             break
     image = re.match(r"[0-9]+\.[0-9]+\.[0-9]+(?![0-9])", environ.get("NCCL_VERSION", ""))
     return Sourced(value=image[0], source=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
-
-
-def _has_own_nccl(paths: str) -> bool:
-    return any(_exists(Path(folder) / "libnccl.so.2") for folder in paths.split(":") if folder)
-
-
-def _find_program(name: str, path: str) -> Path | None:
-    folders = [""] if "/" in name else path.split(":")
-    return next((Path(folder) / name for folder in folders if os.access(Path(folder) / name, os.X_OK)), None)
 
 
 def _packaged(program: Path) -> set[str]:
@@ -719,10 +716,3 @@ def _packaged(program: Path) -> set[str]:
         }
     except OSError:
         return set()  # an unreadable folder
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False

@@ -47,7 +47,6 @@ class JobPlan:
         form: how the policy is delivered; None = it is not.
         set_env, unset_env: changes to its environment.
         notes: for the user, one sentence each.
-        differences: names of the differences from the measured job that the user accepted.
         is_common: the other processes of the job start with the same, so this one starts with it or not at all.
         argv: the command; empty = unchanged.
         environ: its whole environment; None = that of this process, untouched.
@@ -59,7 +58,6 @@ class JobPlan:
     set_env: tuple[tuple[str, str], ...] = ()
     unset_env: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    differences: tuple[str, ...] = ()
     is_common: bool = False
     argv: Sequence[str] = ()
     environ: Mapping[str, str] | None = None
@@ -153,7 +151,6 @@ def plan_job(
         unset_env=tuple(name for name in own if name not in delivered),
         form=form,
         notes=tuple(notes),
-        differences=accepted,
     )
 
 

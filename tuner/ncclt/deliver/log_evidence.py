@@ -63,11 +63,19 @@ def observe(paths: Sequence[Path]) -> Observed:
     check_distinct(paths)
     report_paths, logs = _sort_files(paths)
     reports = read_reports(d for path in report_paths for d in documents(path)) if report_paths else ()
-    starts = _StartReader()
-    books = [read_log(one, starts.watching) for path in logs for one in documents(path)]
+    starts, own_lines = LogReader(), dict[str, None]()
+
+    def watching(lines: Iterable[str], label: str) -> Iterator[str]:
+        """Read how the job's processes started, and our plugin's lines, while another reader takes the lines."""
+        for line in starts.watching(lines, label):
+            if OWN_LINE in line and len(own_lines) < _MOST_OWN_LINES:
+                own_lines[line[line.index(OWN_LINE) :].rstrip("\n")[:500]] = None
+            yield line
+
+    books = [read_log(one, watching) for path in logs for one in documents(path)]
     books.sort(key=lambda book: book.label)
     check_own_process(books)
-    facts = starts.reader.facts()
+    facts = starts.facts()
     variables: dict[str, dict[str, None]] = {}
     for process in facts.processes:
         for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
@@ -79,7 +87,7 @@ def observe(paths: Sequence[Path]) -> Observed:
         calls=(*_report_calls(reports), *_log_calls(books)),
         variables={name: tuple(values) for name, values in variables.items()},
         tells_variables=bool(variables),
-        tuner_lines=(*starts.own_lines, *dict.fromkeys(line for line in plugin_lines if line.startswith("TUNER"))),
+        tuner_lines=(*own_lines, *dict.fromkeys(line for line in plugin_lines if line.startswith("TUNER"))),
         hosts=len(hosts),
         notes=tuple(_notes(reports, books)),
         evidence=_digest(paths),
@@ -158,21 +166,6 @@ def _sort_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                 hint="name the files that NCCLT_PLUGIN_REPORT or NCCL_DEBUG_FILE left",
             )
     return reports, logs
-
-
-class _StartReader:
-    """Reads how the job's processes started, and our plugin's lines, while another reader takes the lines."""
-
-    def __init__(self) -> None:
-        self.reader = LogReader()
-        self.own_lines: dict[str, None] = {}
-
-    def watching(self, lines: Iterable[str], label: str) -> Iterator[str]:
-        """Pass the lines on."""
-        for line in self.reader.watching(lines, label):
-            if OWN_LINE in line and len(self.own_lines) < _MOST_OWN_LINES:
-                self.own_lines[line[line.index(OWN_LINE) :].rstrip("\n")[:500]] = None
-            yield line
 
 
 def _report_sources(reports: Sequence[CommunicatorReport]) -> list[LogEvidence]:

@@ -28,7 +28,7 @@ _LONG_AGO_S = 86400.0
 """A decision older than this is probably of an earlier job with the same name; a note says so."""
 
 Planner = Callable[[Answer, Form | None], JobPlan]
-"""Return what an answer sets on this node, in the given form, else in the best one."""
+"""Plans the delivery of an answer on this node, in the given form, else in the best one."""
 
 
 def require_name(job: JobInfo) -> None:
@@ -100,7 +100,12 @@ def agree(
                         f"only {seen} of {count} {kind} were seen in {folder} within {arguments.wait:g} s: is it the "
                         "same folder everywhere, and does every node run this?"
                     )
-            content = _write_content(answer, planned, job, why=why)
+            content = {
+                "why": why or ("" if planned.form else "; ".join(planned.notes)),
+                "env": json.dumps(answer.document, indent=2) + "\n" if answer else "",
+                "form": planned.form.value if planned.form else "",
+                "effective": effective_variables(planned, job),
+            }
             found = decide(folder, job, question=question, content=content)
     return _follow(found, job, plan, tell, told=told)
 
@@ -134,15 +139,6 @@ def _ask(
 def _explain(error: NccltError, tell: Callable[[str], None]) -> str:
     tell(f"ncclt: {error.message}{f' ({error.hint})' if error.hint else ''}")
     return error.message
-
-
-def _write_content(answer: Answer | None, plan: JobPlan, job: JobInfo, *, why: str) -> dict[str, object]:
-    return {
-        "why": why or ("" if plan.form else "; ".join(plan.notes)),
-        "env": json.dumps(answer.document, indent=2) + "\n" if answer else "",
-        "form": plan.form.value if plan.form else "",
-        "effective": effective_variables(plan, job),
-    }
 
 
 def _follow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +50,6 @@ class Progress:
         done, budget: launches of the search so far and at most.
         default_us: time per step of the default, µs.
         policy_us: expected time per step of the best policy so far, µs.
-        gpu_seconds: what all launches of the study cost so far.
     """
 
     trial: Trial
@@ -57,7 +57,6 @@ class Progress:
     budget: int
     default_us: float
     policy_us: float
-    gpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +177,16 @@ class Search:
                 trials = list_search_trials(self.trial_log)
                 self._update_history(trials)
                 if self._show:
-                    self._tell_watcher(trials)
+                    self._show = False
+                    self.watch(
+                        Progress(
+                            trial=trials[-1],
+                            done=len(trials),
+                            budget=self.budget.trials,
+                            default_us=self._history[0],
+                            policy_us=self._history[-1],
+                        )
+                    )
                 if end := self._reason_to_stop(trials, running):
                     self._stop(end)
                     return None
@@ -208,7 +216,8 @@ class Search:
             return SearchEnd(reason=f"budget of {count_noun(budget.trials, 'trial')} used")
         if budget.seconds is not None and self.clock() - self._started_s >= budget.seconds:
             return SearchEnd(reason=f"time budget of {budget.seconds:g} s used")
-        if budget.gpu_hours is not None and self._gpu_seconds() >= budget.gpu_hours * 3600:
+        most_s = math.inf if budget.gpu_hours is None else budget.gpu_hours * 3600
+        if gpu_seconds(self.trial_log.trials(), self._cluster) >= most_s:
             return SearchEnd(reason=f"budget of {budget.gpu_hours:g} GPU-hours used")
         if why := self.interrupted():
             return SearchEnd(reason=why, interrupted=True)
@@ -243,22 +252,6 @@ class Search:
             times = posterior_mean(collect_times(trials[:seen]), self.workload, cluster)
             policy = assemble(times, self.workload, version=cluster.version)
             self._history.append(expected_us(policy, times, self.workload, version=cluster.version))
-
-    def _gpu_seconds(self) -> float:
-        return gpu_seconds(self.trial_log.trials(), self._cluster)
-
-    def _tell_watcher(self, trials: Sequence[Trial]) -> None:
-        self._show = False
-        self.watch(
-            Progress(
-                trial=trials[-1],
-                done=len(trials),
-                budget=self.budget.trials,
-                default_us=self._history[0],
-                policy_us=self._history[-1],
-                gpu_seconds=self._gpu_seconds(),
-            )
-        )
 
 
 def explain_convergence(history: Sequence[float], *, startup: int, patience: int) -> str:

@@ -33,7 +33,7 @@ FORMATS = (
     "trainjob-env",
     "cloudai",
 )
-"""What `render` writes."""
+"""Names of the formats of `render`."""
 
 SHELLS = ("bash", "fish", "csh")
 """Whose language `--shell` writes; `bash` is POSIX and holds for sh, dash and zsh as well, `csh` for tcsh."""
