@@ -17,8 +17,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.errors import MissingDependencyError, SettingError, UsageError
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
-from ncclt.nccl.cost_model.model import Choice, nccl_choice
-from ncclt.nccl.cost_model.printed import TableChoice, find_table, predict_choice
+from ncclt.nccl.cost_model.model import Choice, TableChoice, find_table, nccl_choice, predict_choice
 from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.nccl.parameters import CATALOGUE
 

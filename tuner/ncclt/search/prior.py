@@ -1,6 +1,6 @@
 """Prior mean: the prediction of NCCL's cost model for a setting, scaled by channels.
 
-The model is NCCL's table of the cluster where a log holds it (`nccl.cost_model.printed`), else our estimate of that.
+The model is NCCL's table of the cluster where a log holds it (`predict_choice`), else our estimate of that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.printed_costs import PrintedCosts, PrintedTable
 from ncclt.core.setting import Setting
-from ncclt.nccl.cost_model.model import Choice, channels_taken, nccl_choice
-from ncclt.nccl.cost_model.printed import TableChoice, find_table, predict_choice
+from ncclt.nccl.cost_model.model import Choice, TableChoice, channels_taken, find_table, nccl_choice, predict_choice
 from ncclt.nccl.cost_model.topology import Topology, build_topology
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)

@@ -9,8 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
-from ncclt.nccl.cost_model.printed import find_table, predict_choice
+from ncclt.nccl.cost_model.model import find_table, nccl_choice, predict_choice, predicted_us
 from ncclt.nccl.cost_model.topology import build_topology
 
 AR = Collective.ALL_REDUCE

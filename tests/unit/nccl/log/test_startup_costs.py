@@ -13,7 +13,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.errors import InputError
 from ncclt.health.doctor.files import read_printed_costs_file
-from ncclt.nccl.cost_model.printed import predict_choice
+from ncclt.nccl.cost_model.model import predict_choice
 from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.nccl.log.startup import read_printed_costs
 
