@@ -142,7 +142,10 @@ def find_prefixes(beginning: bytes) -> Prefixes:
         return NO_PREFIXES
     every = beginning.removeprefix(b"\xef\xbb\xbf").split(b"\n")[:_LOOKED_AT]
     lines = [line[:_LOOKED_INTO].rstrip(b"\r") for line in every]
-    field = _wrapping_field([line for line in every if line.strip()][:3])
+    first = [line for line in every if line.strip()][:3]
+    field = ""  # of the JSON objects that the lines are; empty = they are something else
+    if first and first[0].startswith(b"{"):
+        field = next((name for name in _FIELDS if all(_unwrapped(line, name) is not line for line in first)), "")
     if field:
         lines = [part for line in every for part in _unwrapped(line, field).splitlines()]
     has_colours = any(_COLOUR.search(line) for line in lines)
@@ -189,16 +192,6 @@ def _form(prefix: bytes) -> re.Pattern[bytes] | None:
         return None
     form = re.sub(rb"\d+", rb"\\d+", re.escape(prefix))
     return re.compile(re.sub(rb"(?i)(\brank(?:\\ |[:=])?)\\d\+", rb"\1(?P<rank>\\d+)", form, count=1))
-
-
-def _wrapping_field(lines: Sequence[bytes]) -> str:
-    """Return the field of the JSON objects that the lines are; empty = they are something else."""
-    if not lines or not lines[0].startswith(b"{"):
-        return ""
-    for field in _FIELDS:
-        if all(_unwrapped(line, field) is not line for line in lines):
-            return field
-    return ""
 
 
 def _unwrapped(line: bytes, field: str) -> bytes:

@@ -164,10 +164,15 @@ def _ending(launch: LaunchResult) -> str:
     number = -code if code < 0 else code - 128 if 128 < code <= 128 + signal.NSIG else 0
     if not number:
         return f"exit code {code}"
-    known = number in {s.value for s in signal.Signals}
-    ending = f"ended by {signal.Signals(number).name if known else f'signal {number}'}"
+    ending = f"ended by {signal_name(number)}"
     # Nobody but the kernel sends this to a rank by itself.
     return f"{ending}, often because the host ran out of memory" if number == signal.SIGKILL else ending
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL`, or `signal 99` for a number without a name."""
+    known = number in {s.value for s in signal.Signals}
+    return signal.Signals(number).name if known else f"signal {number}"
 
 
 def _failed(

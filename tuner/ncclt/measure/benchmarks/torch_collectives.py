@@ -14,7 +14,6 @@ import binascii
 import json
 import math
 import re
-import signal
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.core.trial import Measurement
 from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading, CommandOutput
+from ncclt.measure.outcome import signal_name
 from ncclt.nccl.nccl_tests.reason import failure_reason
 
 VERSION = 1
@@ -87,7 +87,7 @@ def failed_rank(printed: str) -> str:
     """
     said = sorted((float(after_s), f"{rank}: {reason.strip()}") for rank, after_s, reason in _FAILED.findall(printed))
     killed = [
-        f"rank {rank} was ended by {_signal_name(int(number))}" for rank, number in _ENDED_BY_SIGNAL.findall(printed)
+        f"rank {rank} was ended by {signal_name(int(number))}" for rank, number in _ENDED_BY_SIGNAL.findall(printed)
     ]
     return "; ".join([*killed[:1], *(reason for _, reason in said[:1])])
 
@@ -157,11 +157,6 @@ def _row(row: Mapping[str, Any]) -> TorchRow:
     if not isinstance(row["wrong"], int) or row["wrong"] < 0:
         raise ValueError(f"{row['wrong']!r} wrong elements of {row['message']}")
     return TorchRow(word=str(row["message"]), samples_us=samples_us, wrong=row["wrong"], settled=bool(row["settled"]))
-
-
-def _signal_name(number: int) -> str:
-    known = number in {s.value for s in signal.Signals}
-    return signal.Signals(number).name if known else f"signal {number}"
 
 
 WORKER = Path(__file__).parent / "torch_worker" / "ncclt_torch_worker.py"

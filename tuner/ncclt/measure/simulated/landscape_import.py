@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import MOST_BYTES, parse_dtype
-from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.setting import Setting
 from ncclt.errors import InputError, UsageError
@@ -20,6 +19,7 @@ from ncclt.measure.simulated.observations import (
     conditions_of,
     count_nodes,
     is_another_gpu,
+    known_version,
     stated_setting,
 )
 from ncclt.nccl.nccl_tests.result import NcclTest
@@ -60,9 +60,8 @@ def import_logs(
             if test.variables:
                 conditions.setdefault(path, conditions_of(test))
                 _require_same(conditions, conditions_of(test), path)
-            nccl = _version(test)
-            if nccl:
-                versions.append((path, nccl))
+            if stated := known_version(test.nccl):
+                versions.append((path, str(stated)))
             if is_another_gpu(test.gpu, cluster.gpu):
                 raise InputError(
                     f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}",
@@ -166,10 +165,3 @@ def _require_one(what: str, values: Sequence[tuple[Path, str]]) -> None:
                 f"{path.name} has {what} {value}, and {first.name} {wanted}",
                 hint="a landscape is of one shape and NCCL version: import them apart",
             )
-
-
-def _version(test: NcclTest) -> str:
-    try:
-        return str(NcclVersion.parse(test.nccl))
-    except UsageError:
-        return ""

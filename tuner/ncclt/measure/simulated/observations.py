@@ -146,13 +146,18 @@ def is_another_gpu(named: str, expected: str) -> bool:
     return all(models) and len({found[0] for found in models if found}) > 1
 
 
+def known_version(text: str) -> NcclVersion | None:
+    """Return the version of NCCL that an output states; None = it states none."""
+    try:
+        return NcclVersion.parse(text)
+    except UsageError:
+        return None
+
+
 def _of_another_nccl(path: Path, named: str, cluster: Cluster) -> str:
     """Return a note that times were measured with another NCCL version than the cluster's; empty = not known to be."""
-    try:
-        version = NcclVersion.parse(named)
-    except UsageError:
-        return ""
-    if version == cluster.version:
+    version = known_version(named)
+    if version is None or version == cluster.version:
         return ""
     return f"{path.name} was measured with NCCL {version}, and {cluster.name} has {cluster.version}: choices may differ"
 

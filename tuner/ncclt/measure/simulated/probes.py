@@ -95,7 +95,12 @@ class ProbeTable:
         self._rows: Counter[tuple[Setting, Collective, int]] = Counter()
         self.known: dict[Setting, tuple[ObservedPoint, ...]] = {}
         self.notes: tuple[str, ...] = ()
-        content = self._content()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {reason(error)}", hint="name another --times") from error
         whole = content.rfind(b"\n") + 1
         if not _HEADER.startswith(content):  # one that begins as ours, and has no row yet
             self.known = self._read()
@@ -105,14 +110,6 @@ class ProbeTable:
             except OSError as error:
                 raise self._unwritable(error) from error
             self.notes = (f"the last line of {path.name} was cut short and is dropped",)
-
-    def _content(self) -> bytes:
-        try:
-            return self._path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise InputError(f"{self._path} cannot be read: {reason(error)}", hint="name another --times") from error
 
     def _read(self) -> dict[Setting, tuple[ObservedPoint, ...]]:
         messages = {(m.collective, m.size_bytes): m for m in probe_messages(self._cluster)}

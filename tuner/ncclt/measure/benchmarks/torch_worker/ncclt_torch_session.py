@@ -310,21 +310,17 @@ def variables_of_files(
     """
     named = environ.get("NCCL_CONF_FILE")
     found: dict[str, str] = {}
-    for file in (*([Path(named)] if named else _own_file(home)), system):
+    files = [Path(named)] if named else []
+    with contextlib.suppress(KeyError):  # a user id without an account, as in many containers, has no file
+        if not named:
+            files = [(home or Path(pwd.getpwuid(os.getuid()).pw_dir)) / ".nccl.conf"]
+    for file in (*files, system):
         with contextlib.suppress(OSError):
             for line in file.read_bytes().split(b"\n"):
                 name, equals, value = line.partition(b"=")
                 if equals and not line.startswith(b"#"):
                     found.setdefault(os.fsdecode(name), os.fsdecode(value[:1023]))
     return found
-
-
-def _own_file(home: Path | None) -> list[Path]:
-    """Return the user's file; none for a user id without an account, as in many containers, like NCCL."""
-    try:
-        return [(home or Path(pwd.getpwuid(os.getuid()).pw_dir)) / ".nccl.conf"]
-    except KeyError:
-        return []
 
 
 def loaded_nccl(maps: Path = Path("/proc/self/maps")) -> str:
