@@ -8,7 +8,10 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
+    pytest.mark.thorough,
+]
 
 # The fewest trials that show what a test is about: each is launched three times, for 8 s of CPU under torchrun.
 GLOO = ("--benchmark", "torch_collectives", "--backend", "gloo")
@@ -32,7 +35,6 @@ def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):
     assert any("the search used persistent ranks" in note for note in study["notes"])
 
 
-@pytest.mark.thorough
 def test_slurm_study_of_two_launches_from_a_login_node_is_undecided_and_stands_for_no_gpu(ncclt, slurm_cluster):
     words = (
         *("--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", 2, "--gpus-per-node", 1),
