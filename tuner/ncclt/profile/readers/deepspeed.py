@@ -228,8 +228,8 @@ def read_log(document: Document) -> CommsLog:
     ranks = read_run_facts(document.stream.peek(HEAD_BYTES).decode(errors="replace")).ranks
     for line in lines(document):
         if b"comm op: " in line and (every := list(_VERBOSE.finditer(line))):
-            for said in every:  # more than one where line feeds were lost
-                rank, name, time_ms, number, unit, *speeds = said.groups()
+            for match in every:  # more than one where line feeds were lost
+                rank, name, time_ms, number, unit, *speeds = match.groups()
                 row = _row(name.decode("ascii"), (number, unit), 1, (time_ms, *speeds))
                 rows = verbose.setdefault(None if rank is None else int(rank), {})
                 key = (row.operation, row.size_bytes)
@@ -254,11 +254,10 @@ def read_log(document: Document) -> CommsLog:
         return CommsLog(
             label=document.label, kind="table", rows={None: fullest}, tables=len(tables), torn=torn, started_ranks=ranks
         )
-    said_by = {rank: list(rows.values()) for rank, rows in verbose.items()}
     return CommsLog(
         label=document.label,
         kind="verbose lines",
-        rows=said_by,
+        rows={rank: list(rows.values()) for rank, rows in verbose.items()},
         tables=len(tables),
         torn=torn,
         started_ranks=ranks,

@@ -317,7 +317,12 @@ def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, ProcessGroup]:
     found: dict[str, ProcessGroup] = {}
     for node in nodes:
         values = _values(node, "inputs") if node.get("name") == _GROUPS_NODE else []
-        for row in _listed(values[0] if values else None):
+        # PyTorch writes the list as JSON inside the trace, and may have cut it.
+        try:
+            rows = json.loads(values[0]) if values and isinstance(values[0], str) else []
+        except (ValueError, RecursionError):
+            rows = []
+        for row in (row for row in _list(rows) if isinstance(row, Mapping)):
             ranks = [parse_int(n, most=MOST_RANKS) for n in _list(row.get("ranks"))]
             size = parse_int(row.get("group_size"), most=MOST_RANKS) or len(ranks)
             group = ProcessGroup(
@@ -330,17 +335,6 @@ def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, ProcessGroup]:
                 if isinstance(key, str) or parse_int(key, most=2**64) is not None:
                     found[str(key)] = group
     return found
-
-
-def _listed(text: object) -> list[Mapping[str, Any]]:
-    """Return the rows of the list that is written as JSON inside the trace; PyTorch may have cut it."""
-    if not isinstance(text, str):
-        return []
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    return [row for row in _list(rows) if isinstance(row, Mapping)]
 
 
 def _values(node: Mapping[str, Any], side: str) -> list[Any]:

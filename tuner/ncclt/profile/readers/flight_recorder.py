@@ -63,7 +63,11 @@ class FlightRecorderReader(RankFileReader):
                 f"{document.label} is not a Flight Recorder dump: it has no list `entries`",
                 hint="dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1",
             )
-        named = find_entries(dump)
+        named = [
+            entry
+            for entry in dump["entries"]
+            if isinstance(entry, Mapping) and isinstance(entry.get("profiling_name"), str)
+        ]
         entries, notes = _of_one_backend(named)
         if len(named) < len(dump["entries"]):
             notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
@@ -150,13 +154,6 @@ def _text(value: object) -> str:
 _MOST_DIMENSIONS = 64  # at::kDimVectorMaxSize and beyond: no tensor has more
 _OWN_RANK = re.compile(r":(?:send|recv) (\d{1,9})(?:->|<-)\d")
 _RANK_IN_NAME = re.compile(r"rank_?(\d{1,7})(?!\d)")
-
-
-def find_entries(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the entries that are objects and name an operation."""
-    entries = dump.get("entries")
-    found = entries if isinstance(entries, list | tuple) else ()
-    return [entry for entry in found if isinstance(entry, Mapping) and isinstance(entry.get("profiling_name"), str)]
 
 
 def read_groups(dump: Mapping[str, Any]) -> dict[str, ProcessGroup]:

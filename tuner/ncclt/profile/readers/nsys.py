@@ -375,11 +375,15 @@ def read_schemas(rows: Iterable[tuple[Any, ...]]) -> Schemas:
 
 def decode_blob(blob: object, schemas: Schemas) -> Payload | None:
     """Decode `NVTX_EVENTS.binaryData`, bytes or hexadecimal text; None where it cannot be decoded."""
-    data = _bytes(blob)
-    if data is None or len(data) < _HEADER.size:
+    if isinstance(blob, str):  # the column is declared as text, and some tools write it as such
+        try:
+            blob = bytes.fromhex(blob)
+        except ValueError:
+            return None
+    if not isinstance(blob, bytes) or len(blob) < _HEADER.size:
         return None
-    domain, schema, size, _where = _HEADER.unpack_from(data)
-    body = data[_HEADER.size : _HEADER.size + size]
+    domain, schema, size, _where = _HEADER.unpack_from(blob)
+    body = blob[_HEADER.size : _HEADER.size + size]
     fields = schemas.get((domain, schema))
     if not fields or len(body) != size:
         return None
@@ -423,15 +427,6 @@ def _payload(values: Mapping[str, int]) -> Payload | None:
         rank=values.get(_RANK),
         devices=values.get(_DEVICES),
     )
-
-
-def _bytes(blob: object) -> bytes | None:
-    if isinstance(blob, str):  # the column is declared as text, and some tools write it as such
-        try:
-            return bytes.fromhex(blob)
-        except ValueError:
-            return None
-    return blob if isinstance(blob, bytes) else None
 
 
 # 2.7 to 2.18 ncclKernel_AllReduce_RING_LL_Sum_float, since 2.19 ncclDevKernel_AllReduce_Sum_f32_RING_LL, since 2.27
