@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncclt.profile.numbers import parse_float
-from ncclt.profile.readers.kineto import reader as kineto
 from ncclt.profile.readers.kineto import stream as kineto_stream
+from ncclt.profile.readers.kineto.calls import read_calls
+from ncclt.profile.readers.kineto.kernels import kernel_times
 from ncclt.profile.readers.kineto.reader import KinetoReader
 from ncclt.profile.readers.kineto.trace import EventPicker, find_launches, read_trace
 from ncclt.profile.source import documents, load_json
@@ -169,8 +170,8 @@ def test_only_launches_of_unexplained_kernels_are_looked_for(trace):
     asked = []
     for document in documents(trace.write()):
         picked = read_trace(document)
-    calls = drop_answered_receives(kineto._calls(picked).calls)
-    times = kineto.kernel_times(picked, calls, find_launches=lambda numbers: asked.append(numbers) or {})
+    calls = drop_answered_receives(read_calls(picked).calls)
+    times = kernel_times(picked, calls, find_launches=lambda numbers: asked.append(numbers) or {})
     assert asked == [set()]
     assert times.unmatched == 0
 
