@@ -325,6 +325,9 @@ class FingerprintDocument(AnswerModel):
     nccl_version: str
     topology_hash: str
     driver: str = Field(default="", description="NVIDIA driver of the measurement; empty = unknown")
+    site_variables: dict[str, str] = Field(
+        default_factory=dict, description="NCCL_* variables of the site that trials had; empty = none, or not launched"
+    )
 
 
 class RuleDocument(AnswerModel):

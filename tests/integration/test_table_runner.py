@@ -18,6 +18,7 @@ from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
 from ncclt.measure.table_runner import TableRunner
 from ncclt.nccl.tuner_plugin.build import build, compiler
+from ncclt.nccl.variables import split_variables
 
 INSTALL = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"))["install"]
 CLUSTER = Cluster(
@@ -79,7 +80,7 @@ def runner(library, tmp_path):
         return TableRunner(
             plugin=library,
             benchmark=NcclTests(folder=programs, features=NcclTestsFeatures(json=True)),
-            launcher=LocalLauncher(environment=environ, keep_env=True),
+            launcher=LocalLauncher(environment=environ, keep_env=split_variables(environ).of_job),
             cluster=CLUSTER,
             variables=lambda setting: {f"NCCL_{name}": str(value) for name, value in setting.parameters},
             scratch=scratch,

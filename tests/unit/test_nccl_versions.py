@@ -12,11 +12,13 @@ import pytest
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS, PER_COLLECTIVE_SINCE
 from ncclt.core.algorithms import ALGORITHM_SINCE, Algorithm, Protocol
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.health.doctor.variables import OTHERS, REMOVED, REPLACED, is_known
+from ncclt.health.doctor.variables import REMOVED, REPLACED, is_known
 from ncclt.nccl.parameters import CATALOGUE, searchable
 from ncclt.nccl.tuner_plugin.build import compiler
 from ncclt.nccl.tuner_plugin.loaded import API_VERSIONS, layout
 from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS
+from ncclt.nccl.variables import KNOWN as CLASSIFIED
+from ncclt.nccl.variables import classify
 
 ROOT = Path(__file__).parents[2]
 KNOWN = json.loads((ROOT / "docs" / "reference" / "nccl-versions.json").read_text(encoding="utf-8"))
@@ -81,7 +83,8 @@ def test_deprecated_variables_still_act_and_their_successors_exist():
 
 def test_the_doctor_knows_every_variable_that_a_release_reads_and_no_other():
     assert sorted(name for name in KNOWN["variables"] if not is_known(name)) == []
-    assert sorted(OTHERS - set(KNOWN["variables"])) == []
+    nccl_asks = {name for name in CLASSIFIED if not classify(name)[1].endswith(("builds", "2.1 only"))}
+    assert sorted(nccl_asks - set(KNOWN["variables"])) == []
 
 
 def test_algorithms_protocols_and_functions_have_nccls_names_and_numbers():

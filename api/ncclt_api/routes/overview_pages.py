@@ -172,7 +172,9 @@ def show_cluster(name: str, query: Annotated[PageQuery, Query()], store: Current
     pairs = store.recommendations.pairs(cluster=name)
     cluster, in_catalogue = _cluster(store, name)
     ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
-    newest, current = store.recommendations.newest_each(cluster=name), cluster.fingerprint()
+    newest, described = store.recommendations.newest_each(cluster=name), cluster.fingerprint()
+    # The catalogue does not know the variables of the site, which measurements add.
+    current = next((one.fingerprint for one in newest if not described.mismatches(one.fingerprint)), described)
     eras = store.recommendations.fingerprint_periods(name)
     if current.digest() not in {era.fingerprint for era in eras}:
         eras = (FingerprintPeriod(fingerprint=current.digest(), revisions=0, first="", last=""), *eras)
@@ -187,6 +189,7 @@ def show_cluster(name: str, query: Annotated[PageQuery, Query()], store: Current
         "versions": versions,
         "by_release": by_release,
         "eras": eras,
+        "current": current.digest(),
         "fingerprints": {place.digest(): place for place in (current, *(one.fingerprint for one in newest))},
         "preflights": preflights,
         "mapped": mapped,

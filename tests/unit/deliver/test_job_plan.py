@@ -16,7 +16,7 @@ from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.deliver.agree import hook_path, write_hook
 from ncclt.deliver.answer import Answer, answer_from_json, answer_from_table, policy_from_answer
-from ncclt.deliver.job_info import JobInfo, read_variables
+from ncclt.deliver.job_info import JobInfo, read_site, read_variables
 from ncclt.deliver.job_plan import JobPlan, effective_variables, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.errors import InputError, UsageError
@@ -34,14 +34,22 @@ ANSWER = Answer(
     table="rows\n",
     rules=RULES,
     table_variables=(("NCCL_BUFFSIZE", "8388608"),),
+    site_variables=(),
 )
+AT_SITE = replace(ANSWER, site_variables=(("NCCL_IB_HCA", "mlx5"),))
 PLUGIN, HOOK = Path("/lib/plugin.so"), Path("/shared/hook")
 TABLE, BY_FILE = {"NCCLT_TABLE": "1:t"}, {"NCCLT_POLICY": "/shared/t.csv", "NCCLT_POLICY_CHECKSUM": "0"}
 
 
 def job(argv=("torchrun", "train.py"), environ=None, **facts):
     environ = environ or {}
-    return JobInfo(argv=tuple(argv), environ=environ, variables=read_variables(argv, environ), **facts)
+    return JobInfo(
+        argv=tuple(argv),
+        environ=environ,
+        variables=read_variables(argv, environ),
+        site=read_site(argv, environ),
+        **facts,
+    )
 
 
 def plan(answer=ANSWER, argv=("torchrun", "train.py"), environ=None, gpus=None, **options):
@@ -133,7 +141,7 @@ def test_the_users_own_variable_wins_and_nothing_is_mixed_with_it(subtests):
         "NCCLT_TABLE",
     ]:
         with subtests.test(own=own):
-            planned = plan(environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
+            planned = plan(AT_SITE, environ={own: "mine", "NCCL_IB_HCA": "mlx5"})
             assert (planned.set_env, planned.form) == ((), None)
             assert f"your {own}=mine is kept" in planned.notes[0]
 
@@ -150,7 +158,7 @@ def test_override_lets_the_users_own_tuner_answer_what_has_no_row():
 
 
 def test_override_replaces_them_and_takes_away_what_stands_against_the_table():
-    planned = plan(environ={"NCCL_ALGO": "Tree", "NCCL_BUFFSIZE": "1", "NCCL_IB_HCA": "mlx5"}, override=True)
+    planned = plan(AT_SITE, environ={"NCCL_ALGO": "Tree", "NCCL_BUFFSIZE": "1", "NCCL_IB_HCA": "mlx5"}, override=True)
     assert (planned.form, planned.unset_env) == (Form.TABLE, ("NCCL_ALGO",))
     assert dict(planned.set_env)["NCCL_BUFFSIZE"] == "8388608"
     assert "NCCL_IB_HCA" not in dict(planned.set_env)
@@ -292,7 +300,7 @@ def test_what_the_command_sets_itself_is_not_mixed_with_either(subtests):
 
 def test_what_the_command_sets_alike_or_beside_is_no_conflict():
     command = ["mpirun", "-x", "NCCL_BUFFSIZE=8388608", "-x", "NCCL_IB_HCA=mlx5", "-x", "NCCL_DEBUG", "train"]
-    assert plan(argv=command, shared=True).form is Form.TABLE
+    assert plan(AT_SITE, argv=command, shared=True).form is Form.TABLE
 
 
 @pytest.mark.parametrize("form", [Form.TABLE, None])
@@ -337,17 +345,31 @@ def test_job_that_differs_from_the_measured_one_gets_nothing(tmp_path, name, val
     assert f"{name}: not set measured, {value} here" in accepted.notes[-1]
 
 
-def test_default_values_and_facts_of_the_site_are_no_difference():
-    assert plan(environ={"NCCL_IB_DISABLE": "0", "NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "ib0"}).form is Form.TABLE
+def test_default_values_and_what_changes_no_times_are_no_difference():
+    assert plan(environ={"NCCL_IB_DISABLE": "0", "NCCL_IB_TIMEOUT": "22", "NCCL_HOSTID": "n1"}).form is Form.TABLE
+
+
+def test_variables_of_the_site_must_be_those_of_the_measurement():
+    """Over another rail the times are other ones; what was recorded or simulated says nothing about a site."""
+    measured = replace(ANSWER, site_variables=(("NCCL_IB_HCA", "mlx5_0"),))
+    assert plan(measured, environ={"NCCL_IB_HCA": "mlx5_0"}).form is Form.TABLE
+    assert "NCCL_IB_HCA: mlx5_0 measured, mlx5_1 here" in plan(measured, environ={"NCCL_IB_HCA": "mlx5_1"}).notes[-1]
+    assert "NCCL_IB_HCA: mlx5_0 measured, not set here" in plan(measured).notes[-1]
+    overridden = plan(measured, environ={"NCCL_IB_HCA": "mlx5_1"}, override=True)
+    assert (overridden.form, overridden.unset_env) == (None, ())
+    accepted = plan(measured, environ={"NCCL_IB_HCA": "mlx5_1"}, allowed=["NCCL_IB_HCA"])
+    assert dict(accepted.set_env)["NCCLT_DIFFERENCE"] == "NCCL_IB_HCA"
+    unknown = replace(ANSWER, site_variables=None)
+    assert plan(unknown, environ={"NCCL_IB_HCA": "mlx5_1"}).form is Form.TABLE
 
 
 def test_home_and_named_conf_files_are_read_as_nccl_reads_them(tmp_path):
     (tmp_path / ".nccl.conf").write_text("NCCL_NET=Socket\n")
     (tmp_path / "other").write_text("NCCL_NTHREADS=64\n")
     home = {"HOME": str(tmp_path)}
-    assert list(read_variables((), home)) == ["NCCL_NET"]
+    assert list(read_site((), home)) == ["NCCL_NET"]
     assert list(read_variables((), home | {"NCCL_CONF_FILE": str(tmp_path / "other")})) == ["NCCL_NTHREADS"]
-    assert read_variables((), home | {"NCCL_NET": "IB"})["NCCL_NET"].value == "IB"
+    assert read_site((), home | {"NCCL_NET": "IB"})["NCCL_NET"].value == "IB"
 
 
 def test_what_the_answer_sets_itself_cannot_be_accepted_as_a_difference():

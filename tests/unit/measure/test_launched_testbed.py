@@ -180,17 +180,18 @@ def test_runners_of_one_study_share_what_the_default_took():
     assert before.timeout_s > after.timeout_s == 100.0
 
 
-def test_inherited_variables_are_named_and_removed_unless_they_are_wanted():
+def test_every_trial_has_the_sites_variables_and_none_has_tuning_or_logs():
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
-    environ = {"PATH": "/usr/bin:/bin", "NCCL_ALGO": "Tree"}
-    place = {"launcher": "torchrun", "hosts": ()}
+    environ = {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO", "NCCL_OF_OURS": "1"}
+    made = make_testbed(ONE, environ={"PATH": "/usr/bin:/bin", **environ}, launcher="torchrun", hosts=())
 
-    removed, kept = (make_testbed(ONE, environ=environ, keep_env=keep, **place) for keep in (False, True))
-
-    assert any("removed from every trial, including the default: NCCL_ALGO" in note for note in removed.notes)
-    assert removed.runner.plans(DEFAULT, [message])[0].unset_env == ("NCCL_ALGO",)
-    assert any("kept in every trial" in note for note in kept.notes)
-    assert kept.runner.plans(DEFAULT, [message])[0].unset_env == ()
+    assert made.runner.plans(DEFAULT, [message])[0].unset_env == ("NCCL_ALGO", "NCCL_DEBUG")
+    assert [note for note in made.notes if ("NCCL_" in note and "trials" in note) or "every trial" in note] == [
+        "kept in every trial, as variables of the site: NCCL_IB_HCA",
+        "kept in every trial, since ncclt does not know them: NCCL_OF_OURS",
+        "removed from trials, as your own tuning: NCCL_ALGO",
+        "removed from trials, as logs and checks: NCCL_DEBUG",
+    ]
 
 
 def test_what_gloo_measures_never_stands_for_the_gpus_of_the_cluster():
@@ -211,21 +212,6 @@ def test_without_a_cluster_only_cpus_can_be_measured():
         cluster_here(Target(nodes=1, gpus_per_node=2))
     with pytest.raises(UsageError, match="several nodes need a --cluster"):
         cluster_here(Target(nodes=2, gpus_per_node=2, backend="gloo"))
-
-
-def test_a_tuner_plugin_that_every_trial_keeps_is_not_displaced(tmp_path):
-    """NCCL loads one; without theirs the default would not be the one of a training."""
-    plugin = tmp_path / "libnccl-tuner-ncclt.so"
-    plugin.touch()
-    environ = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": str(plugin), "NCCL_TUNER_PLUGIN": "libnccl-tuner-site.so"}
-    kept = make_testbed(persistent=True, keep_env=True, environ=environ)
-    assert kept.by_variables is None
-    assert isinstance(kept.runner, LaunchedRunner)
-    with pytest.raises(UsageError, match=r"keeps NCCL_TUNER_PLUGIN=libnccl-tuner-site\.so"):
-        make_testbed(through="plugin", keep_env=True, environ=environ)
-    assert make_testbed(through="plugin", environ=environ).by_variables is not None
-    ours = {**environ, "NCCL_TUNER_PLUGIN": str(plugin)}
-    assert make_testbed(through="plugin", keep_env=True, environ=ours).by_variables is not None
 
 
 def test_the_plugin_is_the_default_wherever_it_is_found_and_can_be_used(tmp_path):

@@ -68,7 +68,6 @@ def test_what_means_nothing_is_refused(subtests):
     cases = [
         ({"beside": "gemm"}, "--beside does not apply to simulated times"),
         ({"backend": "gloo"}, "--backend does not apply"),
-        ({"keep_env": True}, "--keep-env does not apply"),
         ({"nccl_tests": Path("build")}, "--nccl-tests does not apply"),
         (
             {"launcher": "replay", "landscape": Path("x.csv"), "parallel": 2},

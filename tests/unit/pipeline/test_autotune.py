@@ -146,14 +146,15 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
     )
     with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
         assert "verysecret" not in made.argv
-        assert find_last_comparison(store, recommendation, argv, how) is None
+        assert find_last_comparison(store, recommendation, argv, how, base_env={}) is None
         store.records.add_verification(replace(made, id="v0", base_argv=("old",)))
         store.records.add_verification(made)
-        assert find_last_comparison(store, recommendation, argv, how).id == "v1"
+        assert find_last_comparison(store, recommendation, argv, how, base_env={}).id == "v1"
         for other in (replace(how, steps=7), replace(how, warmup=7), replace(how, min_effect=0.01)):
-            assert find_last_comparison(store, recommendation, argv, other) is None
-        assert find_last_comparison(store, recommendation, TORCHRUN, how) is None
-        assert find_last_comparison(store, sample_recommendation("b"), argv, how) is None
+            assert find_last_comparison(store, recommendation, argv, other, base_env={}) is None
+        assert find_last_comparison(store, recommendation, TORCHRUN, how, base_env={}) is None
+        assert find_last_comparison(store, sample_recommendation("b"), argv, how, base_env={}) is None
+        assert find_last_comparison(store, recommendation, argv, how, base_env={"NCCL_PROTO": "LL"}) is None
 
 
 def test_a_job_that_cannot_be_recorded_leaves_nothing(tmp_path, subtests):

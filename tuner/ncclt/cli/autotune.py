@@ -40,7 +40,7 @@ app = typer.Typer()
 AUTOTUNE_SCHEMA = 1
 """Version of the document that `autotune --json` prints."""
 
-_OF_TARGET = "cluster nodes gpus_per_node launcher launcher_option backend nccl_tests hosts keep_env"
+_OF_TARGET = "cluster nodes gpus_per_node launcher launcher_option backend nccl_tests hosts"
 """Options of `ncclt tune` that a first run needs; `--dry-run` prints the stages as commands, which take all others."""
 
 _OF_BOTH = {
@@ -78,8 +78,7 @@ class AutotuneRequest:
         """Return the command of each stage, in order; without a cluster, those before it is known."""
         own = shlex.split(self.storage)
         launches = words_of(replace(self.how, min_effect=Comparison().min_effect))
-        keep = ["--keep-env"] if self.target.keep_env else []
-        compared = [*keep, *launches, *_given(self.budget, "min_effect")]
+        compared = [*launches, *_given(self.budget, "min_effect")]
         recorded = [f"--warmup={self.how.warmup}", *_given(self.how, "directory"), "--stop-after"]
         recorded += [f"--steps={self.window}"] if self.window else []
         of = ["--model", self.name, *own]
@@ -195,9 +194,10 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     from ncclt.cli.tune_view import print_result
     from ncclt.cli.verify import KEEP_BYTES
     from ncclt.launch.local import LocalLauncher
+    from ncclt.nccl.variables import split_variables
     from ncclt.pipeline.autotune import describe_ceiling, explain_low_ceiling, explain_no_comparison
 
-    launcher = LocalLauncher(keep_env=job.target.keep_env, keep_bytes=KEEP_BYTES)
+    launcher = LocalLauncher(keep_env=split_variables(os.environ).of_job, keep_bytes=KEEP_BYTES)
     workload = _workload(job, store, launcher, hidden=hidden)
     end = _End(job=job, workload=workload, where=store.shown, as_json=as_json)
     if not as_json:
@@ -225,7 +225,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
         end.show(verdict.decision.value, verdict.reason, why=why)
         return
     _announce("compare", stages, hidden=hidden)
-    verification = _compared(job, found, store, launcher, hidden=hidden)
+    verification = _compared(job, found, store, hidden=hidden)
     replace(end, verification=verification).show(
         verification.word, verification.verdict.reason, use=stages["use"] if verification.word == "tuned" else ""
     )
@@ -334,16 +334,18 @@ def _study(job: AutotuneRequest, workload: Workload, store: Store, *, ask: bool)
     return testbed, request
 
 
-def _compared(
-    job: AutotuneRequest, recommendation: Recommendation, store: Store, launcher: Launcher, *, hidden: bool
-) -> Verification:
+def _compared(job: AutotuneRequest, recommendation: Recommendation, store: Store, *, hidden: bool) -> Verification:
     """Return the comparison of the job's step times, the stored one if it was made before."""
-    from ncclt.cli.verify import compare
+    from ncclt.cli.verify import KEEP_BYTES, compare
+    from ncclt.launch.local import LocalLauncher
+    from ncclt.nccl.variables import split_variables
     from ncclt.pipeline.autotune import find_last_comparison
     from ncclt.prove.step_times import can_resume
     from ncclt.prove.tuned_arm import prepare_comparison
 
-    made = find_last_comparison(store, recommendation, job.argv, job.how)
+    own = split_variables(os.environ)
+    launcher = LocalLauncher(keep_env=own.of_trials, keep_bytes=KEEP_BYTES)
+    made = find_last_comparison(store, recommendation, job.argv, job.how, base_env=own.tuning)
     if made is None or can_resume(made, job.how):
         earlier = made.launches if made else ()
         if earlier and not hidden:

@@ -150,9 +150,9 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
                 hint="or run the job with NCCL_DEBUG=INFO and give its log by --from",
             )
         cluster = build_unknown_cluster(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)
-    target = changed(target, keep_env=True).resolved(os.environ)
+    target = target.resolved(os.environ)
     say(f"ncclt: starting one all_reduce of {count_noun(cluster.world_size, 'rank')} by {target.launcher}")
-    starter = create_launcher(cluster, target, target.hosts, environ=os.environ)
+    starter = create_launcher(cluster, target, target.hosts, environ=os.environ, own_tuning=True)
     runs, _ = choose_benchmark(cluster, target, starter, frozenset({Collective.ALL_REDUCE}))
     return start_log(starter, runs, cluster)
 

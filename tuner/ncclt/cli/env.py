@@ -24,6 +24,7 @@ from ncclt.deliver.job_info import (
     is_started_on_every_node,
     name_for_rollout,
     read_shape,
+    read_site,
     read_variables,
 )
 from ncclt.errors import NccltError, NoRecommendationError, UsageError, as_ncclt_error
@@ -387,7 +388,12 @@ def _compare(arguments: argparse.Namespace, answer: Answer) -> None:
     """
     from ncclt.deliver.job_plan import compare_with_measured
 
-    job = JobInfo(environ=os.environ, fabrics=detect_fabrics(), variables=read_variables((), os.environ))
+    job = JobInfo(
+        environ=os.environ,
+        fabrics=detect_fabrics(),
+        variables=read_variables((), os.environ),
+        site=read_site((), os.environ),
+    )
     # A node that only starts the others needs no GPU.
     starts_ranks = is_started_on_every_node((), os.environ) and not job.is_batch_script
     job = replace(job, gpus=detect_gpus(os.environ) or (() if starts_ranks else None))

@@ -51,7 +51,7 @@ def preflight(
         Target,
         Fields(
             "cluster nodes gpus_per_node nccl_version launcher hosts benchmark backend nccl_tests python "
-            "launcher_option launcher_arg scratch keep_env sizes expect tolerance quick full all_pairs parallel",
+            "launcher_option launcher_arg scratch sizes expect tolerance quick full all_pairs parallel",
             {
                 "cluster": Option(
                     "Name of the cluster, see `ncclt cluster list`; default: this machine.",

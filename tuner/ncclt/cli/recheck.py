@@ -40,7 +40,7 @@ def recheck(
         Target,
         Fields(
             "cluster nodes gpus_per_node nccl_version points blocks tolerance launcher benchmark "
-            "backend nccl_tests hosts python launcher_option launcher_arg scratch keep_env "
+            "backend nccl_tests hosts python launcher_option launcher_arg scratch "
             "through"
         ),
     ],

@@ -41,7 +41,6 @@ KEEP_BYTES = 256 * 1024
 _OF_THE_JOB = {
     "cluster": Option("Name of the cluster.", envvar="NCCLT_CLUSTER"),
     "nccl_version": Option("NCCL version of the job.", group=Group.WHERE),
-    "keep_env": Option("Pass this shell's NCCL_* variables to both sides.", group=Group.LAUNCH),
 }
 """Options of the training that is launched, in place of trials."""
 
@@ -62,7 +61,7 @@ def verify(
     ] = None,
     recommendation: Annotated[str | None, typer.Option(help="Id of the revision to test, such as a candidate.")] = None,
     *,
-    target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base keep_env", _OF_THE_JOB)],
+    target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base", _OF_THE_JOB)],
     env: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE to test instead of a recommendation; repeatable."),
@@ -92,12 +91,12 @@ def verify(
     from ncclt.launch.local import LocalLauncher
     from ncclt.launch.process.session import KEEP_BYTES as WHOLE
     from ncclt.measure.target import gpus_visible
+    from ncclt.nccl.variables import split_variables
     from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
     from ncclt.prove.tuned_arm import prepare_comparison, require_measurable
     from ncclt.store import open_store
 
-    launcher = LocalLauncher(keep_env=target.keep_env, keep_bytes=WHOLE if verbose else KEEP_BYTES)
-    workload, argv = model or "", tuple(command or ())
+    workload, argv, own_variables = model or "", tuple(command or ()), split_variables(os.environ)
     own = bool(env or base or against is not None)
     if recommendation and own:
         raise UsageError("--recommendation cannot be combined with --env, --base or --against", hint="give one of them")
@@ -106,6 +105,10 @@ def verify(
         require_measurable(published, argv, gpus_visible=gpus_visible())
     if not argv:
         raise UsageError("give the training's command after --", hint="for example: -- torchrun ... train.py")
+    launcher = LocalLauncher(
+        keep_env=own_variables.of_job if published is None else own_variables.of_trials,
+        keep_bytes=WHOLE if verbose else KEEP_BYTES,
+    )
     with ExitStack() as stack:
         if published is None:
             base_argv = _words_of(against)
@@ -180,7 +183,7 @@ def compare(
             for name, words in _sides(request).items():
                 say(f"ncclt: {name}: {words}")
             if request.removed_env:
-                say(f"ncclt: removed from both sides: {', '.join(request.removed_env)} (--keep-env keeps them)")
+                say(f"ncclt: removed from both sides: {', '.join(request.removed_env)}")
             for sentence in request.notes:
                 say(f"ncclt: {sentence}")
         try:

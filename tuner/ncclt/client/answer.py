@@ -234,6 +234,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         **{name: document[name] for name in (*_DOCUMENT, *said)},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
         **{name: one_line(document[name]) for name in _FREE_TEXT if name in document},
+        **({"site_variables": _site(document["site_variables"])} if "site_variables" in document else {}),
         "lost": [one_line(sentence) for sentence in document["lost"]],
         "remarks": [one_line(sentence) for sentence in document["remarks"]],
         "variables": checked(document["variables"], nccl_version),
@@ -244,6 +245,11 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         "table_parameters": parameters,
         "table_verdict": document.get("table_verdict"),
     }
+
+
+def _site(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of the site that a measurement had; they are compared with the job's and never set."""
+    return {one_line(name): one_line(value) for name, value in variables.items()}
 
 
 def written(text: str, form: str, asked: Mapping[str, Any]) -> str:

@@ -50,6 +50,8 @@ class Cluster(Documented):
         gpu_path: longest path between neighbouring GPUs of a node over PCIe, in the words of `nvidia-smi topo -m`;
             empty where it is not known. Only the simulated cluster reads it.
         calibration: what was fitted to times of this cluster; only the simulated cluster reads it.
+        site_variables: (name, value) of the site's NCCL_* variables that trials had; empty = none, or nothing was
+            launched.
     """
 
     SHAPE: ClassVar = Shape(
@@ -58,7 +60,8 @@ class Cluster(Documented):
         schema=1,
         bare=True,
         closed=True,
-        omitted=("driver", "gpu_path", "calibration"),
+        omitted=("driver", "gpu_path", "calibration", "site_variables"),
+        pairs=("site_variables",),
     )
 
     name: str
@@ -80,6 +83,7 @@ class Cluster(Documented):
     sources: tuple[str, ...] = ()
     gpu_path: str = ""
     calibration: Calibration | None = None
+    site_variables: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         NcclVersion.parse(self.nccl_version)
@@ -188,6 +192,7 @@ class Cluster(Documented):
             nccl_version=str(self.version),
             topology_hash=self.topology_hash,
             driver=self.driver,
+            site_variables=self.site_variables,
         )
 
 
@@ -198,9 +203,11 @@ class Fingerprint(Documented):
     Attributes:
         driver: NVIDIA's, under which it was measured. A launcher may not know it, so it is not part of a request; a
             check that finds another one makes the recommendation stale.
+        site_variables: (name, value) of the site's NCCL_* variables that trials had. A request does not say them, so
+            `ncclt run` compares them with the job's.
     """
 
-    SHAPE: ClassVar = Shape(omitted=("driver",))
+    SHAPE: ClassVar = Shape(omitted=("driver", "site_variables"), pairs=("site_variables",))
 
     gpu: str
     link_class: str
@@ -210,6 +217,7 @@ class Fingerprint(Documented):
     nccl_version: str
     topology_hash: str = ""
     driver: str = ""
+    site_variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def version(self) -> NcclVersion:
@@ -222,11 +230,11 @@ class Fingerprint(Documented):
         return self.nodes * self.gpus_per_node
 
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
-        """Name every respect in which `other` differs; an unknown topology or driver on either side matches any."""
+        """Name every respect in which `other` differs; what is empty on either side, if it may be, matches any."""
         found = []
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name in ("topology_hash", "driver") and not (mine and theirs):
+            if field.name in ("topology_hash", "driver", "site_variables") and not (mine and theirs):
                 continue
             if mine != theirs:
                 found.append(f"{field.name}: measured on {mine}, asked for {theirs}")
@@ -234,5 +242,6 @@ class Fingerprint(Documented):
 
     def digest(self) -> str:
         """Return a short hash of all fields but the driver: revisions count on across its updates."""
-        hashed = {name: value for name, value in asdict(self).items() if name != "driver"}
+        left_out = {"driver"} if self.site_variables else {"driver", "site_variables"}
+        hashed = {name: value for name, value in asdict(self).items() if name not in left_out}
         return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:12]

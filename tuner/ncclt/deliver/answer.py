@@ -55,6 +55,8 @@ class Answer:
         nccl_version: with which it was measured; empty = not known.
         nodes, ranks: of the measured job; 0 = not known.
         gpu, fabric: of the measured cluster; empty = not known.
+        site_variables: (name, value) of the variables of the site that trials had; None = not known, or nothing was
+            launched.
         simulated: the times come from a model.
         recorded: the times were recorded elsewhere and replayed.
         variables: (name, value) proven without the table.
@@ -77,6 +79,7 @@ class Answer:
     ranks: int = 0
     gpu: str = ""
     fabric: str = ""
+    site_variables: tuple[tuple[str, str], ...] | None = None
     simulated: bool = False
     recorded: bool = False
     variables: tuple[tuple[str, str], ...] = ()
@@ -145,6 +148,7 @@ def answer_from_document(document: Any) -> Answer:
         ranks=known["nodes"] * known["gpus_per_node"],
         gpu=known.get("gpu", ""),
         fabric=known.get("fabric", ""),
+        site_variables=tuple(sorted(known["site_variables"].items())) if "site_variables" in known else None,
         simulated=known["origin"] == TimesOrigin.SIMULATED,
         recorded=known["origin"] == TimesOrigin.RECORDED,
         variables=tuple(sorted(known["variables"].items())),

@@ -29,6 +29,7 @@ from ncclt.launch.argv import (
     parse_count,
 )
 from ncclt.nccl.parameters import CATALOGUE
+from ncclt.nccl.variables import VariableClass, classify, read_environment, site_variables
 
 _RENDEZVOUS = ("--rdzv-id", "--rdzv_id")
 _NODE_RANK = ("--node-rank", "--node_rank", "--machine_rank", "--machine-rank")
@@ -104,7 +105,8 @@ class JobInfo:
         decides_alone: no other process decides for the job, according to launchers.
         gpus: models seen on this machine, each once; empty = none seen, None = not looked for.
         fabrics: `infiniband` or `roce`, as this machine's adapters say; empty = none seen.
-        variables: those that change what was measured -> value and source.
+        variables: tuning that changes what was measured -> value and source.
+        site: variables of the site that can change times -> value and source.
     """
 
     argv: Sequence[str] = ()
@@ -118,6 +120,7 @@ class JobInfo:
     gpus: tuple[str, ...] | None = None
     fabrics: tuple[str, ...] = ()
     variables: Mapping[str, Sourced] = field(default_factory=dict)
+    site: Mapping[str, Sourced] = field(default_factory=dict)
 
     @property
     def starts_elsewhere(self) -> bool:
@@ -219,12 +222,13 @@ def read_job(
         gpus=detect_gpus(environ),
         fabrics=detect_fabrics(),
         variables=read_variables(argv, environ),
+        site=read_site(argv, environ),
     )
 
 
 # --- variables that change what was measured ---
 
-_CHANGING = {row.variable: row for row in CATALOGUE if not row.site}
+_CHANGING = {row.variable: row for row in CATALOGUE if classify(row.variable)[0] is VariableClass.TUNING}
 
 CHANGING_VARIABLES = tuple(sorted(_CHANGING))
 """Variables that are searched or change how NCCL communicates, as the catalogue knows them; a site's own are not."""
@@ -239,31 +243,28 @@ OF_COMMAND = "the command itself"
 
 
 def read_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
-    """Return the variables in effect that change what was measured, each with its source.
+    """Return the tuning variables in effect that change what was measured, each with its source.
 
-    The first source counts, as for NCCL (src/misc/param.cc): the command, the environment, the file that
-    NCCL_CONF_FILE names or else ~/.nccl.conf, and /etc/nccl.conf. A value that is NCCL's default changes nothing, nor
-    does what is a fact of the cluster.
+    The command's own come first, then what NCCL reads (`read_environment`). A value that is NCCL's
+    default changes nothing.
     """
-    found: dict[str, Sourced] = {}
-    named = environ.get("NCCL_CONF_FILE")
-    own = Path(named) if named else Path(environ["HOME"]) / ".nccl.conf" if environ.get("HOME") else None
-    sources = [(OF_COMMAND, read_command_variables(argv)), ("the environment", environ)]
-    sources += [(str(path), _read_conf(path)) for path in (own, Path("/etc/nccl.conf")) if path is not None]
-    for source, variables in sources:
-        for name, value in variables.items():
-            if name in _CHANGING and name not in found:
-                found[name] = Sourced(value=value, source=source)
-    return {name: one for name, one in sorted(found.items()) if str(_CHANGING[name].default) != one.value}
+    found = _in_effect(argv, environ)
+    return {
+        name: found[name]
+        for name in sorted(found)
+        if name in _CHANGING and str(_CHANGING[name].default) != found[name].value
+    }
 
 
-def _read_conf(path: Path) -> dict[str, str]:
-    try:
-        with path.open(errors="replace") as file:
-            lines = file.read(1 << 20).splitlines()
-    except OSError:
-        return {}  # NCCL reads nothing there either
-    return {name.strip(): value for name, equals, value in (line.partition("=") for line in lines) if equals}
+def read_site(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
+    """Return the variables of the site in effect that can change times, each with its source."""
+    found = _in_effect(argv, environ)
+    return {name: found[name] for name, _value in site_variables({name: str(found[name].value) for name in found})}
+
+
+def _in_effect(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
+    found = {name: Sourced(value, source) for name, (value, source) in read_environment(environ).items()}
+    return found | {name: Sourced(value, OF_COMMAND) for name, value in read_command_variables(argv).items()}
 
 
 def read_command_variables(argv: Sequence[str]) -> dict[str, str]:

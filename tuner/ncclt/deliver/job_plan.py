@@ -199,7 +199,7 @@ def _find_lacking_rank(answer: Answer, job: JobInfo, table: Mapping[str, str], *
 
 # --- differences from the measured job ---
 
-_ENVIRONMENT, _NOT_SET = "the environment", "not set"
+_ENVIRONMENT, _NOT_SET, _OF_SITE = "the environment", "not set", "a variable of the site"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +221,12 @@ def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo
         for name, one in sorted(here.items())
         if one.value != delivered.get(name) and (name in rivals or name not in delivered)
     }
+    if answer.site_variables is not None:
+        measured = dict(answer.site_variables)
+        for name in sorted({*measured, *job.site}):
+            before, here_now = measured.get(name, _NOT_SET), str(job.site[name].value) if name in job.site else _NOT_SET
+            if before != here_now:
+                found[name] = _Difference(measured=before, value=here_now, source=_OF_SITE)
     if job.gpus is not None and is_other_gpu(answer.gpu, job.gpus):
         found[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), source="this machine")
     if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
@@ -175,7 +175,7 @@ class ProcessOptions(TypedDict, total=False):
     """Options of every launcher, as described at `ProcessLauncher`."""
 
     environment: Mapping[str, str] | None
-    keep_env: bool
+    keep_env: Collection[str]
     extra: Sequence[str]
     grace_s: float
     kill_grace_s: float

@@ -30,6 +30,7 @@ from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.switching import find_forcing_problem
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
+from ncclt.nccl.variables import read_environment, site_variables, split_variables
 from ncclt.user_dirs import recorded_tables
 
 CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
@@ -131,15 +132,23 @@ def launched_testbed(
 
 
 def create_launcher(
-    cluster: Cluster, target: Target, hosts: tuple[str, ...], *, environ: Mapping[str, str]
+    cluster: Cluster, target: Target, hosts: tuple[str, ...], *, environ: Mapping[str, str], own_tuning: bool = False
 ) -> Launcher:
     """Return the launcher of one set of nodes; empty = those of the allocation, or this machine.
+
+    Args:
+        cluster: sized to the job.
+        target: resolved.
+        hosts: where it launches.
+        environ: the process environment, whose variables of the site every launch has.
+        own_tuning: launches have the user's own tuning too.
 
     Raises:
         UsageError: it cannot start such a job.
     """
     launcher = target.launcher_class
     per_node = cluster.gpus_per_node if launcher.starts_ranks else 1
+    own = split_variables(environ)
     for name, slots in target.host_slots:
         if name in hosts and slots < per_node:
             raise UsageError(
@@ -151,7 +160,7 @@ def create_launcher(
         options=target.launcher_options,
         python=target.python,
         uses_mpi=target.benchmark_name != "torch_collectives",
-        keep_env=target.keep_env,
+        keep_env=own.of_job if own_tuning else own.of_trials,
         extra=target.launcher_arg,
         environment=environ,
     )
@@ -231,12 +240,14 @@ def choose_benchmark(
 
 
 def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> tuple[str, ...]:
-    inherited = sorted(name for name in environ if name.startswith("NCCL_"))
-    notes = []
-    if inherited and target.keep_env:
-        notes.append(f"kept in every trial, including the default: {', '.join(inherited)}")
-    elif inherited:
-        notes.append(f"removed from every trial, including the default: {', '.join(inherited)} (--keep-env keeps them)")
+    own = split_variables(environ)
+    parts = {
+        "kept in every trial, as variables of the site": own.site,
+        "kept in every trial, since ncclt does not know them": own.unknown,
+        "removed from trials, as your own tuning": own.tuning,
+        "removed from trials, as logs and checks": own.debug,
+    }
+    notes = [f"{what}: {', '.join(variables)}" for what, variables in parts.items() if variables]
     notes += notes_on_parallel(target.parallel)
     if target.persistent:
         notes.append("the search used persistent ranks; finalists and validation used fresh ones")
@@ -388,6 +399,9 @@ def open_testbed(
         # The cluster's file may be older than the driver of the nodes.
         installed, _why_unknown = ask_drivers(cluster, target, environ=environ)
         cluster = replace(cluster, driver=installed or cluster.driver)
+    if not target.is_gloo:
+        effective = {name: value for name, (value, _source) in read_environment(environ).items()}
+        cluster = replace(cluster, site_variables=site_variables(effective))
     return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
 
 

@@ -55,7 +55,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 _FOREIGN_HINT = (
     "a TaskProlog of slurm.conf, a profile script of the nodes or the image sets it: let that leave launches of ncclt "
-    "alone (all of them have NCCLT_LAUNCH), or, if every job needs it, export it here too and add --keep-env"
+    "alone (all of them have NCCLT_LAUNCH)"
 )
 
 # Parts of a line that differ although the cause is the same.

@@ -19,7 +19,6 @@ from ncclt.launch import launcher_class, launcher_names
 from ncclt.launch.hostfile import read_hostfile
 from ncclt.launch.launcher import Launcher, parse_options
 from ncclt.measure.benchmarks import BENCHMARKS, benchmark_names
-from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.user_dirs import recorded_tables
 
@@ -108,7 +107,6 @@ class Target:
         tuple[str, ...], _OfLaunches("Argument for mpirun, srun, kubectl or torchrun; repeatable.")
     ] = ()
     scratch: Annotated[Path | None, _OfLaunches("Path to a folder that all nodes share, for results.")] = None
-    keep_env: Annotated[bool, _OfLaunches("Pass this shell's NCCL_* variables to all trials.")] = False
     persistent: Annotated[
         bool, _OfLaunches("Keep the ranks running between trials of the search (torch_collectives).")
     ] = False
@@ -316,23 +314,14 @@ class Target:
     def plugin(self, environ: Mapping[str, str]) -> Path | None:
         """Return the tuner plugin through which settings are forced; None = variables force them.
 
-        NCCL loads one tuner plugin. One that the shell names and --keep-env keeps has precedence: a training starts
-        with it, so the default must have it too. Containers have files of their own, so there it must be asked for.
+        Containers have files of their own, so there it must be asked for.
 
         Raises:
-            UsageError: it is requested and cannot be found, or another plugin takes its place.
+            UsageError: it is requested and cannot be found.
         """
         unasked = self.through is None and (self.is_in_container or self.benchmark_name == "nccl_tests")
         if self.through == "variables" or unasked or not self._may_use_plugin:
             return None
-        kept = environ.get("NCCL_TUNER_PLUGIN", "") if self.keep_env else ""
-        if Path(kept).name not in ("", "ncclt", LIBRARY_NAME):
-            if self.through is None:
-                return None
-            raise UsageError(
-                f"--keep-env keeps NCCL_TUNER_PLUGIN={kept}, and NCCL loads one tuner plugin only",
-                hint="leave --keep-env out, or use --through variables",
-            )
         found = find_plugin(environ)
         if found is None and self.through == "plugin":
             raise UsageError("the tuner plugin was not found", hint="`ncclt admin plugin build` makes it; it needs gcc")

@@ -43,8 +43,6 @@ class Parameter:
         granularity: how often it is read.
         safe: reviewed: no value of the domain can corrupt data, keep a job from starting or leave the network that
             the site chose. What is not safe is never set by ncclt.
-        site: a fact of the cluster, such as which of its networks NCCL uses: every job there has it, and the measured
-            ones had it too.
         note: what to know before changing it.
         ladder: the values that a search tries besides the default; empty = it is not searched.
     """
@@ -58,7 +56,6 @@ class Parameter:
     deprecated_since: NcclVersion | None = None
     note: str = ""
     ladder: tuple[int, ...] = ()
-    site: bool = False
 
     @property
     def variable(self) -> str:
@@ -95,7 +92,6 @@ def _row(
     safe: bool = False,
     deprecated: str = "",
     ladder: tuple[int, ...] = (),
-    site: bool = False,
 ) -> Parameter:
     return Parameter(
         name=name,
@@ -107,7 +103,6 @@ def _row(
         deprecated_since=NcclVersion.parse(deprecated) if deprecated else None,
         note=note,
         ladder=ladder,
-        site=site,
     )
 
 
@@ -193,9 +188,9 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("SOCKET_MIN_TASKSIZE", "2.27", _FRESH, _BYTES, 64 * _KIB),
     _row("SOCKET_RCVBUF", "2.27", _FRESH, range(-1, 2**31), -1),
     _row("SOCKET_SNDBUF", "2.27", _FRESH, range(-1, 2**31), -1),
-    _row("SOCKET_IFNAME", "2.0", _PROC, None, None, "the site's choice of network; may differ by rank", site=True),
-    _row("IB_HCA", "2.0", _PROC, None, None, "the site's choice of network; may differ by rank", site=True),
-    _row("IB_GID_INDEX", "2.0", _PROC, range(-1, 256), None, "the site's choice of network", site=True),
+    _row("SOCKET_IFNAME", "2.0", _PROC, None, None, "the site's choice of network; may differ by rank"),
+    _row("IB_HCA", "2.0", _PROC, None, None, "the site's choice of network; may differ by rank"),
+    _row("IB_GID_INDEX", "2.0", _PROC, range(-1, 256), None, "the site's choice of network"),
     _row("IB_QPS_PER_CONNECTION", "2.10", _FRESH, range(1, 129), 1, "entropy for ECMP on RoCE", safe=True,
          ladder=(2, 4, 8)),
     _row("IB_SPLIT_DATA_ON_QPS", "2.18", _FRESH, _OFF_ON, 0, "1 before 2.20; only with several queue pairs", safe=True,
@@ -204,9 +199,9 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("IB_ADAPTIVE_ROUTING", "2.16", _PROC, _OFF_ON, None, "assumes an order of delivery"),
     _row("IB_PCI_RELAXED_ORDERING", "2.12", _PROC, _OFF_ON_AUTO, 2, "assumes an order of delivery"),
     _row("IB_OOO_RQ", "2.30", _PROC, _OFF_ON, 0, "needs fabric and firmware that support it"),
-    _row("IB_TC", "2.0", _FRESH, range(-1, 256), -1, "the site's quality of service", site=True),
-    _row("IB_SL", "2.0", _FRESH, range(-1, 16), -1, "the site's quality of service", site=True),
-    _row("IB_FIFO_TC", "2.22", _FRESH, range(-1, 256), -1, "the site's quality of service", site=True),
+    _row("IB_TC", "2.0", _FRESH, range(-1, 256), -1, "the site's quality of service"),
+    _row("IB_SL", "2.0", _FRESH, range(-1, 16), -1, "the site's quality of service"),
+    _row("IB_FIFO_TC", "2.22", _FRESH, range(-1, 256), -1, "the site's quality of service"),
     _row("IB_MERGE_NICS", "2.20", _PROC, _OFF_ON, 1),
     _row("PROXY_APPEND_BATCH_SIZE", "2.16", _FRESH, range(1, 1025), 16),
     _row("PROGRESS_APPENDOP_FREQ", "2.16.5", _FRESH, range(1, 1025), 8),

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 
 from ncclt.core.duration import format_duration
 from ncclt.core.recommendation import Recommendation
-from ncclt.core.verification import Verification
+from ncclt.core.verification import Verification, sorted_variables
 from ncclt.core.workload import Workload
 from ncclt.deliver.job_info import is_node_launcher, max_nodes, read_shape
 from ncclt.errors import StudyStoppedError, UsageError
@@ -177,11 +177,20 @@ def explain_no_comparison(recommendation: Recommendation, argv: Sequence[str]) -
 
 
 def find_last_comparison(
-    store: Store, recommendation: Recommendation, argv: Sequence[str], how: Comparison
+    store: Store, recommendation: Recommendation, argv: Sequence[str], how: Comparison, *, base_env: Mapping[str, str]
 ) -> Verification | None:
-    """Return the newest stored comparison of a job with this recommendation, made in the same way; None = none."""
+    """Return the newest stored comparison of a job with this recommendation, made in the same way; None = none.
+
+    Args:
+        store: where comparisons are kept.
+        recommendation: that was compared.
+        argv: the job's command.
+        how: the comparison.
+        base_env: the variables of the baseline.
+    """
     for found in store.records.verifications(recommendation=recommendation.id):
-        made = (found.argv, found.base_argv, found.warmup, found.steps, found.verdict.min_effect)
-        if made == (words_without_secrets(argv), (), how.warmup, how.steps, how.min_effect):
+        made = (found.argv, found.base_argv, found.base_env, found.warmup, found.steps, found.verdict.min_effect)
+        wanted = (words_without_secrets(argv), (), sorted_variables(base_env), how.warmup, how.steps, how.min_effect)
+        if made == wanted:
             return found
     return None

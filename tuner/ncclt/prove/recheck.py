@@ -198,7 +198,9 @@ def _list_facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, st
         "nccl_version": "NCCL",
         "topology_hash": "topology hash",
     }
-    return [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
+    facts = [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
+    site = [" ".join(f"{name}={value}" for name, value in one.site_variables) for one in (then, here)]
+    return [*facts, ("variables of the site", site[0], site[1])]
 
 
 def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -> str:

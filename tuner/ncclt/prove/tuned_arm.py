@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.trial import TimesOrigin
+from ncclt.core.verification import sorted_variables
 from ncclt.deliver.answer import answer_from_recommendation
-from ncclt.deliver.job_info import JobInfo, read_variables, starts_other_nodes
+from ncclt.deliver.job_info import JobInfo, read_site, read_variables, starts_other_nodes
 from ncclt.deliver.job_plan import JobPlan, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.deliver.render.delivery import headline
@@ -18,6 +19,7 @@ from ncclt.errors import NoRecommendationError, UsageError, reason
 from ncclt.launch.launcher import Launcher
 from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, table_environment
+from ncclt.nccl.variables import split_variables
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
 
@@ -89,7 +91,7 @@ def plan_tuned_arm(
             "only the per-size table is validated, and it needs the tuner plugin",
             hint="`ncclt admin plugin build` makes it",
         )
-    job = JobInfo(argv=argv, environ=environ, variables=read_variables(argv, environ))
+    job = JobInfo(argv=argv, environ=environ, variables=read_variables(argv, environ), site=read_site(argv, environ))
     table = table_environment(answer.table, table_path(folder, answer.table))
     plan = plan_job(answer, job, plugin=plugin, table=table, hook=None, shared=True)
     if plan.form is None:
@@ -107,7 +109,9 @@ def prepare_comparison(
     environ: Mapping[str, str],
     planned: bool = False,
 ) -> Iterator[VerifyRequest]:
-    """Prepare the comparison of a training without and with its validated policy.
+    """Prepare the comparison of a training as it runs today with its validated policy.
+
+    The baseline has the user's own tuning, which the policy replaces; both sides have the variables of the site.
 
     Table and plugin are in a folder of their own for that time, in the one that all ranks share.
 
@@ -124,6 +128,7 @@ def prepare_comparison(
     """
     removed = launcher.plan(argv, variables={}, timeout_s=how.timeout_s).unset_env
     inherited = {name: value for name, value in environ.items() if name not in removed}
+    today = split_variables(environ).tuning
     plugin, folder = find_plugin(environ), how.directory.resolve() / ".ncclt-table"
     with ExitStack() as stack:
         if not planned:
@@ -142,13 +147,13 @@ def prepare_comparison(
             write_table(Path(given[POLICY_VARIABLE]), plan.answer.table)
         yield VerifyRequest(
             argv=argv,
-            base_env=(),
+            base_env=sorted_variables(today),
             tuned_env=plan.set_env,
             how=how,
             cluster=recommendation.cluster,
             model=recommendation.model,
             recommendation=recommendation.id,
-            removed_env=removed,
+            removed_env=tuple(name for name in removed if name not in today),
             notes=plan.notes,
             open_mpi=open_mpi_sides(argv, (), environ=environ),
         )

@@ -230,6 +230,7 @@ def study_row(study: Study) -> dict[str, Any]:
 def _differences(there: Study, asked: Study) -> list[str]:
     different = list(there.cluster.fingerprint().mismatches(asked.cluster.fingerprint()))
     pairs = {
+        "site variables": tuple(_join_pairs(one.cluster.site_variables) for one in (there, asked)),
         "workload": (there.workload.digest(), asked.workload.digest()),
         "launcher": (there.launcher, asked.launcher),
         "simulated": (there.simulated, asked.simulated),
@@ -241,6 +242,10 @@ def _differences(there: Study, asked: Study) -> list[str]:
     if asked.printed_costs is not None and asked.printed_costs != there.printed_costs:
         pairs["NCCL's cost tables"] = ("none" if there.printed_costs is None else "others", "those of a log")
     return different + [f"{what}: stored {old}, asked for {new}" for what, (old, new) in pairs.items() if old != new]
+
+
+def _join_pairs(pairs: tuple[tuple[str, str], ...]) -> str:
+    return _join_names(tuple(f"{name}={value}" for name, value in pairs))
 
 
 def _join_names(names: tuple[str, ...]) -> str:

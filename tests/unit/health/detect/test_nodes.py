@@ -73,7 +73,7 @@ def test_lines_of_several_nodes_are_told_apart(node):
 
 def test_the_script_runs_through_a_real_launcher(node):
     environ, _ = node("v100_mesh", "gpu7")
-    nodes, missing = ask_nodes(LocalLauncher(environment=environ, keep_env=True))
+    nodes, missing = ask_nodes(LocalLauncher(environment=environ))
 
     assert (list(nodes), missing) == (["gpu7"], ())
     assert nodes["gpu7"].gpu_reports[0].driver == "470.82.01"
@@ -94,7 +94,7 @@ def test_a_node_without_gpus_is_named(tmp_path):
     (tmp_path / "uname").write_text("#!/bin/sh\necho login1\n")
     (tmp_path / "uname").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    nodes, missing = ask_nodes(LocalLauncher(environment=environ, keep_env=True))
+    nodes, missing = ask_nodes(LocalLauncher(environment=environ))
 
     assert nodes["login1"].matrices == ()
     assert re.match("login1: nvidia-smi topo -m holds no matrix", missing[0])

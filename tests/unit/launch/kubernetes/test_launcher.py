@@ -65,7 +65,7 @@ def test_golden_plan(name, options, with_files, tmp_path):
 def test_inherited_variables_reach_the_containers_only_when_kept():
     said = {
         keep_env: dict(
-            KubernetesLauncher.create(shape=TWO, keep_env=keep_env, **SITE)
+            KubernetesLauncher.create(shape=TWO, keep_env=["NCCL_SOCKET_IFNAME"] if keep_env else (), **SITE)
             .plan(COMMAND, variables={}, timeout_s=1.0)
             .files
         )["job.json"]

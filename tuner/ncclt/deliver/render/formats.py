@@ -8,6 +8,7 @@ from typing import Any
 
 from ncclt.client.answer import AnswerError, comment_lines, form_of, write
 from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.render.delivery import TABLE_FORMAT, deliver_table, deliver_variables
 from ncclt.deliver.render.table import FOREIGN_TABLE_FORMATS, render_foreign_table, render_table
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
@@ -158,6 +159,7 @@ def _document(recommendation: Recommendation) -> dict[str, Any]:
         "nccl_version": valid.nccl_version,
         "gpu": valid.gpu,
         "fabric": valid.fabric,
+        **({"site_variables": dict(valid.site_variables)} if recommendation.origin is TimesOrigin.MEASURED else {}),
         "decision": (verdict.decision if verdict else Decision.KEEP_DEFAULT).value,
         "speedup": verdict.speedup if verdict else None,
         "interval": verdict.to_document()["interval"] if verdict else None,

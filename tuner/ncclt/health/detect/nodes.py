@@ -112,10 +112,9 @@ def _log_of_start(
     if not gpus:
         return LogFacts(), ("NCCL was not started, since no node shows GPUs",)
     job = build_unknown_cluster(nodes=count_nodes_to_examine(target, environ), gpus_per_node=gpus)
-    kept = replace(target, keep_env=True)
     try:
-        starter = create_launcher(job, kept, kept.hosts[: job.nodes], environ=environ)
-        benchmark, _ = choose_benchmark(job, kept, starter, frozenset({Collective.ALL_REDUCE}))
+        starter = create_launcher(job, target, target.hosts[: job.nodes], environ=environ, own_tuning=True)
+        benchmark, _ = choose_benchmark(job, target, starter, frozenset({Collective.ALL_REDUCE}))
     except UsageError as error:
         return LogFacts(), (f"NCCL was not started: {error.message}",)
     return start_log(starter, benchmark, job)

@@ -85,7 +85,7 @@ def examine_here(
     if find(NVIDIA_SMI) is None:
         facts = replace(facts, smi_problem="nvidia-smi missing")
     else:
-        facts = _with_gpus(facts, LocalLauncher(environment=environ, keep_env=True))
+        facts = _with_gpus(facts, LocalLauncher(environment=environ))
     return diagnose(_with(replace(facts, log=given.log, missing=(*facts.missing, *given.missing)), given))
 
 

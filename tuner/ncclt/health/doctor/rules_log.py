@@ -11,9 +11,10 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
 from ncclt.health.doctor.gpu_report import GpuModel, gpu_model
-from ncclt.health.doctor.variables import PARAMETERS, PER_RANK, READ_BY_EVERY_RANK, SITE
+from ncclt.health.doctor.variables import PER_RANK, READ_BY_EVERY_RANK
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts, Process
+from ncclt.nccl.variables import VariableClass, classify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,7 +386,7 @@ def _set_inside(facts: Facts) -> Iterator[Observation]:
         for name, said in process.set_inside.items():
             found.setdefault((name, said.value), said.evidence)
     for (name, value), line in found.items():
-        tuned = name in PARAMETERS and name not in SITE and not PARAMETERS[name].site
+        tuned = classify(name)[0] is VariableClass.TUNING
         yield Observation(
             what=f"{name}={value} is set inside the process{_consequence(name, value)}",
             evidence=(line,),

@@ -14,17 +14,16 @@ from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, Severity, rule
 from ncclt.health.doctor.variables import (
     LIMITS,
-    OLD_PYTORCH,
     PARAMETERS,
     REMOVED,
     REPLACED,
-    SITE,
     as_nccl_reads,
     is_known,
     is_number,
     known_names,
 )
 from ncclt.nccl.log.evidence import Evidence, Variable
+from ncclt.nccl.variables import OLD_PYTORCH, VariableClass, classify
 
 _ALGORITHMS = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
 
@@ -266,8 +265,10 @@ def _unknown(facts: Facts) -> Iterator[Observation]:
 )
 def _inherited(facts: Facts) -> Iterator[Observation]:
     """Yield one observation of all inherited tuning that no other rule names."""
-    named = set(_OFF_SWITCHES) | set(_LEVELS) | set(REPLACED) | set(REMOVED) | SITE | {"NCCL_ALGO", "NCCL_PROTO"}
-    found = [v for v in _named(facts) if v.name in PARAMETERS and v.name not in named]
+    named = set(_OFF_SWITCHES) | set(_LEVELS) | set(REPLACED) | set(REMOVED) | {"NCCL_ALGO", "NCCL_PROTO"}
+    tuning = [v for v in _named(facts) if classify(v.name)[0] is VariableClass.TUNING]
+    # A tuner plugin decides by calls, and has rules of its own.
+    found = [v for v in tuning if v.name not in named and not v.name.startswith("NCCL_TUNER_")]
     if found:
         names = ", ".join(_setting(variable) for variable in found)
         yield Observation(what=f"inherited tuning: {names}", evidence=tuple(v.evidence for v in found))

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -20,9 +20,6 @@ from ncclt.launch.slurm.job import job_loss
 
 KILL_GRACE_S = 1.0
 """After `kill`, for programs that have ranks elsewhere to end: mpirun, torchrun, srun and ssh need time for that."""
-
-_DEBUG = "NCCL_DEBUG"
-"""Log lines of NCCL go to standard output and break the rows of nccl-tests; they also cost time."""
 
 FORWARDED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 """They decide which NCCL and which Python a rank loads, so they are the same on every node."""
@@ -58,8 +55,7 @@ class ProcessLauncher(Launcher, ABC):
 
     Args:
         environment: what programs inherit; None = this program's own.
-        keep_env: let inherited NCCL_* variables reach the command. By default every trial starts from the NCCL
-            default, whatever the shell has exported; NCCL_DEBUG is removed in any case.
+        keep_env: names of the inherited variables for NCCL and our plugin that reach the command; no others do.
         extra: further options of the program that starts the command, verbatim.
         grace_s: time between SIGTERM and SIGKILL.
         kill_grace_s: the same after `kill`.
@@ -75,7 +71,7 @@ class ProcessLauncher(Launcher, ABC):
         self,
         *,
         environment: Mapping[str, str] | None = None,
-        keep_env: bool = False,
+        keep_env: Collection[str] = (),
         extra: Sequence[str] = (),
         grace_s: float = GRACE_S,
         kill_grace_s: float = KILL_GRACE_S,
@@ -83,7 +79,7 @@ class ProcessLauncher(Launcher, ABC):
     ) -> None:
         self.environment: Mapping[str, str] = dict(os.environ if environment is None else environment)
         self.extra = tuple(extra)
-        self._keep_env = keep_env
+        self._keep_env = frozenset(keep_env)
         self.grace_s = grace_s
         self._kill_grace_s = kill_grace_s
         self._keep_bytes = keep_bytes
@@ -105,9 +101,7 @@ class ProcessLauncher(Launcher, ABC):
 
     def removed_names(self, variables: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of inherited variables that must not reach a command, given its own variables."""
-        return tuple(
-            name for name in self.inherited if name not in variables and (not self._keep_env or name == _DEBUG)
-        )
+        return tuple(name for name in self.inherited if name not in variables and name not in self._keep_env)
 
     def kept_variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the inherited variables that must reach every process of a command."""
