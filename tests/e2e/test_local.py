@@ -4,10 +4,14 @@ The stand-in knows nothing of NCCL but that a tree takes twice as long, so the d
 """
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
+
+from ncclt.core.study import Arm
+from ncclt.store import open_store
 
 STORE = ("--storage", "sqlite:///ncclt.db")
 STAND_IN = Path(__file__).resolve().parents[1] / "fakes" / "nccl_tests_stand_in.py"
@@ -41,8 +45,34 @@ def tune(ncclt):
     )
 
 
+def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_every_trial(ncclt, tune):
+    ncclt.variables |= {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO"}
+    done = ncclt(*tune, "-v")
+
+    assert "keep-default: your settings cost 100.0 % (95 % CI" in done.stdout
+    assert ": unset NCCL_ALGO, for nasnetmobile on dgx-a100" in done.stdout
+    assert "kept in every trial, as variables of the site: NCCL_IB_HCA" in done.stdout + done.stderr
+    with open_store(f"sqlite:///{ncclt.folder}/ncclt.db") as store:
+        (study,) = (entry.study for entry in store.studies.page(limit=5).items)
+        trials = store.trials.find(study.id)
+        (found,) = store.recommendations.find(study=study.id)
+    assert found.today.variables == study.today == (("NCCL_ALGO", "Tree"),)
+    assert found.fingerprint.site_variables == (("NCCL_IB_HCA", "mlx5_0"),)
+    assert {trial.arm for trial in trials} >= {Arm.DEFAULT, Arm.TODAY}
+    removed = {
+        (trial.arm, *re.findall(r"-u (NCCL_[A-Z_]+)", command))
+        for trial in trials
+        for command in trial.result.commands
+        if trial.setting.is_default and trial.policy is None
+    }
+    assert removed == {
+        (None, "NCCL_ALGO", "NCCL_DEBUG"),
+        (Arm.DEFAULT, "NCCL_ALGO", "NCCL_DEBUG"),
+        (Arm.TODAY, "NCCL_DEBUG"),
+    }
+
+
 def test_equal_times_keep_the_default_and_nothing_is_simulated(ncclt, tune):
-    ncclt.variables["NCCL_ALGO"] = "Tree"  # a stale variable of the user's shell must not reach the default
     document = json.loads(ncclt(*tune, "--json").stdout)
 
     assert (document["verdict"], document["simulated"], document["launcher"]) == ("keep-default", False, "local")

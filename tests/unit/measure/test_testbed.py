@@ -184,7 +184,7 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
 def test_the_arm_of_variables_is_measured_by_variables():
     plain, by_variables = FakeRunner(CLUSTER, lambda *_: 1.0), FakeRunner(CLUSTER, lambda *_: 1.0)
     testbed = Testbed(runner=plain, reason="test", covers=lambda _: True)
-    assert {testbed.delivering(arm) for arm in Arm} == {plain}
+    assert testbed.by_arm == {}
     forced = replace(testbed, by_variables=by_variables)
-    assert [forced.delivering(arm) for arm in (Arm.DEFAULT, Arm.TABLE, Arm.VARIABLES)] == [plain, plain, by_variables]
+    assert forced.by_arm == {Arm.VARIABLES: by_variables}
     assert (testbed.way, forced.way) == ("", "+plugin")

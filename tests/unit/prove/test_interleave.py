@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision
+from ncclt.core.recommendation import Decision, Today
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.trial import Outcome
@@ -356,7 +357,7 @@ def test_each_arm_is_measured_as_it_is_delivered(cluster, workload):
         workload=workload,
         trial_log=trial_log,
         policies={**POLICIES, Arm.VARIABLES: uniform},
-        by_variables=by_variables,
+        runners={Arm.VARIABLES: by_variables},
         interrupted=lambda: False,
         watch=lambda *_: None,
     ).run()
@@ -364,3 +365,50 @@ def test_each_arm_is_measured_as_it_is_delivered(cluster, workload):
     times = {arm: {m.time_us for t in trial_log.trials() if t.arm is arm for m in t.result.measurements} for arm in Arm}
     assert times == {Arm.DEFAULT: {10.0}, Arm.TABLE: {10.0}, Arm.VARIABLES: {8.0}}
     assert set(by_variables.launches) == {TREE_LL}
+
+
+def proof_of_today(cluster, workload, *, default_us, today_us, table_us=None):
+    """Prove a table, or nothing, where the job sets tuning variables today; invented times of every message."""
+    trial_log = FakeTrialLog()
+    policies = {Arm.DEFAULT: Policy(), Arm.TODAY: Policy()} | ({} if table_us is None else {Arm.TABLE: TABLE})
+    assert Proof(
+        runner=FakeRunner(cluster, noisy(lambda setting, *_: default_us if setting.is_default else table_us, 0.002)),
+        workload=workload,
+        trial_log=trial_log,
+        policies=policies,
+        runners={Arm.TODAY: FakeRunner(cluster, noisy(lambda *_: today_us, 0.002, seed=1))},
+        interrupted=lambda: "",
+        watch=lambda *_: None,
+    ).run()
+    return trial_log
+
+
+def test_settings_of_today_that_cost_time_are_found_without_any_policy(cluster, workload):
+    trial_log = proof_of_today(cluster, workload, default_us=10.0, today_us=10.6)
+    verdict = judge_arm(Arm.DEFAULT, Policy(), trial_log.trials(), workload, min_effect=0.02, baseline=Arm.TODAY)
+    assert (verdict.decision, round(verdict.speedup, 2)) == (Decision.TUNED, 1.06)
+    today = Today(variables=(("NCCL_PROTO", "Simple"),), default=verdict)
+    said = r"your settings cost [56]\.\d % \(95 % CI [0-9. to]+\): unset NCCL_PROTO"
+    assert re.fullmatch(said, today.words), today.words
+
+
+def test_a_policy_is_judged_by_what_the_job_runs_today(cluster, workload):
+    """It must beat the default, and today's settings too; both gains are known."""
+    alone = replace(
+        workload, messages=tuple(c for c in workload.messages if not TABLE.setting_for(c.message).is_default)
+    )
+    slow = proof_of_today(cluster, alone, default_us=10.0, today_us=11.0, table_us=9.0)
+    found = build_policy_verdict(Arm.TABLE, TABLE, slow.trials(), alone, min_effect=0.02)
+    assert (found.verdict.decision, found.over_today.decision) == (Decision.TUNED, Decision.TUNED)
+    assert found.verdict.speedup == pytest.approx(10 / 9, rel=0.01)
+    assert found.over_today.speedup == pytest.approx(11 / 9, rel=0.01)
+
+    fast = proof_of_today(cluster, alone, default_us=10.0, today_us=8.9, table_us=9.0)
+    found = build_policy_verdict(Arm.TABLE, TABLE, fast.trials(), alone, min_effect=0.02)
+    assert found.verdict.decision is Decision.KEEP_DEFAULT
+    assert found.verdict.reason.startswith("faster than the NCCL default, but in comparison with what you run today")
+
+
+def test_without_settings_of_today_nothing_is_compared_with_them(cluster, workload, landscape):
+    _, trial_log = proof(cluster, workload, landscape)
+    assert build_policy_verdict(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02).over_today is None

@@ -125,11 +125,11 @@ def test_a_failed_launch_disqualifies_whatever_the_gain():
 
 
 def test_a_default_that_fails_leaves_open_what_was_not_decided_before():
-    failed = judge(launches(1, speedup=1.1, sigma=0.01, blocks=2), default_failure="crashed: node n7")
+    failed = judge(launches(1, speedup=1.1, sigma=0.01, blocks=2), baseline_failure="crashed: node n7")
     assert failed.decision is Decision.UNDECIDED
     assert "node n7" in failed.reason
 
-    decided = judge(launches(1, speedup=1.1, sigma=0.01), default_failure="crashed: node n7")
+    decided = judge(launches(1, speedup=1.1, sigma=0.01), baseline_failure="crashed: node n7")
     assert decided.decision is Decision.TUNED
 
 

@@ -102,7 +102,7 @@ def recheck(
                 say(f"ncclt: launch {next(launches)}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
 
         with StopRequest() as stop:
-            found = run(request, testbed.delivering(arm), interrupted=stop, watch=watch, now=utc_now)
+            found = run(request, testbed.by_arm.get(arm, testbed.runner), interrupted=stop, watch=watch, now=utc_now)
         if found is None:
             say("ncclt: interrupted: nothing was recorded")
             raise typer.Exit(EXIT_INTERRUPTED)

@@ -80,16 +80,54 @@ class PolicyVerdict(Documented):
 
     Attributes:
         policy: what is delivered.
-        verdict: proven for this policy; with `keep-default` nothing is delivered.
+        verdict: proven for this policy; with `keep-default` nothing is delivered. Its numbers compare with the NCCL
+            default.
+        over_today: the verdict in comparison with what the job runs today; None = it sets no tuning variables.
     """
+
+    SHAPE: ClassVar = Shape(omitted=("over_today",))
 
     policy: Policy
     verdict: Verdict
+    over_today: Verdict | None = None
 
     @property
     def effective(self) -> Policy:
         """Return the policy if it is proven, else the empty one."""
         return self.policy if self.verdict.decision is Decision.TUNED else Policy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Today(Documented):
+    """The tuning variables that the job sets today, and the verdict of the NCCL default in comparison with them.
+
+    Attributes:
+        variables: (name, value), sorted.
+        default: `tuned` = the NCCL default is faster, so the variables cost time.
+    """
+
+    SHAPE: ClassVar = Shape(pairs=("variables",))
+
+    variables: tuple[tuple[str, str], ...]
+    default: Verdict
+
+    @property
+    def words(self) -> str:
+        """Return one sentence: what the variables cost or gain."""
+        names = ", ".join(name for name, _ in self.variables)
+        low, high = self.default.interval
+        if self.default.decision is Decision.TUNED:
+            return (
+                f"your settings cost {(self.default.speedup - 1) * 100:.1f} % (95 % CI {(low - 1) * 100:.1f} to "
+                f"{(high - 1) * 100:.1f}): unset {names}"
+            )
+        if self.default.blocks and high < 1:
+            return (
+                f"your settings ({names}) are {(1 / self.default.speedup - 1) * 100:.1f} % faster than the NCCL default"
+            )
+        if self.default.decision is Decision.UNDECIDED:
+            return f"your settings ({names}) and the NCCL default: {self.default.reason}"
+        return f"your settings ({names}) cost less than {self.default.min_effect * 100:.3g} %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +198,10 @@ class Recommendation(Documented):
             recorded.
         recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
         coverage: of the search; None where it was not recorded.
+        today: what the job ran when it was measured; None = it set no tuning variables.
     """
 
-    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded", "coverage"))
+    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded", "coverage", "today"))
 
     id: str
     revision: int
@@ -182,6 +221,7 @@ class Recommendation(Documented):
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
     recorded: str = ""
     coverage: Coverage | None = None
+    today: Today | None = None
 
     @property
     def label(self) -> str:

@@ -29,9 +29,10 @@ class Phase(StrEnum):
 
 
 class Arm(StrEnum):
-    """Arm of the proof that a trial measures."""
+    """Arm of the proof that a trial measures; `today` is the NCCL default with the user's own tuning variables."""
 
     DEFAULT = "default"
+    TODAY = "today"
     TABLE = "table"
     VARIABLES = "variables"
 
@@ -140,9 +141,10 @@ class Study(Documented):
         created, updated: ISO times.
         printed_costs: NCCL's own tables that the search began from; None = our estimate of them.
         sampler: MODULE:CLASS(KEY=VALUE) that chose the settings; empty = ncclt's own.
+        today: (name, value) of the tuning variables that the job sets today, an arm of the proof; empty = none.
     """
 
-    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler"))
+    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler", "today"), pairs=("today",))
 
     id: str
     name: str
@@ -158,6 +160,7 @@ class Study(Documented):
     updated: str = ""
     printed_costs: PrintedCosts | None = None
     sampler: str = ""
+    today: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:

@@ -116,9 +116,18 @@ def launched_testbed(
         way_out = why and plugin is None and not forced(setting, plugin=True)
         return f"{why} ({target.how_with_plugin})" if way_out else why
 
+    today = tuple(split_variables(environ).tuning.items())
+
+    def as_today(hosts: tuple[str, ...]) -> LaunchedRunner:
+        own = create_launcher(cluster, target, hosts, environ=environ, own_tuning=True)
+        changed: RunnerParts = {**parts(hosts), "launcher": own, "timeouts": Timeouts()}
+        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **changed)
+
     runners = [relaunching(hosts) for hosts in host_sets]
     return Testbed(
         runner=runners[0],
+        by_today=as_today(host_sets[0]) if today else None,
+        today=today,
         by_variables=relaunching(host_sets[0], None) if by_plugin else None,
         others=tuple(runners[1:]),
         persistent=tuple(map(persistent_runner, host_sets)) if target.persistent else (),

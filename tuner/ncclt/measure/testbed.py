@@ -33,6 +33,9 @@ class Testbed:
         runner: measures settings; confirmation and proof run on it alone.
         by_variables: measures the arm of plain variables in the proof, where `runner` forces settings through the tuner
             plugin: a table and variables differ, in channels above all. None = `runner` does.
+        by_today: measures the arm of today: launches with the tuning variables that the user's shell sets; None = it
+            sets none, or nothing is launched.
+        today: (name, value) of these variables.
         others: measure settings in parallel with `runner`, on other nodes; the search uses all of them.
         persistent: keep their ranks from trial to trial; if there are any, the search uses these instead, and they end
             before `runner` measures finalists and proof with fresh ranks.
@@ -50,6 +53,8 @@ class Testbed:
 
     runner: Runner
     by_variables: Runner | None = None
+    by_today: Runner | None = None
+    today: tuple[tuple[str, str], ...] = ()
     others: tuple[Runner, ...] = ()
     persistent: tuple[PersistentRunner, ...] = ()
     reason: str
@@ -119,9 +124,11 @@ class Testbed:
             other, option = ("variables", "variables") if by_plugin else ("the plugin", "plugin")
             raise _not_alike(f"forced by {other}", f"with --through {option}")
 
-    def delivering(self, arm: Arm) -> Runner:
-        """Return the runner that measures an arm as it is delivered."""
-        return self.by_variables if arm is Arm.VARIABLES and self.by_variables is not None else self.runner
+    @property
+    def by_arm(self) -> dict[Arm, Runner]:
+        """Return the runners of the arms that `runner` does not measure as jobs run them."""
+        found = {Arm.VARIABLES: self.by_variables, Arm.TODAY: self.by_today}
+        return {arm: runner for arm, runner in found.items() if runner is not None}
 
     @contextmanager
     def awake(self) -> Iterator[None]:

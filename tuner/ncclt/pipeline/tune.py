@@ -21,6 +21,7 @@ from ncclt.core.recommendation import (
     Decision,
     PolicyVerdict,
     Recommendation,
+    Today,
     Verdict,
     recommendation_id,
 )
@@ -34,7 +35,7 @@ from ncclt.measure.trial import list_search_trials, stored_default
 from ncclt.prove.confirm import choose_arms, confirm, confirmed_times
 from ncclt.prove.interleave import Proof
 from ncclt.prove.payback import communication_effect
-from ncclt.prove.proof import build_policy_verdict, measure_coverage, require_coverage
+from ncclt.prove.proof import build_policy_verdict, judge_arm, measure_coverage, require_coverage
 from ncclt.prove.study_summary import MessageRow, StudySummary, build_message_rows, summarize_study
 from ncclt.prove.verdict import Pairs, keep_default
 from ncclt.search.assemble import Times
@@ -245,6 +246,7 @@ def build_study(request: TuneRequest, testbed: Testbed, workload: Workload, *, c
         state=StudyState.RUNNING,
         printed_costs=request.printed_costs,
         sampler=request.budget.sampler,
+        today=() if testbed.inert else testbed.today,
     )
 
 
@@ -252,7 +254,8 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
     budget = request.budget
     # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
-    what = f"{workload.digest()}{place}{','.join(budget.process_wide)}{testbed.way}{budget.sampler}"
+    today = "" if testbed.inert else " ".join(f"{name}={value}" for name, value in testbed.today)
+    what = f"{workload.digest()}{place}{','.join(budget.process_wide)}{testbed.way}{budget.sampler}{today}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{budget.seed}" if budget.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
@@ -423,14 +426,19 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, dict[Arm, Policy], 
     policies, why = {Arm.DEFAULT: Policy()}, testbed.inert
     if not testbed.inert:
         policies, why = choose_arms(
-            times, workload, testbed.runner, min_effect=min_effect, with_variables=budget.prove_variables
+            times,
+            workload,
+            testbed.runner,
+            min_effect=min_effect,
+            with_variables=budget.prove_variables,
+            today=testbed.by_today is not None,
         )
     proof = Proof(
         runner=testbed.runner,
         workload=workload,
         trial_log=trial_log,
         policies=policies,
-        by_variables=testbed.by_variables,
+        runners=testbed.by_arm,
         blocks=budget.blocks,
         min_effect=min_effect,
         seed=f"{context.study.id}|{context.study.seed}",
@@ -458,7 +466,7 @@ def _publish(context: TuneContext, times: Times, policies: dict[Arm, Policy], wh
     deliveries = {
         arm: build_policy_verdict(arm, policy, trials, workload, min_effect=min_effect)
         for arm, policy in policies.items()
-        if arm is not Arm.DEFAULT
+        if arm not in (Arm.DEFAULT, Arm.TODAY)
     }
     tried = len({t.setting for t in trials if t.tries_setting and not t.setting.is_default})
     failed = "" if tried == coverage.settings else f" ({tried} tried)"
@@ -512,9 +520,21 @@ def _recommendation(
         created=context.now(),
         source_digest=source_digest,
         dtypes=workload.dtypes,
+        today=_judge_today(context),
         recorded="" if study.simulated else study.label,
         coverage=coverage,
     )
+
+
+def _judge_today(context: TuneContext) -> Today | None:
+    """Return what the job runs today, with the verdict of the default against it; None = the same as the default."""
+    if context.testbed.by_today is None or context.testbed.inert:
+        return None
+    trials = context.trial_log.trials()
+    verdict = judge_arm(
+        Arm.DEFAULT, Policy(), trials, context.workload, min_effect=context.min_effect, baseline=Arm.TODAY
+    )
+    return Today(variables=context.testbed.today, default=verdict)
 
 
 def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneResult | None:

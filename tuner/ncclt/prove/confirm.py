@@ -162,6 +162,7 @@ def choose_arms(
     *,
     min_effect: float,
     with_variables: bool,
+    today: bool = False,
 ) -> tuple[dict[Arm, Policy], str]:
     """Choose the arms that are worth proving: the per-size policy, or the best policy that variables can express.
 
@@ -175,6 +176,7 @@ def choose_arms(
         runner: of the proof.
         min_effect: smallest gain that justifies a change, as a share.
         with_variables: prove what variables can say too.
+        today: the job sets tuning variables today, so the default is compared with them in any case.
 
     Returns:
         the policies by arm, the default first; and the reason why there is no other arm, empty where there is one.
@@ -221,7 +223,8 @@ def choose_arms(
             step = step_gain(workload, 1 + gain)
             at_step = "" if step is None else f", at most {step * 100:.2g} % of a step"
             why = f"predicted gain {gain * 100:.1f} % < {min_effect * 100:.3g} % threshold{at_step}; validation skipped"
-    return {Arm.DEFAULT: Policy(), **worth}, why
+    default = {Arm.DEFAULT: Policy()} | ({Arm.TODAY: Policy()} if today else {})
+    return {**default, **worth}, why
 
 
 MIN_GAIN = 0.01

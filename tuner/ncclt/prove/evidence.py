@@ -20,7 +20,7 @@ class ArmLaunch:
     """One measurement of a whole arm, put together from several trials where no launch can apply a whole policy.
 
     Attributes:
-        arm: default, table or variables.
+        arm: default, today, table or variables.
         block: counts this arm's launches from 0, two per block.
         order: number of its first trial, which shows the interleaving.
         time_us: communication time per step, µs; None where a trial failed.
@@ -67,10 +67,10 @@ class LaunchEvidence:
             return Arm.VARIABLES
         return Arm.TABLE
 
-    def whole_blocks(self, arm: Arm) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
-        """Return pairs of launches, default and arm, of every block in which both were measured twice, in order.
+    def whole_blocks(self, arm: Arm, *, baseline: Arm = Arm.DEFAULT) -> tuple[tuple[ArmLaunch, ArmLaunch], ...]:
+        """Return pairs of launches, baseline and arm, of every block in which both were measured twice, in order.
 
-        The first default is paired with the first launch of the arm, and the second with the second: they are
+        The first launch of the baseline is paired with the first of the arm, and the second with the second: they are
         neighbours, in an order that a coin decided.
         """
         measured = {(launch.arm, launch.block): launch for launch in self.launches if launch.time_us is not None}
@@ -78,8 +78,8 @@ class LaunchEvidence:
         pairs: list[tuple[ArmLaunch, ArmLaunch]] = []
         for first in range(0, last + 1, LAUNCHES_PER_BLOCK):
             halves = range(first, first + LAUNCHES_PER_BLOCK)
-            if all((one, half) in measured for one in (Arm.DEFAULT, arm) for half in halves):
-                pairs += [(measured[Arm.DEFAULT, half], measured[arm, half]) for half in halves]
+            if all((one, half) in measured for one in (baseline, arm) for half in halves):
+                pairs += [(measured[baseline, half], measured[arm, half]) for half in halves]
         return tuple(pairs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ncclt.core.budget import MAX_BLOCKS
@@ -16,7 +16,7 @@ from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Outcome, PolicyRunner, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, claim_launch, measure_claim
-from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, collect_evidence, last_proof
+from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, LaunchEvidence, collect_evidence, last_proof
 from ncclt.prove.probes import find_probes
 from ncclt.prove.proof import build_pairs
 from ncclt.prove.verdict import MIN_EFFECT, Pairs, decide
@@ -115,8 +115,10 @@ def plan_block(
 class Proof:
     """One proof: default and policies launched in interleaved blocks until each policy is decided.
 
-    After each block every policy is judged, and a decided one is not launched again. A failed launch disqualifies its
-    arm; a failed default ends the proof.
+    After each block every policy is judged, and a decided one is not launched again: against the default, and where
+    there is an arm of today, against that too. Today's arm is launched until it is decided whether the default is
+    faster, and as long as a policy is compared with it. A failed launch disqualifies its arm; a failed default ends the
+    proof.
 
     Attributes:
         runner: where trials run.
@@ -124,8 +126,7 @@ class Proof:
         trial_log: where trials are kept; an interrupted proof resumes where it stopped, and an undecided one resumes
             when there are more blocks.
         policies: the arms; the first one is the default. With only the default there is nothing to prove.
-        by_variables: where trials of the arm of plain variables run, if `runner` forces settings in another way: each
-            arm is proven as it is delivered. None = `runner` does it.
+        runners: where trials of some arms run instead: each arm is measured as jobs run it.
         blocks: at most.
         min_effect: smallest gain that justifies a change, as a share.
         seed: of the order of launches; the same seed gives the same order.
@@ -140,7 +141,7 @@ class Proof:
     workload: Workload
     trial_log: TrialLog
     policies: Mapping[Arm, Policy]
-    by_variables: Runner | None = None
+    runners: Mapping[Arm, Runner] = field(default_factory=dict)
     blocks: int = MAX_BLOCKS
     min_effect: float = MIN_EFFECT
     seed: str = ""
@@ -163,9 +164,7 @@ class Proof:
     def _run(self, held: list[Trial], number: int) -> bool | None:
         """Continue after the held trials; None if they proved other policies, or with another minimum effect."""
         policies, workload = self.policies, self.workload
-        runners = dict.fromkeys(Arm, self.runner)
-        if self.by_variables is not None:
-            runners[Arm.VARIABLES] = self.by_variables
+        runners = dict.fromkeys(Arm, self.runner) | dict(self.runners)
         probes = find_probes(policies.get(Arm.TABLE, Policy()), workload, covers=self.covers)
         whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
         # Only launches up to the current block are judged: a resumed proof decides as it did when it was launched.
@@ -202,8 +201,22 @@ class Proof:
                     del left[step.arm]
                     steps = [other for other in steps if other.arm is not step.arm]
             evidence = collect_evidence(seen)
-            judged = {arm: build_pairs(arm, left[arm], evidence.whole_blocks(arm), workload) for arm in left}
-            undecided = [a for a in left if decide(judged[a], min_effect=self.min_effect) is Decision.UNDECIDED]
-            left = {arm: left[arm] for arm in undecided}
-            pairs = next((judged[arm] for arm in left), None)
+            undecided = {arm: self._find_undecided_pairs(arm, left, evidence) for arm in left}
+            is_compared = any(undecided[arm] for arm in left if arm is not Arm.TODAY)
+            left = {arm: left[arm] for arm in left if undecided[arm] or (arm is Arm.TODAY and is_compared)}
+            pairs = next(filter(None, (undecided[arm] for arm in left)), None)
         return True
+
+    def _find_undecided_pairs(self, arm: Arm, left: Mapping[Arm, Policy], evidence: LaunchEvidence) -> Pairs | None:
+        """Return the pairs that do not decide about an arm yet; None = it is decided."""
+        if arm is Arm.TODAY:
+            sides = [(Arm.DEFAULT, Arm.TODAY, Policy())]
+        else:
+            baselines = (Arm.DEFAULT, Arm.TODAY) if Arm.TODAY in left else (Arm.DEFAULT,)
+            sides = [(arm, baseline, left[arm]) for baseline in baselines]
+        for one, baseline, policy in sides:
+            pairs = build_pairs(one, policy, evidence.whole_blocks(one, baseline=baseline), self.workload)
+            decision = decide(pairs, min_effect=self.min_effect)
+            if decision is not Decision.TUNED:
+                return pairs if decision is Decision.UNDECIDED else None
+        return None

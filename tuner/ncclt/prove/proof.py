@@ -27,6 +27,8 @@ WEIGHTY_SHARE = 0.01
 
 _BY_SUMS = "no single launch can apply the whole table here, so the A/B test sums one launch per setting on both sides"
 
+BASELINE_NAMES = {Arm.DEFAULT: "the NCCL default", Arm.TODAY: "what you run today"}
+
 EVIDENCE_SCHEMA = 1
 """Version of the document of `evidence_document`."""
 
@@ -79,7 +81,9 @@ def find_unchanged(blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Work
         blocks: of `LaunchEvidence.whole_blocks`.
         workload: placed.
     """
-    calls = {c.message: c.calls_per_step for c in workload.messages if blocks and c.message in blocks[0][1].left}
+    if not blocks or blocks[0][0].arm is not Arm.DEFAULT:
+        return frozenset()
+    calls = {c.message: c.calls_per_step for c in workload.messages if c.message in blocks[0][1].left}
     sums_us = [[sum(calls[m] * side.message_us[m] for m in calls) for side in pair] for pair in blocks]
     if not calls or min(map(min, sums_us)) <= 0:
         return frozenset()
@@ -114,9 +118,11 @@ def build_pairs(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmL
         arm: which one. A table can leave a message to NCCL without changing the others, unless process-wide parameters
             go with it, or another message has the same size: NCCL's tuner sees bytes only.
         policy: what the arm forced; a message that it leaves to NCCL has no veto.
-        blocks: of `LaunchEvidence.whole_blocks`.
+        blocks: of `LaunchEvidence.whole_blocks`. Where their baseline is not the default, the arm changes every
+            message, and none can be left as it is there.
         workload: placed.
     """
+    over_default = not blocks or blocks[0][0].arm is Arm.DEFAULT
     costs_us = {
         calls.message: calls.calls_per_step
         * statistics.median(default.message_us.get(calls.message, 0.0) for default, _ in blocks)
@@ -126,7 +132,8 @@ def build_pairs(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmL
     weighty = [
         message
         for message, cost_us in costs_us.items()
-        if cost_us >= WEIGHTY_SHARE * sum(costs_us.values()) and not policy.setting_for(message).is_default
+        if cost_us >= WEIGHTY_SHARE * sum(costs_us.values())
+        and not (over_default and policy.setting_for(message).is_default)
     ]
     sizes = {(m.collective, m.size_bytes, m.group_size, m.spans_nodes) for m in weighty}
     averaged = average_unchanged(blocks, workload)
@@ -135,13 +142,21 @@ def build_pairs(arm: Arm, policy: Policy, blocks: Sequence[tuple[ArmLaunch, ArmL
         default_us=tuple(_time_us(default) for default, _ in averaged),
         policy_us=tuple(_time_us(launch) for _, launch in averaged),
         losses={m: tuple(math.log(b.message_us[m] / a.message_us[m]) for a, b in blocks) for m in weighty},
-        separable=arm is Arm.TABLE and not policy.parameters and len(sizes) == len(weighty),
+        separable=over_default and arm is Arm.TABLE and not policy.parameters and len(sizes) == len(weighty),
         measured_gains=tuple(map(math.log, measured)),
     )
 
 
-def judge_arm(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workload, *, min_effect: float) -> Verdict:
-    """Judge one arm against the default by the last proof among the trials.
+def judge_arm(
+    arm: Arm,
+    policy: Policy,
+    trials: Sequence[Trial],
+    workload: Workload,
+    *,
+    min_effect: float,
+    baseline: Arm = Arm.DEFAULT,
+) -> Verdict:
+    """Judge one arm against the baseline by the last proof among the trials.
 
     Args:
         arm: which one.
@@ -149,14 +164,16 @@ def judge_arm(arm: Arm, policy: Policy, trials: Sequence[Trial], workload: Workl
         trials: all trials of the study.
         workload: placed.
         min_effect: smallest gain that justifies a change, as a share.
+        baseline: what it is compared with.
     """
     evidence = collect_evidence(trials)
     return judge(
-        build_pairs(arm, policy, evidence.whole_blocks(arm), workload),
+        build_pairs(arm, policy, evidence.whole_blocks(arm, baseline=baseline), workload),
         min_effect=min_effect,
-        # What fails where the default was never launched with success shows nothing of the policy.
-        failure=evidence.failure(arm) if evidence.times_us(Arm.DEFAULT) else "",
-        default_failure=evidence.failure(Arm.DEFAULT),
+        # What fails where the baseline was never launched with success shows nothing of the policy.
+        failure=evidence.failure(arm) if evidence.times_us(baseline) else "",
+        baseline_failure=evidence.failure(baseline),
+        baseline_name=BASELINE_NAMES[baseline],
     )
 
 
@@ -165,11 +182,17 @@ def build_policy_verdict(
 ) -> PolicyVerdict:
     """Build the delivered policy of an arm with its verdict; for arguments see `judge_arm`."""
     verdict = judge_arm(arm, policy, trials, workload, min_effect=min_effect)
+    over_today = None
+    if any(trial.arm is Arm.TODAY for trial in last_proof(trials)):
+        over_today = judge_arm(arm, policy, trials, workload, min_effect=min_effect, baseline=Arm.TODAY)
+        if verdict.decision is Decision.TUNED and over_today.decision is not Decision.TUNED:
+            why = f"faster than the NCCL default, but in comparison with what you run today: {over_today.reason}"
+            verdict = replace(verdict, decision=over_today.decision, reason=why)
     slower = _compare_arm_probes(arm, policy, trials, workload)
     if verdict.decision is Decision.TUNED:
         pairs = build_pairs(arm, policy, collect_evidence(trials).whole_blocks(arm), workload)
         slower |= dict.fromkeys(find_dropped_messages(pairs), True)
-    return PolicyVerdict(policy=narrow_rules(policy, workload, slower), verdict=verdict)
+    return PolicyVerdict(policy=narrow_rules(policy, workload, slower), verdict=verdict, over_today=over_today)
 
 
 def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVerdict) -> tuple[str, ...]:

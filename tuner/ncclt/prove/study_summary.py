@@ -215,9 +215,12 @@ def summarize_study(
     verdict = use.proven.verdict
     # A demonstration saves nothing, and neither does what is no longer served.
     is_used = not (study.label or found.stale)
-    gain = estimate_gain(study, trials, verdict, steps_per_day=steps_per_day) if is_used else None
+    # What is saved is saved in comparison with what the job runs today.
+    saving = use.proven.over_today or verdict
+    gain = estimate_gain(study, trials, saving, steps_per_day=steps_per_day) if is_used else None
     facts = {
         "Reason": "" if verdict.decision is Decision.TUNED else verdict.reason,
+        "Today": found.today.words if found.today else "",
         "Saves": gain.words if gain else "",
         "Worth": gain.worth if gain else "",
         "Limit": describe_ceiling(study.workload),
@@ -274,6 +277,10 @@ def scale_times(total_us: float, times_us: Mapping[Message, float], workload: Wo
 def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workload) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     demonstration = f" (demonstration on {ORIGIN_WORDS[found.origin]} timings)" if found.label else ""
+    if verdict.decision is Decision.KEEP_DEFAULT and found.today and found.today.default.decision is Decision.TUNED:
+        return f"{verdict.decision}: {found.today.words}, for {what}"
+    if verdict.decision is Decision.KEEP_DEFAULT and found.today:
+        return f"{verdict.decision}: nothing beats what you run today for {what}"
     if verdict.decision is Decision.KEEP_DEFAULT:
         return f"{verdict.decision}: keeping the NCCL default for {what}{demonstration}"
     if verdict.decision is Decision.UNDECIDED:
@@ -285,7 +292,13 @@ def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workloa
     )
     if found.label:
         return f"demonstration: {what} {faster}, on {ORIGIN_WORDS[found.origin]} timings"
-    saved = step_gain(workload, verdict.speedup)
+    over = use.proven.over_today
+    if over is not None:
+        faster = (
+            f"communicates {over.speedup:.2f}x faster than what you run today (95 % CI {over.interval[0]:.2f} to "
+            f"{over.interval[1]:.2f}, {over.blocks} blocks), {verdict.speedup:.2f}x than the NCCL default"
+        )
+    saved = step_gain(workload, (over or verdict).speedup)
     most = "at most " if workload.exposed_us is None else ""
     return f"{verdict.decision}: {what} {faster}{f'; steps are {most}{saved * 100:.2g} % shorter' if saved else ''}"
 

@@ -235,7 +235,8 @@ def judge(
     *,
     min_effect: float = MIN_EFFECT,
     failure: str = "",
-    default_failure: str = "",
+    baseline_failure: str = "",
+    baseline_name: str = "the NCCL default",
     ended: bool = True,
 ) -> Verdict:
     """Return the decision with its numbers and its sentence.
@@ -247,7 +248,8 @@ def judge(
         pairs: of all whole blocks.
         min_effect: smallest gain that justifies a change, as a share.
         failure: why a launch of the policy failed or gave wrong data; disqualifies.
-        default_failure: why a launch of the default failed, which ends an undecided proof.
+        baseline_failure: why a launch of the baseline failed, which ends an undecided proof.
+        baseline_name: the baseline in words.
         ended: no more blocks will be launched.
     """
     measured = pairs.blocks > 0
@@ -260,12 +262,12 @@ def judge(
         decision, reason = Decision.KEEP_DEFAULT, f"the policy failed: {failure}"
     else:
         decision = decide(pairs, min_effect=min_effect)
-        settled = decision is not Decision.UNDECIDED or bool(default_failure)
+        settled = decision is not Decision.UNDECIDED or bool(baseline_failure)
         if ended and not settled and _is_immaterial(pairs, min_effect=min_effect):
             decision = Decision.KEEP_DEFAULT
         reason = _reason(decision, pairs, interval, min_effect=min_effect)
-        if decision is Decision.UNDECIDED and default_failure:
-            reason = f"the NCCL default failed in the A/B test: {default_failure}"
+        if decision is Decision.UNDECIDED and baseline_failure:
+            reason = f"{baseline_name} failed in the A/B test: {baseline_failure}"
     return Verdict(
         decision=decision,
         reason=reason,

@@ -234,6 +234,7 @@ def _differences(there: Study, asked: Study) -> list[str]:
         "workload": (there.workload.digest(), asked.workload.digest()),
         "launcher": (there.launcher, asked.launcher),
         "simulated": (there.simulated, asked.simulated),
+        "tuning variables that the job sets today": tuple(_join_pairs(one.today) for one in (there, asked)),
         "process-wide parameters": (_join_names(there.process_wide), _join_names(asked.process_wide)),
         "seed": (there.seed, asked.seed),
         "sampler": (there.sampler or "ncclt's own", asked.sampler or "ncclt's own"),

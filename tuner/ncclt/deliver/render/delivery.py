@@ -189,12 +189,15 @@ def _with_command(found: Recommendation, use: DeliveredForm, source: str, *, bui
     if found.stale:
         return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
     place, job = found.fingerprint, job_options(found, source=source)
+    own = [name for name, _ in found.today.variables] if found.today else []
     if use.form is Form.VARIABLES:
         command = f'eval "$(ncclt env {job})"'
+        command = f"unset {' '.join(own)}; {command}" if own else command
     else:
         start = f"torchrun --nnodes={place.nodes} --nproc-per-node={place.gpus_per_node} train.py"
         shared = " --shared . --job NAME" if place.nodes > 1 else ""
-        command = f"{'ncclt admin plugin build && ' if build else ''}ncclt run {job}{shared} -- {start}"
+        override = " --override" if own else ""  # it was measured in place of these variables
+        command = f"{'ncclt admin plugin build && ' if build else ''}ncclt run {job}{shared}{override} -- {start}"
     return DeliveredForm(form=use.form, proven=use.proven, command=command)
 
 
