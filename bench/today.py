@@ -1,0 +1,183 @@
+"""What does a study say of the settings that a job runs today?
+
+Every study runs through the pipeline of `ncclt tune` with three arms: the NCCL default, today's settings, and the
+policy. The launches are replayed from recorded times with lognormal noise, as in bench/study_cost.py. Today's settings
+are the best, the median and the worst single recorded setting of a workload. `true` is what the recording says, beside
+what the study concluded with its 95 % interval; above 1, the default or the policy is faster than today.
+
+    python bench/today.py --landscape FILE.csv [--landscape ...] [--workload bert] [--noise 0.02] [--seed 0] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import optuna
+
+from landscapes import Case, recorded_cases
+from ncclt.core.budget import Budget
+from ncclt.core.message import Message
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Decision, Verdict
+from ncclt.core.setting import Setting
+from ncclt.core.trial import TrialResult
+from ncclt.errors import NccltError
+from ncclt.measure.testbed import Testbed
+from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.store import open_store
+from study_cost import Replayed, Unwatched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One study: the verdicts on the default and on the policy, in comparison with today's settings."""
+
+    landscape: str
+    workload: str
+    today: str
+    noise: float
+    default_decision: str
+    default_speedup: float
+    default_interval: tuple[float, float]
+    default_true: float
+    policy_decision: str
+    policy_speedup: float | None
+    policy_interval: tuple[float, float] | None
+    policy_true: float
+    policy_over_default: float
+    launches: int
+
+
+class Today(Replayed):
+    """A runner whose default is what the job runs today."""
+
+    def __init__(self, case: Case, setting: Setting, *, sigma: float, seed: int) -> None:
+        super().__init__(case, sigma=sigma, seed=seed)
+        self._today = setting
+
+    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Draw one launch of today's settings."""
+        assert setting.is_default, "nothing else is launched in this arm"
+        return super().measure(self._today, messages, repeat=repeat)
+
+
+def rank_settings(case: Case) -> list[tuple[float, Setting]]:
+    """Return every recorded setting but the default, with its time per step in µs, the fastest first."""
+    times_us = case.table @ case.calls
+    found = [
+        (float(us), setting) for us, setting in zip(times_us, case.settings, strict=True) if not setting.is_default
+    ]
+    return sorted(found, key=lambda pair: (pair[0], pair[1].digest()))
+
+
+def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed: int) -> Row:
+    """Run one study to its verdict in a store of its own."""
+    testbed = Testbed(
+        runner=Replayed(case, sigma=sigma, seed=seed),
+        by_today=Today(case, today, sigma=sigma, seed=seed + 1_000_003),
+        today=(("NCCL_SETTING", today.label),),
+        reason="bench",
+        covers=case.covers,
+        recorded=tuple(setting for setting in case.settings if not setting.is_default),
+    )
+    request = TuneRequest(workload=case.workload, budget=Budget(process_wide=(), seed=seed))
+    with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as store:
+        result = tune(
+            request,
+            testbed,
+            store,
+            watcher=Unwatched(),
+            interrupted=lambda: "",
+            clock=time.monotonic,
+            now=lambda: "2026-01-01T00:00:00+00:00",
+        )
+    found = result.recommendation
+    assert found is not None, "it is not interrupted"
+    assert found.today is not None, "its arm was measured"
+    table = found.table
+    policy = table.policy if table.verdict.decision is Decision.TUNED else Policy()
+    over: Verdict | None = table.over_today
+    return Row(
+        landscape=case.landscape,
+        workload=case.mix,
+        today=today.label,
+        noise=sigma,
+        default_decision=found.today.default.decision.value,
+        default_speedup=found.today.default.speedup,
+        default_interval=found.today.default.interval,
+        default_true=today_us / case.default_us,
+        policy_decision=table.verdict.decision.value,
+        policy_speedup=over.speedup if over else None,
+        policy_interval=over.interval if over else None,
+        policy_true=today_us / case.policy_us(policy),
+        policy_over_default=case.default_us / case.policy_us(policy),
+        launches=len(result.trials),
+    )
+
+
+def show(row: Row) -> None:
+    """Print one row of the table."""
+
+    def told(speedup: float | None, interval: tuple[float, float] | None) -> str:
+        return "-" if speedup is None or interval is None else f"{speedup:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"
+
+    default, policy = (
+        told(row.default_speedup, row.default_interval),
+        told(row.policy_speedup, row.policy_interval),
+    )
+    print(
+        f"{row.landscape[:24]:<25}{row.workload:<9}{row.today[:22]:<23}{row.default_decision:<13}{default:<21}"
+        f"{row.default_true:>6.3f}  {row.policy_decision:<13}{policy:<21}{row.policy_true:>6.3f}"
+        f"{row.policy_over_default:>8.3f}{row.launches:>6}",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, or one JSON document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--landscape", action="append", type=Path, required=True, metavar="FILE.csv", help="repeatable")
+    parser.add_argument("--workload", action="append", help="only these mixes; repeatable")
+    parser.add_argument("--noise", type=float, default=0.02, help="sigma of the log of a time (default 0.02)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args(argv)
+    if not 0 <= options.noise < 1:
+        parser.error("--noise must be 0 to below 1")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    rows = []
+    if not options.json:
+        print(
+            f"{'landscape':<25}{'workload':<9}{'today':<23}{'default':<13}{'over today (95 % CI)':<21}{'true':>6}  "
+            f"{'policy':<13}{'over today (95 % CI)':<21}{'true':>6}{'default':>8}{'runs':>6}"
+        )
+    for path in options.landscape:
+        try:
+            cases, left_out = recorded_cases(path)
+        except NccltError as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 2
+        for sentence in left_out:
+            print(f"left out: {sentence}", file=sys.stderr)
+        for case in cases:
+            if options.workload and case.mix not in options.workload:
+                continue
+            ranked = rank_settings(case)
+            for today_us, today in dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1])):
+                rows.append(run_study(case, today, today_us, sigma=options.noise, seed=options.seed))
+                if not options.json:
+                    show(rows[-1])
+    if options.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
