@@ -370,6 +370,18 @@ class DeliveryDocument(AnswerModel):
 
     policy: PolicyDocument
     verdict: VerdictDocument
+    over_today: VerdictDocument | None = Field(
+        default=None, description="verdict in comparison with what the job ran; null = it set no tuning variables"
+    )
+
+
+class TodayDocument(AnswerModel):
+    """The tuning variables that the job set when it was measured."""
+
+    variables: dict[str, str]
+    default: VerdictDocument = Field(
+        description="of the NCCL default in comparison with them; tuned = the variables cost time"
+    )
 
 
 class RecommendationDocument(AnswerModel):
@@ -396,6 +408,7 @@ class RecommendationDocument(AnswerModel):
     dtypes: list[tuple[Collective, str]] = Field(
         description="collectives with the dtypes that the workload sends; empty = not recorded"
     )
+    today: TodayDocument | None = Field(default=None, description="null = the job set no tuning variables")
 
 
 class VerificationSummary(AnswerModel):
