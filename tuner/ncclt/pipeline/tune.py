@@ -527,7 +527,7 @@ def _recommendation(
 
 
 def _judge_today(context: TuneContext) -> Today | None:
-    """Return what the job runs today, with the verdict of the default against it; None = the same as the default."""
+    """Return the tuning of today, with the verdict of the default against it; None = the job sets none."""
     if context.testbed.by_today is None or context.testbed.inert:
         return None
     trials = context.trial_log.trials()
