@@ -53,7 +53,7 @@ plugin: .venv/user ## Compile the NCCL tuner plugin for this machine.
 	$(BIN)/ncclt admin plugin build
 
 # A file stays with one worker, so that it starts what it needs once; in the order of collection the slow ones come first.
-test: .venv/dev ## Run the test suite, in parallel; WORKERS=0: in one process; TESTS=PATHS: these alone; ALL=1: all.
+test: .venv/dev ## Run the test suite, in parallel; WORKERS=0: in one process; TESTS=PATHS: these alone; ALL=1: also the thorough ones.
 	$(BIN)/python -m pytest $(TESTS) -m "not docs$(if $(ALL),, and not thorough)" --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 lint: lint-types lint-layers lint-style lint-files lint-docs ## Check style, types, layers, pages, generated files; side by side with -j.
