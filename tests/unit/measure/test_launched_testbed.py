@@ -180,17 +180,23 @@ def test_runners_of_one_study_share_what_the_default_took():
     assert before.timeout_s > after.timeout_s == 100.0
 
 
-def test_every_trial_has_the_sites_variables_and_none_has_tuning_or_logs():
+def test_every_trial_has_the_sites_variables_and_none_has_tuning_or_logs(tmp_path):
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=4)
     environ = {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO", "NCCL_OF_OURS": "1"}
-    made = make_testbed(ONE, environ={"PATH": "/usr/bin:/bin", **environ}, launcher="torchrun", hosts=())
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_PROTO=LL\nNCCL_ALGO=Ring\nNCCL_IB_TC=106\n")
+    environ |= {"PATH": "/usr/bin:/bin", "NCCL_CONF_FILE": str(conf)}
+    made = make_testbed(ONE, environ=environ, launcher="torchrun", hosts=())
 
     assert made.runner.plans(DEFAULT, [message])[0].unset_env == ("NCCL_ALGO", "NCCL_DEBUG")
-    assert [note for note in made.notes if ("NCCL_" in note and "trials" in note) or "every trial" in note] == [
-        "kept in every trial, as variables of the site: NCCL_IB_HCA",
+    assert made.by_today.plans(DEFAULT, [message])[0].unset_env == ("NCCL_DEBUG",)
+    assert made.today == (("NCCL_ALGO", "Tree"),)
+    assert [note for note in made.notes if "trial" in note] == [
+        "kept in every trial, as variables of the site: NCCL_CONF_FILE, NCCL_IB_HCA",
         "kept in every trial, since ncclt does not know them: NCCL_OF_OURS",
-        "removed from trials, as your own tuning: NCCL_ALGO",
+        "your own tuning, an arm of the A/B test and in no other trial: NCCL_ALGO",
         "removed from trials, as logs and checks: NCCL_DEBUG",
+        f"{conf} sets NCCL_PROTO=LL in every trial, the default's too",
     ]
 
 

@@ -41,6 +41,13 @@ def test_an_environment_is_split_by_class():
     assert set(found.of_job) == {"NCCL_IB_HCA", "NCCL_OURS", "NCCL_PROTO"}
 
 
+def test_a_table_of_ncclt_goes_with_the_plugin_that_reads_it():
+    table = {"NCCLT_TABLE": "1:t", "NCCLT_SERVER": "http://x"}
+    assert split_variables(table).tuning == {}
+    with_plugin = split_variables({**table, "NCCL_TUNER_PLUGIN": "ncclt"})
+    assert set(with_plugin.tuning) == {"NCCL_TUNER_PLUGIN", "NCCLT_TABLE"}
+
+
 def test_what_changes_no_times_or_is_nccls_default_is_not_compared():
     same = {
         "NCCL_IB_TIMEOUT": "22",

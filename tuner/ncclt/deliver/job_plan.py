@@ -23,6 +23,7 @@ from ncclt.errors import InputError, UsageError
 from ncclt.launch.argv import NODE_LAUNCHERS
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME, find
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, TABLE_VARIABLE
+from ncclt.nccl.variables import OF_ENVIRONMENT
 
 GPU, GPU_MISSING, FABRIC = "GPU", "NO_GPU", "FABRIC"
 """Names of differences that no variable shows, for --allow-difference."""
@@ -114,7 +115,7 @@ def plan_job(
     found = _find_differences(delivered, answer, job, form)
     accepted = tuple(sorted({*allowed} & {*found} - {*delivered, *CHOICE_VARIABLES}))
     rest = {name: one for name, one in found.items() if name not in accepted}
-    own = [name for name in rest if name in job.environ and rest[name].source == _ENVIRONMENT]
+    own = [name for name in rest if name in job.environ and rest[name].source == OF_ENVIRONMENT]
     if override:
         rest = {name: one for name, one in rest.items() if name not in own}
     if rest:
@@ -199,7 +200,7 @@ def _find_lacking_rank(answer: Answer, job: JobInfo, table: Mapping[str, str], *
 
 # --- differences from the measured job ---
 
-_ENVIRONMENT, _NOT_SET, _OF_SITE = "the environment", "not set", "a variable of the site"
+_NOT_SET, _OF_SITE = "not set", "a variable of the site"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +215,7 @@ class _Difference:
 def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo, form: Form) -> dict[str, _Difference]:
     rivals = [*delivered, *CHOICE_VARIABLES, *(_RIVALS_OF_TABLE if form is Form.TABLE else ())]
     here: dict[str, Sourced] = dict(job.variables)
-    for source, variables in ((_ENVIRONMENT, job.environ), (OF_COMMAND, read_command_variables(job.argv))):
+    for source, variables in ((OF_ENVIRONMENT, job.environ), (OF_COMMAND, read_command_variables(job.argv))):
         here |= {name: Sourced(value=variables[name], source=source) for name in rivals if name in variables}
     found = {
         name: _Difference(measured=delivered.get(name, _NOT_SET), value=str(one.value), source=one.source)
@@ -244,14 +245,14 @@ def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo
 def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]) -> str:
     sources = {one.source for one in differences.values()}
     listed = ", ".join(
-        f"{name}={one.value}" for name, one in differences.items() if one.source in (OF_COMMAND, _ENVIRONMENT)
+        f"{name}={one.value}" for name, one in differences.items() if one.source in (OF_COMMAND, OF_ENVIRONMENT)
     )
     together = "the settings were measured only together"
     changing = [name for name in differences if name not in delivered and name not in CHOICE_VARIABLES]
     accept = f"; --allow-difference {changing[0]} accepts it" if len(changing) == len(differences) == 1 else ""
     if sources == {OF_COMMAND}:
         return f"Nothing set: the command itself sets {listed}, and {together} (remove it from the command{accept})"
-    if sources == {_ENVIRONMENT}:
+    if sources == {OF_ENVIRONMENT}:
         return f"Nothing set: your {listed} is kept, and {together} (--override replaces yours{accept})"
     return (
         f"keeping the NCCL default: this job differs from the measured one: {_list_differences(differences)} "

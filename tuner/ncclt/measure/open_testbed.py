@@ -30,7 +30,14 @@ from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.switching import find_forcing_problem
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
-from ncclt.nccl.variables import read_environment, site_variables, split_variables
+from ncclt.nccl.variables import (
+    OF_ENVIRONMENT,
+    VariableClass,
+    classify,
+    read_environment,
+    site_variables,
+    split_variables,
+)
 from ncclt.user_dirs import recorded_tables
 
 CONTROLLER_VARIABLE = "NCCLT_CONTROLLER_HOST"
@@ -253,10 +260,15 @@ def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> t
     parts = {
         "kept in every trial, as variables of the site": own.site,
         "kept in every trial, since ncclt does not know them": own.unknown,
-        "removed from trials, as your own tuning": own.tuning,
+        "your own tuning, an arm of the A/B test and in no other trial": own.tuning,
         "removed from trials, as logs and checks": own.debug,
     }
     notes = [f"{what}: {', '.join(variables)}" for what, variables in parts.items() if variables]
+    notes += [
+        f"{source} sets {name}={value} in every trial, the default's too"
+        for name, (value, source) in sorted(read_environment(environ).items())
+        if source != OF_ENVIRONMENT and classify(name)[0] is VariableClass.TUNING
+    ]
     notes += notes_on_parallel(target.parallel)
     if target.persistent:
         notes.append("the search used persistent ranks; finalists and validation used fresh ones")

@@ -106,6 +106,10 @@ _PREFIXES: dict[str, tuple[VariableClass, str]] = {
     },
 }
 
+_WITH_A_TUNER_PLUGIN = (
+    *("NCCLT_TABLE", "NCCLT_POLICY", "NCCLT_POLICY_CHECKSUM", "NCCLT_POLICY_SHM", "NCCLT_DELEGATE", "NCCLT_AGREEMENT"),
+)
+
 OLD_PYTORCH = frozenset(
     f"NCCL_{name}" for name in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING", "TIMEOUT")
 )
@@ -118,6 +122,7 @@ _CLASSES: dict[str, tuple[VariableClass, str]] = {
     **{f"NCCL_{name}": (VariableClass.TUNING, "changes how NCCL communicates") for name in _TUNING.split()},
     **{f"NCCL_{name}": (VariableClass.SITE, why) for why, names in _SITE.items() for name in names.split()},
     **{f"NCCL_{name}": (VariableClass.DEBUG, why) for why, names in _DEBUG.items() for name in names.split()},
+    **dict.fromkeys(_WITH_A_TUNER_PLUGIN, (VariableClass.TUNING, "hands a policy to the tuner plugin")),
     **dict.fromkeys(OLD_PYTORCH, (VariableClass.DEBUG, "is read by PyTorch up to 2.1 only")),
     **{f"NCCL_{name}": (VariableClass.SITE, "is set in images and read by builds") for name in _BUILDS},
 }
@@ -150,6 +155,10 @@ def classify(name: str) -> tuple[VariableClass, str]:
     return by_prefix or (VariableClass.UNKNOWN, "is not a variable that ncclt knows")
 
 
+OF_ENVIRONMENT = "the environment"
+"""Source of the variables that a process inherits."""
+
+
 def read_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return the value and the source of each variable that NCCL reads in an environment.
 
@@ -158,7 +167,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """
     named = environ.get("NCCL_CONF_FILE")
     own = Path(named) if named else Path(environ["HOME"]) / ".nccl.conf" if environ.get("HOME") else None
-    found = {name: (value, "the environment") for name, value in environ.items()}
+    found = {name: (value, OF_ENVIRONMENT) for name, value in environ.items()}
     for path in filter(None, (own, Path("/etc/nccl.conf"))):
         found = {name: (value, str(path)) for name, value in _read_conf(path).items()} | found
     return found
@@ -207,8 +216,12 @@ class SplitVariables:
 
 
 def split_variables(environ: Mapping[str, str]) -> SplitVariables:
-    """Return the NCCL_* variables of an environment by class, sorted by name."""
-    names = sorted(name for name in environ if name.startswith("NCCL_"))
+    """Return the NCCL_* variables of an environment by class, sorted by name.
+
+    With a tuner plugin come the variables of ncclt that hand it a policy.
+    """
+    ours = _WITH_A_TUNER_PLUGIN if "NCCL_TUNER_PLUGIN" in environ else ()
+    names = sorted(name for name in environ if name.startswith("NCCL_") or name in ours)
 
     def of(wanted: VariableClass) -> dict[str, str]:
         return {name: environ[name] for name in names if classify(name)[0] is wanted}
