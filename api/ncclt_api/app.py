@@ -112,7 +112,8 @@ def create_app(
         TypeError: a route declares no role.
     """
     sessions = Sessions(options.session_secret)
-    shared = ServiceOptions(optuna_dashboard_url=options.optuna_dashboard_url, session_secret=sessions.secret)
+    # Hosts and users were checked before a request is handed on.
+    shared = replace(options, session_secret=sessions.secret, hosts=None, users=None)
     large_answers = LargeAnswers(_app_of_large_answers, large, shared) if large else None
 
     @asynccontextmanager

@@ -10,13 +10,15 @@ from fastapi.testclient import TestClient
 from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.store import open_store
 from ncclt_api import large_answers
-from ncclt_api.app import create_app
+from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.large_answers import LargeAnswers
+
+OPTIONS = ServiceOptions(public_url="https://ncclt.example", optuna_dashboard_url="http://127.0.0.1:8081")
 
 
 @pytest.fixture(scope="module")
 def service(filled_store):
-    with TestClient(create_app(filled_store, large=filled_store.url)) as service:
+    with TestClient(create_app(filled_store, OPTIONS, large=filled_store.url)) as service:
         service.get("/studies/5e1f00aa")  # starts the process, which all tests share
         yield service
 
@@ -26,20 +28,27 @@ def process_of(service):
     return process
 
 
-def test_they_are_the_same_as_here(service, client, subtests):
-    for path in [
+def test_they_are_the_same_as_here(service, filled_store, subtests):
+    paths = [
         "/studies/5e1f00aa?page=1",
         "/v1/studies/5e1f00aa/trials?limit=5",
         "/v1/studies/5e1f00aa/evidence",
         "/v1/studies/unknown/trials",
         "/v1/studies/5e1f00aa/trials?limit=0",
         "/studies/unknown",
-    ]:
-        with subtests.test(path=path):
-            headers = {"Accept": "text/html", "X-Request-ID": "one"}
-            there, here = service.get(path, headers=headers), client.get(path, headers=headers)
-            assert (there.status_code, there.text) == (here.status_code, here.text)
-            assert dict(there.headers) == dict(here.headers)
+    ]
+    with TestClient(create_app(filled_store, OPTIONS, fresh_s=0)) as client:
+        for path in paths:
+            with subtests.test(path=path):
+                headers = {"Accept": "text/html", "X-Request-ID": "one"}
+                there, here = service.get(path, headers=headers), client.get(path, headers=headers)
+                assert (there.status_code, there.text) == (here.status_code, here.text)
+                assert dict(there.headers) == dict(here.headers)
+
+
+def test_their_process_has_every_option_that_pages_show(service):
+    *_, handed = service.app.state.large_answers._started
+    assert (handed.public_url, handed.optuna_dashboard_url) == (OPTIONS.public_url, OPTIONS.optuna_dashboard_url)
 
 
 def test_a_process_that_was_killed_is_replaced(filled_store):
