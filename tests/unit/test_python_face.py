@@ -12,6 +12,7 @@ import pytest
 
 import ncclt
 from ncclt.cli.tune import tune as command
+from ncclt.core.recommendation import Decision, Today
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,6 +128,10 @@ def test_result_in_a_notebook(tmp_path, monkeypatch):
     assert len(lines) == 5
     assert lines[0].startswith(f"{result.verdict.decision}: ")
     assert f"ncclt studies show {result.study.id}" in str(result)
+    verdict = replace(result.verdict, decision=Decision.TUNED, speedup=1.06, interval=(1.05, 1.07))
+    today = Today(variables=(("NCCL_PROTO", "Simple"),), default=verdict)
+    compared = replace(result, recommendation=replace(result.recommendation, today=today))
+    assert "Today: your settings cost 6.0 % (95 % CI 5.0 to 7.0): unset NCCL_PROTO" in str(compared)
     page = result._repr_html_()
     assert page.startswith(f"<p><b>{lines[0]}</b></p>")
     assert page.count("<tr><td>") == len(result.messages)

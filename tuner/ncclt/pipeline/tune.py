@@ -191,6 +191,7 @@ _LINES = 5
 
 _IMPORTANCE = (
     "Reason",
+    "Today",
     "Saves",
     "Worth",
     "Use",
