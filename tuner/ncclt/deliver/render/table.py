@@ -78,9 +78,11 @@ _ONE_CHANNEL = (
     f"communicators of other sizes. On GPUs of compute capability 100 it changes the cost model as well; {_OUR_PLUGIN}"
 )
 
-_LEAVES_CHANNELS = (
+_FOR_RCCL = (
+    "for RCCL since ROCm/rocm-systems pull request 4503, which reads NCCL_TUNER_CONFIG_FILE itself unless "
+    "NCCL_TUNER_PLUGIN names a plugin; RCCL_MSCCL_ENABLE=0 keeps MSCCL from taking calls before the table",
     "for the example plugin of RCCL since ROCm/rccl pull request 1985; before that it runs every call that matches no "
-    "row, and every row with channels -1, on ONE channel"
+    "row, and every row with channels -1, on ONE channel",
 )
 
 _NCCLX = "for NCCLX_TUNER_CONFIG_FILE of the NCCLX of Meta; NCCL_TUNER_PLUGIN is not read beside it"
@@ -111,7 +113,7 @@ def render_foreign_table(delivery: Delivery, *, format: str, channels: int | Non
             beside = [_ONE_CHANNEL, ",".join(COLUMNS)]
         case "rccl-csv":
             rows = [f"{render_row(rule, valid)},{ANY},{ANY}" for rule in delivery.rules]
-            beside = [_LEAVES_CHANNELS, ",".join((*COLUMNS, "numPipeOps", "regBuff"))]
+            beside = [*_FOR_RCCL, ",".join((*COLUMNS, "numPipeOps", "regBuff"))]
         case _:
             rows, lost = _ncclx_rows(delivery.rules, valid)
             beside = [_NCCLX, ",".join(_NCCLX_COLUMNS)]
