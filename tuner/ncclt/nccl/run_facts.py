@@ -64,11 +64,11 @@ class RunFactsReader:
             return
         if program := _PROGRAM.search(line):
             self._program, self._ranks = program[1], count_ranks(line)
-            self._assigned.append(_assignments(line))
+            self._assigned.append(assignments(line))
         elif not self._program and (ranks := count_ranks(line)):
-            self._ranks, self._started = ranks, _assignments(line)
+            self._ranks, self._started = ranks, assignments(line)
         elif _EXPORTED.match(line):
-            self._exported |= _assignments(line)
+            self._exported |= assignments(line)
         elif unset := _UNSET.match(line):
             self._exported.pop(unset[1], None)
 
@@ -149,5 +149,10 @@ def count_ranks(command: str) -> int:
     return processes * gpus * threads
 
 
-def _assignments(line: str) -> dict[str, str]:
+def assignments(line: str) -> dict[str, str]:
+    """Return the NCCL_* variables that a command line or a line of a script sets.
+
+    >>> assignments('+ export NCCL_IB_HCA="mlx5_0"'), assignments("mpirun -x NCCL_ALGO=Tree ./job")
+    ({'NCCL_IB_HCA': 'mlx5_0'}, {'NCCL_ALGO': 'Tree'})
+    """
     return {name: value.strip("\"'") for name, value in (*_ASSIGNED.findall(line), *_HYDRA.findall(line))}

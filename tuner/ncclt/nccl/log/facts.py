@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
@@ -191,6 +191,48 @@ class PrintedLink:
     evidence: Evidence
 
 
+@dataclass(slots=True, kw_only=True)
+class LoggedChoice:
+    """Decision of NCCL for calls of one collective, in lines of rank 0 of a communicator.
+
+    Attributes:
+        host, pid, device: of the writer; a line names no communicator.
+        operation: NCCL's word, `AllReduce`; empty up to 2.22.
+        choice: algorithm and protocol, `RING/LL`, or a kernel.
+        calls: how many.
+        smallest_bytes, largest_bytes: sizes as logged: from 2.24 those of one rank.
+    """
+
+    host: str
+    pid: int
+    device: int
+    operation: str
+    choice: str
+    calls: int = 0
+    smallest_bytes: int = 0
+    largest_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorKind:
+    """Communicators of one shape.
+
+    Attributes:
+        count: how many.
+        ranks, nodes: of each; 0 = not logged.
+        channels: kind -> number, of the first rank that logged them.
+        transports: kind -> channels over all logged connections.
+        choices: of their rank 0, where that is rank 0 of no communicator of another shape.
+    """
+
+    count: int
+    ranks: int
+    nodes: int
+    channels: dict[str, int]
+    transports: dict[str, int]
+    choices: tuple[LoggedChoice, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
     """Everything that the logs of one job say about its start.
@@ -214,6 +256,8 @@ class LogFacts:
         links: of the printed topology, equal ones of a host once.
         cpu: `intel`, `amd` or `arm`; empty = not logged.
         jobs: processes that belong together, as (host, pid): those that shared a communicator.
+        choices: of algorithms and protocols, in the order of the log.
+        assigned: variable -> value -> the command line or script line, printed between NCCL's, that sets it.
     """
 
     sources: tuple[str, ...] = ()
@@ -234,6 +278,8 @@ class LogFacts:
     links: tuple[PrintedLink, ...] = ()
     cpu: str = ""
     jobs: tuple[tuple[tuple[str, int], ...], ...] = ()
+    choices: tuple[LoggedChoice, ...] = ()
+    assigned: Mapping[str, Mapping[str, Evidence]] = field(default_factory=dict)
 
     @property
     def tells_starts(self) -> bool:
@@ -252,11 +298,39 @@ class LogFacts:
 
     def transports(self) -> dict[str, int]:
         """Return kind of transport -> channels over all connections."""
-        found: dict[str, int] = {}
+        return _transports(self.starts)
+
+    def communicators(self) -> tuple[CommunicatorKind, ...]:
+        """Return the communicators of each shape, the largest first."""
+        named: dict[tuple[str, int], list[RankStart]] = {}
         for start in self.starts:
-            for connection in start.connections:
-                found[connection.kind] = found.get(connection.kind, 0) + len(connection.channels)
-        return dict(sorted(found.items()))
+            named.setdefault((start.comm_id, start.ranks or 0), []).append(start)
+        shapes: dict[tuple[int, int], list[list[RankStart]]] = {}
+        for (_id, ranks), members in named.items():
+            nodes = max((start.nodes or 0 for start in members), default=0)
+            shapes.setdefault((ranks, nodes), []).append(members)
+        leads: dict[tuple[str, int, int], set[tuple[int, int]]] = {}
+        for shape, groups in shapes.items():
+            for start in (start for members in groups for start in members if start.rank == 0):
+                leads.setdefault((start.host, start.pid, start.device), set()).add(shape)
+        kinds = []
+        for shape, groups in sorted(shapes.items(), reverse=True):
+            starts = [start for members in groups for start in members]
+            kinds.append(
+                CommunicatorKind(
+                    count=len(groups),
+                    ranks=shape[0],
+                    nodes=shape[1],
+                    channels=next((start.channels for start in starts if start.channels), {}),
+                    transports=_transports(starts),
+                    choices=tuple(
+                        choice
+                        for choice in self.choices
+                        if len(shapes) == 1 or leads.get((choice.host, choice.pid, choice.device)) == {shape}
+                    ),
+                )
+            )
+        return tuple(kinds)
 
     def disabled(self) -> dict[str, list[str]]:
         """Return collective -> algorithms that NCCL supports for it and rules out with every protocol."""
@@ -267,6 +341,14 @@ class LogFacts:
             legal = _LEGAL.get(row.collective.lower(), frozenset())
             found[row.collective] = [name for name in known if name.lower() in legal and name not in usable]
         return found
+
+
+def _transports(starts: Iterable[RankStart]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for start in starts:
+        for connection in start.connections:
+            found[connection.kind] = found.get(connection.kind, 0) + len(connection.channels)
+    return dict(sorted(found.items()))
 
 
 _LEGAL = {

@@ -12,12 +12,13 @@ from re import Match, Pattern
 
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import InputError
-from ncclt.nccl.log.calls import CommLine, comm_line
+from ncclt.nccl.log.calls import CommLine, comm_line, tuning_lines
 from ncclt.nccl.log.evidence import Evidence, shortened
 from ncclt.nccl.log.facts import (
     Connection,
     CostRow,
     LogFacts,
+    LoggedChoice,
     LoggedValue,
     PrintedLink,
     Process,
@@ -60,6 +61,7 @@ from ncclt.nccl.log.lines import (
     read_columns,
     read_row,
 )
+from ncclt.nccl.run_facts import assignments
 
 _MOST_STARTS = 200_000
 """Most starts of ranks: those of a job of 16384 ranks with a dozen communicators each."""
@@ -72,6 +74,12 @@ _MOST_OF_A_KIND = 200
 
 _MOST_LINKS = 20_000
 """Most different links kept: those of some hundred nodes."""
+
+_LONGEST_COMMAND = 16 * 1024
+"""Longest line of a script or shell that is read."""
+
+_MOST_CHOICES = 100_000
+"""Most distinct (process, collective, algorithm, protocol) kept."""
 
 _CALLS = (": opCount ", " Bytes -> ")
 """Marks of the lines about calls: nearly all of a long log, and never about a start."""
@@ -104,6 +112,8 @@ class LogReader:
         self._multicast: list[tuple[bool, Evidence]] = []
         self._links: dict[tuple[str, str, str, str], PrintedLink] = {}
         self._cpu = ""
+        self._choices: dict[tuple[str, ...], LoggedChoice] = {}
+        self._assigned: dict[str, dict[str, Evidence]] = {}
 
     def read(self, lines: Iterable[str], source: str) -> None:
         """Take the lines of one file.
@@ -122,10 +132,15 @@ class LogReader:
                 self._take_header(line, Evidence(source=source, line=number, text=shortened(line).strip()))
             if any(mark in line for mark in _CALLS):
                 self._lines += 1
+                self._take_choices(line)
             else:
+                by_others = True
                 for said in log_lines(line):
                     self._lines += 1
                     self._take(said, Evidence(source=source, line=number, text=shortened(line).strip()))
+                    by_others = False
+                if by_others and "NCCL_" in line and len(line) <= _LONGEST_COMMAND:
+                    self._take_command(line, Evidence(source=source, line=number, text=shortened(line).strip()))
             yield line
 
     def facts(self) -> LogFacts:
@@ -150,7 +165,36 @@ class LogReader:
             links=tuple(self._links.values()),
             cpu=self._cpu,
             jobs=jobs_of(starts),
+            choices=tuple(self._choices.values()),
+            assigned={name: dict(values) for name, values in self._assigned.items()},
         )
+
+    def _take_command(self, line: str, evidence: Evidence) -> None:
+        """Store what a line that NCCL has not written sets: a command line, or a line of a script."""
+        for name, value in assignments(line).items():
+            if len(self._assigned) < _MOST_OF_A_KIND:
+                self._assigned.setdefault(name, {}).setdefault(value, evidence)
+
+    def _take_choices(self, line: str) -> None:
+        """Count the decisions of a line by collective, algorithm and protocol."""
+        for tuning in tuning_lines(line):
+            origin, choice = tuning.origin, "/".join(tuning.choice.split("/")[:2])
+            key = (*origin, tuning.operation, choice)
+            known = self._choices.get(key)
+            if known is None:
+                if len(self._choices) >= _MOST_CHOICES:
+                    return
+                known = self._choices[key] = LoggedChoice(
+                    host=origin.host,
+                    pid=int(origin.pid or 0),
+                    device=int(origin.device or 0),
+                    operation=tuning.operation,
+                    choice=choice,
+                    smallest_bytes=int(tuning.size),
+                )
+            known.calls += 1
+            known.smallest_bytes = min(known.smallest_bytes, int(tuning.size))
+            known.largest_bytes = max(known.largest_bytes, int(tuning.size))
 
     def _take_header(self, line: str, evidence: Evidence) -> None:
         """Read what nccl-tests prints before its table, and the version that old NCCL prints without a prefix."""

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ncclt.errors import UsageError, reason
 
@@ -35,16 +35,31 @@ _SI_KERNEL = 0x80
 _TO_ALL_S = 0.2
 """Time in which a signal to every process of a job reaches all of them; only then does a signal to us alone pass on."""
 
+_TICK_S = 0.5
+"""Between two looks at a command that is watched."""
+
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python itself (its own `subprocess` gives them back to a command, too)."""
 
 
-def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
+def run_foreground(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    stdout: int | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> int:
     """Run a command as a shell would and return its exit code.
 
     It stays in our process group, so that the terminal treats both as one job. Signals are waited for instead of
     handled: none is lost, none ends us before the command, and its sender is known, so that Ctrl-C is not doubled. Nor
     is a signal that goes to every process of the job, as Slurm sends it: a `_Bystander` gets that one too.
+
+    Args:
+        argv: the command.
+        environ: its environment, complete.
+        stdout: descriptor of its standard output, None = ours.
+        watch: called now and then with its process id, which is not reused before it returns.
 
     Returns:
         the exit code; 128 + n where signal n ended it.
@@ -58,9 +73,13 @@ def run_foreground(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         with _Bystander(awaited) as bystander:
-            pid = _start(argv, environ, mask)
+            pid = _start(argv, environ, mask, stdout)
             while True:
-                received = signal.sigwaitinfo(awaited)
+                received = signal.sigtimedwait(awaited, _TICK_S) if watch else signal.sigwaitinfo(awaited)
+                if watch:
+                    watch(pid)
+                if received is None:
+                    continue
                 if received.si_signo == signal.SIGCHLD:
                     status = _reap(pid)
                     if status is not None:
@@ -150,9 +169,13 @@ def as_script(argv: Sequence[str]) -> list[str]:
     return ["/bin/sh", shutil.which(argv[0]) or argv[0], *argv[1:]]
 
 
-def _start(argv: Sequence[str], environ: Mapping[str, str], mask: set[int | signal.Signals]) -> int:
+def _start(argv: Sequence[str], environ: Mapping[str, str], mask: set[int | signal.Signals], stdout: int | None) -> int:
+    devices = [] if stdout is None else [(os.POSIX_SPAWN_DUP2, stdout, 1)]
+
     def spawn(words: Sequence[str]) -> int:
-        return os.posix_spawnp(words[0], list(words), environ, setsigmask=mask, setsigdef=_PYTHON_IGNORES)
+        return os.posix_spawnp(
+            words[0], list(words), environ, file_actions=devices, setsigmask=mask, setsigdef=_PYTHON_IGNORES
+        )
 
     try:
         try:

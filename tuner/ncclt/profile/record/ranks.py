@@ -23,6 +23,9 @@ class RankReport:
         failures: what went wrong in the recording, never in the training.
         host: the name of its machine.
         world_size: ranks of the job, 0 without a process group.
+        backend: of its process group, as PyTorch names it; empty without one.
+        started_with: (name, value) of the NCCL variables that the process was started with.
+        set_inside: (name, value) of those that its program has set or changed.
     """
 
     rank: int | None
@@ -34,6 +37,9 @@ class RankReport:
     failures: tuple[str, ...] = ()
     host: str = ""
     world_size: int = 0
+    backend: str = ""
+    started_with: tuple[tuple[str, str], ...] = ()
+    set_inside: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +126,9 @@ def _report(path: Path) -> RankReport:
             failures=tuple(str(f) for f in facts["failures"]),
             host=str(facts.get("host", "")),
             world_size=int(facts.get("world_size", 0)),
+            backend=str(facts.get("backend", "")),
+            started_with=tuple(sorted(facts.get("started_with", {}).items())),
+            set_inside=tuple(sorted(facts.get("set_inside", {}).items())),
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = f"{path.name} cannot be read: {type(error).__name__}: {error}"

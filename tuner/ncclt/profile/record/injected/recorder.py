@@ -47,15 +47,31 @@ class Journal:
             "start_s": 0.0,
             "write_s": 0.0,
             "failures": [],
+            "backend": "",
+            "started_with": _started_with(),
+            "set_inside": {},
         }
 
     def write(self, **changes: Any) -> None:
-        """Change some facts and write all."""
+        """Change some facts and write all, with the NCCL variables that the program itself has set by now."""
+        before = self.facts["started_with"]
+        now = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+        self.facts["set_inside"] = {name: value for name, value in now.items() if before.get(name) != value}
         self.facts.update(changes)
         part = self._path.with_suffix(".part")
         with suppress(OSError):  # a full disk or a removed folder: there is nowhere left to report it
             part.write_text(json.dumps(self.facts), encoding="utf-8")
             part.replace(self._path)
+
+
+def _started_with() -> dict[str, str]:
+    """Return the NCCL variables that this process was started with, whatever its program has set since."""
+    try:
+        words = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(word).partition("=") for word in words if word.startswith(b"NCCL_"))
+    return {name: value for name, _equals, value in pairs}
 
 
 @contextmanager
@@ -373,7 +389,9 @@ class Recorder:
         facts, rank = self._journal.facts, os.environ.get("RANK", "")
         facts.update(torch=str(torch.__version__), rank=int(rank) if rank.isdecimal() else None)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            facts.update(rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size())
+            distributed = torch.distributed
+            facts.update(rank=distributed.get_rank(), world_size=distributed.get_world_size())
+            facts.update(backend=str(distributed.get_backend()))
         # Named by its rank: what a restarted rank writes replaces what it wrote before.
         who = f"{facts['host']}.{facts['pid']}" if facts["rank"] is None else f"rank{facts['rank']}"
         path = self._folder / "traces" / f"{who}.json"
