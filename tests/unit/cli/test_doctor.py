@@ -50,7 +50,7 @@ def test_people_see_matrix_evidence_and_advice(call):
     _, printed = call("--from", str(GOLDEN / "sockets_a100"))
 
     assert "GPU0  X     NV4   NV4   NV4   PXB     SYS     0-31" in printed
-    assert "transports  NET/Socket x1, SHM x1" in printed
+    assert "NET/Socket x1, SHM x1" in printed
     assert "error NET001: ranks talk over TCP sockets although there is a faster network" in printed
     assert "seen node1.log:18: node1:902:912 [1] NCCL INFO Channel 00/0" in printed
     assert printed.index("error RNK001") < printed.index("warning TOP003")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +18,8 @@ from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, spread
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.duration import format_duration
+from ncclt.core.message import format_bytes
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
@@ -25,7 +30,8 @@ from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.nccl.log.facts import LogFacts
+    from ncclt.health.doctor.facts import JobRun
+    from ncclt.nccl.log.facts import LogFacts, LoggedChoice
 
 
 app = typer.Typer()
@@ -58,7 +64,10 @@ def doctor(
             help="Path to saved output of nvidia-smi or NCCL, or a folder; repeatable.",
         ),
     ] = None,
-    files: Annotated[list[Path] | None, typer.Argument(help="More files for --from.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND]", help="Job to examine while it runs; with --from: more files."),
+    ] = None,
     *,
     target: Annotated[
         Target,
@@ -76,19 +85,27 @@ def doctor(
     rules: Annotated[bool, typer.Option("--rules", help="List all rules.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find broken settings, links, files and GPUs of a node.
+    """Find broken settings, links, files and GPUs of a node or job.
 
     Examines this machine (NCCL_* variables, nccl.conf, RDMA devices, GPUs), or with --from saved files of a job:
     `nvidia-smi topo -m`, `nvidia-smi -q -x`, NCCL logs and topology dumps, nccl.conf.
+
+    With -- COMMAND it also runs your job with NCCL's log switched on, ends it after ten training steps (without
+    PyTorch: a minute after NCCL starts), and shows what NCCL uses.
     """
     storage = storage_url()
 
     if rules:
         print_json(rules_document()) if as_json else print_rules()
         return
-    sources = [*(from_ or []), *(files or [])]
+    sources = [*from_, *map(Path, words or [])] if from_ else []
+    command = [] if from_ else words or []
     if sources and target.launcher:
         raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
+    if command and target.launcher:
+        raise UsageError("the job's command has its own launcher", hint="leave out --launcher")
+    if command and _is_data(command[0]):
+        raise UsageError(f"{command[0]} is a file, not a command", hint=f"ncclt doctor --from {command[0]}")
     if not target.launcher and (target.launcher_option or target.hosts or target.nccl_tests):
         raise UsageError("--launcher-option, --hosts and --nccl-tests need --launcher, which starts an all_reduce")
     from ncclt.core.nccl_version import NcclVersion
@@ -110,12 +127,24 @@ def doctor(
         if target.launcher:
             log, missing = _start(target, meant)
             given = changed(given, log=log, missing=missing)
+        elif command:
+            from ncclt.health.doctor.job import run_job
+
+            sys.stdout.flush()
+            ran = run_job(command, os.environ, to_stderr=as_json)
+            given = changed(given, log=ran.log, job=ran.job, missing=ran.missing)
         diagnosis = examine_here(os.environ, given)
     if as_json:
         print_json(diagnosis.to_document())
     else:
         print_diagnosis(diagnosis)
-    raise typer.Exit(EXIT_CODES[diagnosis.verdict])
+    job = diagnosis.facts.job
+    raise typer.Exit(job.exit_code if job and job.has_failed else EXIT_CODES[diagnosis.verdict])
+
+
+def _is_data(word: str) -> bool:
+    """Return True for a file that cannot be run, as of `ncclt doctor job.log`."""
+    return Path(word).is_file() and shutil.which(word) is None
 
 
 def _recommended(model: str | None, cluster: str | None, storage: str | None) -> tuple[tuple[str, str], ...]:
@@ -166,9 +195,18 @@ _MOST_NICS = 16
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Write the matrix, what is in use, and the findings, the worst first."""
+    job = diagnosis.facts.job
+    if job:
+        _folded("job: ", shlex.join(job.argv))
+        _folded("     ", job.ending)
+        print()
     for matrix in diagnosis.facts.matrices:
         _print_matrix(matrix)
+    _print_settings(diagnosis)
     _print_use(diagnosis)
+    _print_communicators(diagnosis.facts.log)
+    if job:
+        _print_exposed(job)
     for finding in diagnosis.findings:
         _folded(f"{finding.severity.value} {finding.id}: ", finding.what)
         for line in finding.evidence:
@@ -181,6 +219,10 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     for parts, why, how in diagnosis.gaps:
         _folded("not examined: ", f"{parts}: {why}; {how}")
     print(f"verdict: {diagnosis.summary}")
+    if job and job.has_failed:
+        print(f"job {job.ending}")
+    if job and not diagnosis.facts.log.lines:
+        _folded("no NCCL in this job: ", f"no process wrote a line of its log; {job.seen}")
 
 
 def print_rules() -> None:
@@ -213,21 +255,101 @@ def _print_matrix(matrix: TopologyMatrix) -> None:
     print()
 
 
+def _print_settings(diagnosis: Diagnosis) -> None:
+    """Write every variable that is set, who set it, and how many processes of NCCL say that they read it."""
+    log = diagnosis.facts.log
+    rows = [
+        (
+            setting.name,
+            setting.value,
+            setting.kind.value,
+            setting.set_by,
+            count_noun(setting.processes, "process", "processes") if setting.processes else "not in the log",
+        )
+        for setting in diagnosis.settings
+    ]
+    header = ("variable", "value", "class", "set by", "read by")
+    if rows and log.lines:
+        print_table(header, rows)
+    elif rows:
+        print_table(header[:-1], [row[:-1] for row in rows])
+    elif log.lines or diagnosis.facts.here:
+        print(f"no NCCL variable is set{' in the log' if not diagnosis.facts.here else ''}")
+    print()
+
+
+def _print_communicators(log: LogFacts) -> None:
+    rows = []
+    for kind in log.communicators():
+        size = count_noun(kind.ranks, "rank") if kind.ranks else "ranks unknown"
+        nodes = count_noun(kind.nodes, "node") if kind.nodes else "nodes unknown"
+        rows.append(
+            (
+                f"{kind.count} x {size}, {nodes}",
+                ", ".join(f"{count} {word}" for word, count in kind.channels.items()) or "-",
+                ", ".join(f"{name} x{count}" for name, count in kind.transports.items()) or "-",
+                _choices(kind.choices) or "-",
+            )
+        )
+    if rows:
+        print_table(("communicators", "channels", "transports", "algorithm/protocol"), rows)
+    shown = {id(choice) for kind in log.communicators() for choice in kind.choices}
+    if others := [choice for choice in log.choices if id(choice) not in shown]:
+        _folded("chosen in communicators that the log does not name: ", _choices(others))
+    if rows or others:
+        print()
+
+
+def _nics(log: LogFacts) -> str:
+    """Write the adapters of all processes, or the interfaces where NCCL uses sockets."""
+    adapters = {name: layer for process in log.processes for name, layer in process.adapters.items()}
+    interfaces = {name for process in log.processes for kind, name in process.sockets if kind == "NET/Socket"}
+    providers = {process.provider.value for process in log.processes if process.provider}
+    found = [f"{name} ({layer})" for name, layer in sorted(adapters.items())] or sorted(interfaces)
+    return ", ".join([*found, *(f"libfabric provider {name}" for name in sorted(providers))]) or "none in the log"
+
+
+def _choices(choices: Sequence[LoggedChoice]) -> str:
+    """Write decisions by collective, those of all ranks 0 together; sizes are as NCCL logs them."""
+    found: dict[str, dict[str, list[LoggedChoice]]] = {}
+    for one in choices:
+        found.setdefault(one.operation or "collective", {}).setdefault(one.choice, []).append(one)
+    return "; ".join(
+        f"{operation} {', '.join(_choice(chosen, made) for chosen, made in by_choice.items())}"
+        for operation, by_choice in found.items()
+    )
+
+
+def _choice(chosen: str, made: Sequence[LoggedChoice]) -> str:
+    low = format_bytes(min(one.smallest_bytes for one in made))
+    high = format_bytes(max(one.largest_bytes for one in made))
+    sizes = low if low == high else f"{low} to {high}"
+    return f"{chosen} {sizes} ({count_noun(sum(one.calls for one in made), 'call')})"
+
+
+def _print_exposed(job: JobRun) -> None:
+    share = job.exposed_share
+    if share is not None and job.workload is not None and job.workload.step_time_us:
+        step = format_duration(job.workload.step_time_us)
+        print(f"exposed communication: {share * 100:.1f} % of a step of {step}; no NCCL setting can gain more")
+    else:
+        why = job.unrecorded or "the recording does not show it"
+        _folded("exposed communication: ", f"unknown: {why}")
+    print()
+
+
 def _print_use(diagnosis: Diagnosis) -> None:
     document = diagnosis.facts.to_document()
     log = document["log"]
     rows = [("NCCL", document["nccl_version"] or "unknown")]
     if log:
-        transports = ", ".join(f"{kind} x{count}" for kind, count in log["transports"].items())
-        channels = ", ".join(f"{count} {word}" for word, count in log["channels"].items())
         disabled = "; ".join(
             f"{name}: {', '.join(words)}" for name, words in log["disabled_algorithms"].items() if words
         )
         rows += [
             ("ranks", f"{log['ranks'] or '?'}, nodes: {log['nodes'] or '?'}, processes in the log: {log['processes']}"),
-            ("transports", transports or "none in the log"),
-            ("channels", channels or "none in the log"),
             ("network", ", ".join(log["networks"]) or "none in the log"),
+            ("NICs", _nics(diagnosis.facts.log)),
             ("not used", disabled or "no table in the log"),
         ]
     for topology in diagnosis.facts.topologies:

@@ -14,22 +14,13 @@ from ncclt.health.doctor.rules_log import PLUGIN_RULES, RANK_RULES, RELEASE_RULE
 from ncclt.health.doctor.rules_network import NETWORK_RULES
 from ncclt.health.doctor.rules_topology import TOPOLOGY_RULES
 from ncclt.health.doctor.rules_variables import CONF_RULES, VARIABLE_RULES
-
-LOG_VARIABLES = {
-    "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
-    # Empty = standard output, whatever file the shell has named (debug.cc).
-    "NCCL_DEBUG_FILE": "",
-    # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
-    "NCCL_RUNTIME_CONNECT": "0",
-}
-"""NCCL logs its whole start with these."""
+from ncclt.health.doctor.settings import LOG_VARIABLES, SetVariable, find_settings
 
 _SHOWN = 3
 """Logs named in one message."""
 
 _LOG = "run a job with " + " ".join(f"{name}={value}" for name, value in LOG_VARIABLES.items() if value)
-_START = "add --launcher torchrun --gpus-per-node N,"
+_START = "run your job by `ncclt doctor -- COMMAND`, or add --launcher torchrun --gpus-per-node N,"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +69,7 @@ def examine_parts(facts: Facts) -> Iterator[Examination]:
         yield _part("NICs", nics, "no `ibstat`", "save `ibstat` of a node")
     shown = ", ".join(log.sources[:_SHOWN]) + (", ..." if len(log.sources) > _SHOWN else "")
     why = "" if log.tells_starts else f"no line of a start in {shown}" if log.sources else "no log of NCCL"
-    how = f"{_START} or {_LOG}" if facts.here else _LOG
+    how = "run a job that uses NCCL" if facts.job else f"{_START} or {_LOG}" if facts.here else _LOG
     if ranks != 1:
         sources = log.sources if log.transports() else ()
         yield _part("transports", sources, why or f"no connection in {shown}", how)
@@ -118,6 +109,11 @@ class Diagnosis:
 
     facts: Facts
     findings: tuple[Finding, ...]
+
+    @property
+    def settings(self) -> tuple[SetVariable, ...]:
+        """Return the NCCL variables that are set, and who set them."""
+        return find_settings(self.facts)
 
     @property
     def blocking(self) -> tuple[Finding, ...]:
@@ -176,6 +172,8 @@ class Diagnosis:
             "examined": [part.to_document() for part in self.examined],
             "findings": [finding.to_document() for finding in self.findings],
             "missing": list(self.facts.missing),
+            "settings": [setting.to_document() for setting in self.settings],
+            "job": self.facts.job.to_document() if self.facts.job else None,
             "facts": self.facts.to_document(),
         }
 

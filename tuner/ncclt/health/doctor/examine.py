@@ -16,11 +16,11 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.errors import InputError
 from ncclt.health.doctor import Diagnosis, Facts, diagnose
-from ncclt.health.doctor.diagnosis import LOG_VARIABLES
 from ncclt.health.doctor.files import read_files
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.matrix import parse_matrix
+from ncclt.health.doctor.settings import LOG_VARIABLES
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.local import LocalLauncher
 from ncclt.measure.benchmarks.benchmark import Benchmark
@@ -76,7 +76,7 @@ def examine_here(
 
     Args:
         environ: of this program.
-        given: as for `examine_files`; besides, the log that `start_log` returns, or why it is missing.
+        given: as for `examine_files`; besides, the log that `start_log` or `run_job` returns, or why it is missing.
         root: of the file system, another one in tests.
         home: where ~/.nccl.conf is looked for, None = the account's.
         find: finds programs.
@@ -86,7 +86,9 @@ def examine_here(
         facts = replace(facts, smi_problem="nvidia-smi missing")
     else:
         facts = _with_gpus(facts, LocalLauncher(environment=environ))
-    return diagnose(_with(replace(facts, log=given.log, missing=(*facts.missing, *given.missing)), given))
+    return diagnose(
+        _with(replace(facts, log=given.log, job=given.job, missing=(*facts.missing, *given.missing)), given)
+    )
 
 
 def build_unknown_cluster(*, nodes: int, gpus_per_node: int) -> Cluster:

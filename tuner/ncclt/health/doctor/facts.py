@@ -6,14 +6,95 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.message import format_bytes
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.plural import count_noun
+from ncclt.core.workload import Workload
 from ncclt.health.doctor.adapters import Adapter
 from ncclt.health.doctor.conf_file import ConfFile
 from ncclt.health.doctor.gpu_report import GpuReport
 from ncclt.health.doctor.matrix import TopologyMatrix
 from ncclt.health.doctor.nccl_topology import NcclTopology
+from ncclt.measure.outcome import signal_name
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts
+from ncclt.profile.record.ranks import RankReport
+from ncclt.profile.views.exposure import bound_gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """A job of the user that ran for a short while with NCCL's log switched on.
+
+    Attributes:
+        argv: its command, without secrets.
+        exit_code: as a shell gives it.
+        ended_by_ncclt: why ncclt has ended it, `5 training steps recorded`; empty = it ended by itself.
+        wall_s: time that it ran.
+        programs: its Python processes that loaded PyTorch.
+        workload: what PyTorch's profiler recorded; None = nothing.
+        unrecorded: why there is none.
+    """
+
+    argv: tuple[str, ...]
+    exit_code: int
+    ended_by_ncclt: str
+    wall_s: float
+    programs: tuple[RankReport, ...] = ()
+    workload: Workload | None = None
+    unrecorded: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True if it ended by itself, and not well."""
+        return bool(self.exit_code) and not self.ended_by_ncclt
+
+    @property
+    def ending(self) -> str:
+        """Return how it ended, as a sentence without its end."""
+        ran = f"after {self.wall_s:.0f} s"
+        if self.ended_by_ncclt:
+            return f"ended by ncclt {ran} ({self.ended_by_ncclt}); exit code {self.exit_code}"
+        if self.exit_code > 128:
+            return f"killed by {signal_name(self.exit_code - 128)} {ran}; exit code {self.exit_code}"
+        return f"{'failed' if self.exit_code else 'ended'} {ran}; exit code {self.exit_code}"
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Return the share of the step that is exposed communication; None = not recorded."""
+        bound = bound_gain(self.workload) if self.workload else None
+        return bound.share if bound else None
+
+    @property
+    def seen(self) -> str:
+        """Return what was seen of its training, without NCCL's log."""
+        ranks = [program for program in self.programs if program.steps_seen]
+        if not self.programs:
+            return "no Python process of it loaded PyTorch"
+        if not ranks:
+            return f"PyTorch was loaded by {count_noun(len(self.programs), 'process', 'processes')}, and none trained"
+        backends = " and ".join(sorted({rank.backend for rank in ranks if rank.backend}))
+        over = f" over {backends}" if backends else " without a process group"
+        steps = count_noun(max(rank.steps_seen for rank in ranks), "step")
+        sent = (
+            self.workload
+            and f", each with {format_bytes(round(self.workload.bytes_per_step))} per rank in "
+            + count_noun(len(self.workload.messages), "different message")
+        )
+        return f"{count_noun(len(ranks), 'rank')} made {steps}{over}{sent or ''}"
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "argv": list(self.argv),
+            "exit_code": self.exit_code,
+            "has_failed": self.has_failed,
+            "ending": self.ending,
+            "wall_s": round(self.wall_s, 3),
+            "seen": self.seen,
+            "exposed_share": self.exposed_share,
+            "not_recorded": self.unrecorded or None,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +120,7 @@ class Facts:
         version: of NCCL, given by the user.
         recommended: what a published recommendation sets here.
         missing: sources that are not available, each with what to do about it.
+        job: that ncclt ran, and that has written the log; None = the log is of another time.
     """
 
     matrices: tuple[TopologyMatrix, ...] = ()
@@ -59,6 +141,7 @@ class Facts:
     version: NcclVersion | None = None
     recommended: tuple[tuple[str, str], ...] = ()
     missing: tuple[str, ...] = ()
+    job: JobRun | None = None
 
     @property
     def nccl(self) -> NcclVersion | None:

@@ -21,6 +21,7 @@ from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.matrix import is_matrix_header, parse_matrix
 from ncclt.health.doctor.nccl_topology import is_nccl_topology, parse_nccl_topology
+from ncclt.nccl.log.facts import LogFacts
 from ncclt.nccl.log.startup import LogReader, read_printed_costs
 from ncclt.profile.source import Meter, list_files, open_regular, read_document, regular_files, unpack
 
@@ -74,6 +75,24 @@ def read_files(paths: Sequence[Path]) -> Facts:
     """
     with regular_files(paths) as files:
         return _facts(files)
+
+
+def read_logs(paths: Sequence[Path], *, ignored: frozenset[str]) -> LogFacts:
+    """Read the logs of one job.
+
+    Args:
+        paths: files that hold lines of NCCL alone; empty ones are left out.
+        ignored: variables that were only set to get the log.
+
+    Raises:
+        InputError: one cannot be read, or has more starts than any job.
+    """
+    log = LogReader(ignored=ignored)
+    for path in paths:
+        if path.stat().st_size:
+            with _lines(path) as lines:
+                log.read(lines, path.name)
+    return log.facts()
 
 
 def _facts(paths: Sequence[Path]) -> Facts:

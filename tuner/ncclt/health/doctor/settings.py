@@ -1,0 +1,107 @@
+"""The NCCL variables of a job: what is set, who set it, and how many processes of NCCL have read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ncclt.core.documents import Documented
+from ncclt.health.doctor.facts import Facts
+from ncclt.nccl.log.evidence import Evidence
+from ncclt.nccl.variables import VariableClass, classify
+
+LOG_VARIABLES = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
+    # Empty = standard output, whatever file the shell has named (debug.cc).
+    "NCCL_DEBUG_FILE": "",
+    # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
+    "NCCL_RUNTIME_CONNECT": "0",
+}
+"""NCCL logs its whole start with these."""
+
+LOG_NAMES = frozenset(name for name in LOG_VARIABLES if name.startswith("NCCL_DEBUG"))
+"""Those that change nothing but the log."""
+
+_WRITER = re.compile(r"NCCL [A-Z]+ (?:[\w./+-]+:\d+ )?([\w/ -]{1,40}?)[ :]+[Ss]etting NCCL_")
+"""Beginning of a plugin's line, `NET/OFI`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetVariable(Documented):
+    """One value of a variable.
+
+    Attributes:
+        name: of the variable.
+        value: that was set.
+        kind: its class.
+        set_by: who set it, as far as it was seen.
+        processes: how many processes say in NCCL's log that they use this value.
+        evidence: the first line or source that shows it.
+    """
+
+    name: str
+    value: str
+    kind: VariableClass
+    set_by: str
+    processes: int
+    evidence: Evidence
+
+
+def find_settings(facts: Facts) -> tuple[SetVariable, ...]:
+    """Return every value that a source sets or a process logs, by name.
+
+    NCCL logs `set by environment` for the shell, configuration files and the program alike (src/misc/param.cc puts
+    the files into the environment). So the log is compared with this shell, the files, the environment in which the
+    recorded processes started, and what Python has set in them since. What none of these explains stays open.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    lines: dict[tuple[str, str], Evidence] = {}
+    plugins: dict[tuple[str, str], str] = {}
+    for process in facts.log.processes:
+        for name, said in (*process.variables.items(), *process.set_inside.items()):
+            pair = name, said.value
+            counts[pair] = counts.get(pair, 0) + 1
+            lines.setdefault(pair, said.evidence)
+        for name, said in process.set_inside.items():
+            writer = _WRITER.search(said.evidence.text)
+            plugins[name, said.value] = f"plugin {writer[1]}" if writer else "plugin"
+    sources: dict[tuple[str, str], tuple[str, Evidence]] = {}
+    for pair, set_by, evidence in _sources(facts):
+        sources.setdefault(pair, (set_by, evidence))
+    unseen = "launcher, container or program" if facts.here else "environment or conf file"
+    found = []
+    for pair in sorted({*lines, *sources}):
+        set_by, evidence = sources.get(pair, (unseen, Evidence(source="", text="")))
+        found.append(
+            SetVariable(
+                name=pair[0],
+                value=pair[1],
+                kind=classify(pair[0])[0],
+                set_by=plugins.get(pair, set_by),
+                processes=counts.get(pair, 0),
+                evidence=lines.get(pair, evidence),
+            )
+        )
+    # ncclt itself has set these in a job that it ran.
+    return tuple(row for row in found if facts.job is None or row.name not in LOG_NAMES)
+
+
+def _sources(facts: Facts) -> Iterator[tuple[tuple[str, str], str, Evidence]]:
+    """Yield (name and value, who set it, where that is seen), what counts first first."""
+    for variable in facts.environment:
+        yield (variable.name, variable.value), "shell", variable.evidence
+    for file in facts.conf_files:
+        for row in file.assignments:
+            if row.name.startswith("NCCL_"):
+                yield (row.name, row.value), file.source, row.evidence
+    for name, values in facts.log.assigned.items():
+        for value, evidence in values.items():
+            yield (name, value), f"command or script ({evidence.source}:{evidence.line})", evidence
+    for rank in facts.job.programs if facts.job else ():
+        seen = Evidence(source=f"{rank.host}, rank {'?' if rank.rank is None else rank.rank}", text="")
+        for pair in rank.started_with:
+            yield pair, "launcher or script", seen
+        for pair in rank.set_inside:
+            yield pair, "program, in Python", seen
