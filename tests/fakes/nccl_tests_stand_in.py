@@ -10,6 +10,7 @@ own path first. What it is told stands in FOLDER/stand_in.json (`install` in Pyt
     sigma       deviation of each time from the simulated one, as a share; every launch of a setting has the same, so
                 that two settings which are equal in truth are told apart in the same way each time
     lacks       ["tree/simple", ...]: choices that NCCL does not offer to a tuner plugin
+    environ     true = each rank of a measurement appends its NCCL_* variables to FOLDER/environ.txt, a line each
     faults      {"seed", "share", "kinds"}: such a share of the launches that force something fail, drawn from the seed
                 and the number of the launch
 
@@ -332,6 +333,9 @@ def main(place, arguments):
         job.draw_fault()
     if job.fault == "usage":
         return usage(job, "J") if job.rank == 0 else 0
+    if job.told.get("environ"):
+        with (job.folder / "environ.txt").open("a") as file:
+            file.write(" ".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")) + "\n")
     misbehave(job)
     element = ELEMENT_BYTES[job.dtype]
     swept = sizes(job, element)

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.message import Collective, Message
+from ncclt.core.study import Arm
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
+from ncclt.store import open_store
 
 pytestmark = pytest.mark.thorough
 
@@ -57,8 +59,8 @@ def tuning(prepared, tmp_path):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     started = []
 
-    def start(environment, *words):
-        kept = {n: v for n, v in environment.items() if not n.startswith(("NCCL", "XDG_"))}
+    def start(environment, *words, own=None):
+        kept = {n: v for n, v in environment.items() if not n.startswith(("NCCL", "XDG_"))} | (own or {})
         study = subprocess.Popen(
             [
                 *NCCLT,
@@ -141,6 +143,28 @@ def test_variables_of_a_task_prolog_stop_a_study_before_anything_is_measured(slu
             result = kept.run(plan)
         assert (result.exit_code, result.stdout) == (78, "")
         assert "unexpected NCCL_BUFFSIZE=1048576" in result.stderr
+
+
+def test_the_sites_variables_reach_every_rank_of_two_nodes_and_own_tuning_one_arm_alone(
+    slurm_cluster, tuning, tmp_path
+):
+    FAKES["install"](tmp_path, environ=True)
+    own = {"NCCL_IB_TC": "106", "NCCL_MIN_NCHANNELS": "8", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO"}
+    with slurm_cluster.allocation() as environment:
+        study = tuning(environment, "--trials", "6", own=own)
+        stdout, stderr = study.communicate(timeout=PATIENT_S)
+    assert study.returncode == 0, stderr
+    assert ": unset NCCL_ALGO, NCCL_MIN_NCHANNELS" in stdout, stdout
+    seen = [
+        dict(word.split("=", 1) for word in line.split())
+        for line in (tmp_path / "environ.txt").read_text().splitlines()
+    ]
+    assert {line.get("NCCL_IB_TC") for line in seen} == {"106"}
+    assert not any("NCCL_DEBUG" in line for line in seen)
+    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
+        (entry,) = store.studies.page(limit=5).items
+        count = sum(trial.arm is Arm.TODAY for trial in store.trials.find(entry.study.id))
+    assert sum(line.get("NCCL_MIN_NCHANNELS") == "8" for line in seen) == 2 * count > 0
 
 
 def test_an_allocation_that_ends_is_no_outcome_of_a_setting(slurm_cluster, tuning, tmp_path):
