@@ -59,6 +59,24 @@ def test_people_see_matrix_evidence_and_advice(call):
     )
 
 
+def test_published_settings_are_shown_beside_those_of_a_log(call, tmp_path):
+    prefix = "node-a:100:200 [0] NCCL INFO"
+    lines = (
+        "Using network FasTrak",
+        "NCCL_ALGO set by environment to Ring,Tree.",
+        "NCCL_BUFFSIZE set by environment to 1.",
+    )
+    (tmp_path / "job.log").write_text("".join(f"{prefix} {line}\n" for line in lines))
+    _, printed = call("--from", str(tmp_path / "job.log"))
+
+    assert "looks like GCP A3 Mega, GPUDirect-TCPXO: 1 of 18 variables are set as published\n" in printed
+    assert " ".join(printed.split("NCCL_BUFFSIZE")[2].split()[:2]) == "8388608 1"
+    assert (
+        "  source https://docs.nvidia.com/dgx-cloud/run-ai/1.2/appendix-gcp.html; a difference is not an error"
+        in printed
+    )
+
+
 def test_this_machine_is_examined_without_from(call, monkeypatch):
     """Whatever machine the test runs on: a variable of the environment is found."""
     monkeypatch.setenv("NCCL_PROTO", "LL128")

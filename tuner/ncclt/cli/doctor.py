@@ -31,6 +31,7 @@ from ncclt.measure.target import Target
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.health.doctor.facts import JobRun
+    from ncclt.health.doctor.published import PublishedComparison
     from ncclt.nccl.log.facts import LogFacts, LoggedChoice
 
 
@@ -53,7 +54,7 @@ _OF_ONE_START = {
 
 @app.command(
     epilog="Exit codes: 0 = all examined, only notes, 1 = a finding of severity error, "
-    "4 = warnings, or a part was not examined: the last line names it."
+    "4 = warnings, or a part was not examined: the last line names it; of a job that fails: the exit code of the job."
 )
 @spread
 def doctor(
@@ -66,7 +67,7 @@ def doctor(
     ] = None,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND]", help="Job to examine while it runs; with --from: more files."),
+        typer.Argument(metavar="-- COMMAND", help="Job to run and examine; with --from: more files."),
     ] = None,
     *,
     target: Annotated[
@@ -203,6 +204,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     for matrix in diagnosis.facts.matrices:
         _print_matrix(matrix)
     _print_settings(diagnosis)
+    for comparison in diagnosis.published:
+        _print_published(comparison)
     _print_use(diagnosis)
     _print_communicators(diagnosis.facts.log)
     if job:
@@ -275,6 +278,16 @@ def _print_settings(diagnosis: Diagnosis) -> None:
         print_table(header[:-1], [row[:-1] for row in rows])
     elif log.lines or diagnosis.facts.here:
         print(f"no NCCL variable is set{' in the log' if not diagnosis.facts.here else ''}")
+    print()
+
+
+def _print_published(comparison: PublishedComparison) -> None:
+    total = len(comparison.same) + len(comparison.different)
+    print(f"looks like {comparison.machine}: {len(comparison.same)} of {total} variables are set as published")
+    if comparison.different:
+        rows = [(name, value, here or "not seen") for name, value, here in comparison.different]
+        print_table(("variable", "published", "here"), rows)
+    print(f"  source {comparison.source}; a difference is not an error")
     print()
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ncclt.core.documents import Documented, Shape
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import DoctorRule, Finding, Severity
+from ncclt.health.doctor.published import PublishedComparison, compare_with_published
 from ncclt.health.doctor.rules_gpus import GPU_RULES
 from ncclt.health.doctor.rules_log import PLUGIN_RULES, RANK_RULES, RELEASE_RULES
 from ncclt.health.doctor.rules_network import NETWORK_RULES
@@ -116,6 +117,11 @@ class Diagnosis:
         return find_settings(self.facts)
 
     @property
+    def published(self) -> tuple[PublishedComparison, ...]:
+        """Return how they compare with what is published for this machine; empty = nothing is, or none is known."""
+        return compare_with_published(self.facts, self.settings)
+
+    @property
     def blocking(self) -> tuple[Finding, ...]:
         """Return the findings on which nothing should be measured."""
         return tuple(finding for finding in self.findings if finding.severity is Severity.ERROR)
@@ -173,6 +179,7 @@ class Diagnosis:
             "findings": [finding.to_document() for finding in self.findings],
             "missing": list(self.facts.missing),
             "settings": [setting.to_document() for setting in self.settings],
+            "published": [comparison.to_document() for comparison in self.published],
             "job": self.facts.job.to_document() if self.facts.job else None,
             "facts": self.facts.to_document(),
         }

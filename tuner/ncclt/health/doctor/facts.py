@@ -114,6 +114,7 @@ class Facts:
         driver: NVIDIA's on this machine; empty = not examined, or none.
         here: this machine was looked at.
         virtual: what shows that this is a virtual machine; None = nothing does.
+        vendor: of this machine, as its firmware names it; empty = not examined.
         smi_problem: why nvidia-smi showed nothing here, in a few words; empty = it did, or was not asked.
         topologies: of nodes, as NCCL dumped them.
         cluster: that the user names.
@@ -135,6 +136,7 @@ class Facts:
     driver: str = ""
     here: bool = False
     virtual: Evidence | None = None
+    vendor: str = ""
     smi_problem: str = ""
     topologies: tuple[NcclTopology, ...] = ()
     cluster: Cluster | None = None

@@ -51,6 +51,7 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
         peer_memory=(root / "sys/module/nvidia_peermem").is_dir(),
         cpu=cpu_vendor(cpu),
         virtual=_virtual_machine(cpu, root),
+        vendor=first_line(root / "sys/class/dmi/id/sys_vendor"),
         driver=next(iter(drivers_in(_text(root / DRIVER_FILE.lstrip("/")))), ""),
     )
 

@@ -1,0 +1,61 @@
+"""Settings of a job beside those that vendors have published; a difference is a fact, not a finding."""
+
+import pytest
+
+from ncclt.health.doctor import diagnose
+from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.machine import machine_facts
+from ncclt.health.doctor.published import PUBLISHED
+from ncclt.nccl.log.startup import LogReader
+from ncclt.nccl.variables import VariableClass, classify
+
+PREFIX = "n:1:1 [0] NCCL INFO"
+
+
+def _diagnosis(*lines, **facts):
+    reader = LogReader()
+    reader.read([f"{PREFIX} {line}\n" for line in lines], "job.log")
+    return diagnose(Facts(log=reader.facts(), **facts))
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.machine)
+def test_every_row_has_a_source_and_variables_that_exist(row):
+    assert row.source.startswith("https://")
+    unknown = {name for name in row.values if classify(name)[0] is VariableClass.UNKNOWN}
+    assert unknown <= {"NCCL_DYNAMIC_CHUNK_SIZE"}, "published for TCPXO, and read by no release of NCCL"
+
+
+@pytest.mark.parametrize(
+    ("line", "machine"),
+    [
+        ("Using network FasTrak", "GCP A3 Mega, GPUDirect-TCPXO"),
+        ("NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml", "Azure ND H100 v5"),
+        ("NET/IB : Using [0]ibp0:1/IB [RO]; OOB eth0:10.0.0.1<0>", "CoreWeave H100, InfiniBand"),
+        ("NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)", "Isambard-AI, GH200 on Slingshot"),
+        ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>", ""),
+        ("NET/OFI Selected provider is efa, fabric is efa (found 4 nics)", ""),
+    ],
+)
+def test_machine_is_recognised_by_its_network(line, machine):
+    assert [found.machine for found in _diagnosis(line).published] == ([machine] if machine else [])
+
+
+def test_differences_are_named_and_judged_by_no_rule():
+    settings = (
+        "NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml",
+        "NCCL_IB_PCI_RELAXED_ORDERING set by environment to 0",
+    )
+    found = _diagnosis(*settings)
+
+    (comparison,) = found.published
+    assert comparison.same == ("NCCL_TOPO_FILE",)
+    assert comparison.different == (("NCCL_IB_PCI_RELAXED_ORDERING", "1", "0"),)
+    assert not [finding for finding in found.findings if "published" in finding.what]
+    assert found.to_document()["published"][0]["different"] == [["NCCL_IB_PCI_RELAXED_ORDERING", "1", "0"]]
+
+
+def test_firmware_names_the_vendor_of_this_machine(tmp_path):
+    (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
+    (tmp_path / "sys/class/dmi/id/sys_vendor").write_text("Microsoft Corporation\n")
+
+    assert machine_facts({}, root=tmp_path, home=tmp_path).vendor == "Microsoft Corporation"
