@@ -62,7 +62,7 @@ def test_page_shows_what_nccl_uses_and_who_set_it(doctor, tmp_path):
     done = doctor([*JOB, "NCCL_ALGO=Ring"], NCCL_IB_HCA="mlx5_0", NCCL_DEBUG="WARN")
 
     page = done.stdout
-    assert page.startswith("the job begins\nthe job ends\njob: ")
+    assert page.startswith("the job begins\nthe job ends\n\njob: ")
     assert "exit code 0" in page
     assert " ".join(page.split("NCCL_IB_HCA")[1].split()[:5]) == "mlx5_0 site shell 2 processes"
     assert "Ring    tuning  launcher, container or program  2 processes" in page

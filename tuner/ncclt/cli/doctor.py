@@ -198,6 +198,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Write the matrix, what is in use, and the findings, the worst first."""
     job = diagnosis.facts.job
     if job:
+        print()  # its output may end within a line
         _folded("job: ", shlex.join(job.argv))
         _folded("     ", job.ending)
         print()
@@ -346,7 +347,7 @@ def _print_exposed(job: JobRun) -> None:
         step = format_duration(job.workload.step_time_us)
         print(f"exposed communication: {share * 100:.1f} % of a step of {step}; no NCCL setting can gain more")
     else:
-        why = job.unrecorded or "the recording does not show it"
+        why = job.unrecorded or "it needs steps with GPU kernels, recorded by PyTorch's profiler"
         _folded("exposed communication: ", f"unknown: {why}")
     print()
 

@@ -118,3 +118,13 @@ def test_signal_to_ncclt_alone_reaches_the_command(start):
 
 def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_watched_command_can_be_ended_and_writes_where_it_is_told():
+    watched = (
+        "import os, signal, sys; from ncclt.profile.record.command import run_foreground; "
+        "sys.exit(run_foreground(['sh', '-c', 'echo out; exec sleep 240'], environ=os.environ, stdout=2, "
+        "watch=lambda pid: os.kill(pid, signal.SIGTERM)))"
+    )
+    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, b"", b"out\n")
