@@ -59,6 +59,16 @@ def test_people_see_matrix_evidence_and_advice(call):
     )
 
 
+def test_page_shows_few_values_of_a_variable_that_differs_on_every_rank(call, tmp_path):
+    lines = (f"n:{rank}:{rank} [0] NCCL INFO NCCL_HOSTID set by environment to h{rank}" for rank in range(100))
+    (tmp_path / "job.log").write_text("\n".join(lines))
+    _, printed = call("--from", str(tmp_path / "job.log"))
+
+    assert "NCCL_HOSTID  ... 96 more values (--json)" in printed
+    assert printed.count("NCCL_HOSTID") < 20
+    assert len(json.loads(call("--from", str(tmp_path / "job.log"), "--json")[1])["settings"]) == 100
+
+
 def test_published_settings_are_shown_beside_those_of_a_log(call, tmp_path):
     prefix = "node-a:100:200 [0] NCCL INFO"
     lines = (

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.health.doctor.facts import JobRun
     from ncclt.health.doctor.published import PublishedComparison
+    from ncclt.health.doctor.settings import SetVariable
     from ncclt.nccl.log.facts import LogFacts, LoggedChoice
 
 
@@ -194,6 +195,10 @@ _MOST_NICS = 16
 """Most columns of NICs shown; virtual functions make dozens."""
 
 
+_MOST_VALUES = 4
+"""Most values shown of one variable; some differ on every rank."""
+
+
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Write the matrix, what is in use, and the findings, the worst first."""
     job = diagnosis.facts.job
@@ -262,16 +267,17 @@ def _print_matrix(matrix: TopologyMatrix) -> None:
 def _print_settings(diagnosis: Diagnosis) -> None:
     """Write every variable that is set, who set it, and how many processes of NCCL say that they read it."""
     log = diagnosis.facts.log
-    rows = [
-        (
-            setting.name,
-            setting.value,
-            setting.kind.value,
-            setting.set_by,
-            count_noun(setting.processes, "process", "processes") if setting.processes else "not in the log",
-        )
-        for setting in diagnosis.settings
-    ]
+    by_name: dict[str, list[SetVariable]] = {}
+    for setting in diagnosis.settings:
+        by_name.setdefault(setting.name, []).append(setting)
+    rows = []
+    for name, found in by_name.items():
+        for setting in sorted(found, key=lambda one: -one.processes)[:_MOST_VALUES]:
+            read_by = count_noun(setting.processes, "process", "processes") if setting.processes else "not in the log"
+            rows.append((name, setting.value, setting.kind.value, setting.set_by, read_by))
+        if len(found) > _MOST_VALUES:
+            more = count_noun(len(found) - _MOST_VALUES, "more value")
+            rows.append((name, f"... {more} (--json)", "", "", ""))
     header = ("variable", "value", "class", "set by", "read by")
     if rows and log.lines:
         print_table(header, rows)

@@ -136,9 +136,9 @@ def compare_with_published(facts: Facts, settings: Iterable[SetVariable]) -> tup
     """
     here: dict[str, list[str]] = {}
     rows = tuple(settings)
+    read = {row.name for row in rows if row.processes}
     for row in rows:
-        is_read = any(other.processes for other in rows if other.name == row.name)
-        if row.processes or not is_read:
+        if row.processes or row.name not in read:
             here.setdefault(row.name, []).append(row.value)
     found = []
     for published in PUBLISHED:
