@@ -511,6 +511,9 @@ class MeasurementDocument(MessageDocument):
     busbw_gbps: float
     wrong: int | None
     interpolated: bool
+    measured_bytes: int | None = Field(
+        None, description="size whose time this is, where the benchmark cannot send the message's; null = it can"
+    )
 
 
 class TrialDocument(AnswerModel):
@@ -798,6 +801,7 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
                 busbw_gbps=one.busbw_gbps,
                 wrong=one.wrong,
                 interpolated=one.interpolated,
+                measured_bytes=one.measured_bytes,
             )
             for one in trial.result.measurements
         ],

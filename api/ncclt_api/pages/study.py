@@ -141,7 +141,9 @@ def build_study_view(
     source = f" --server {shlex.quote(server)}" if server else ""
     summary = None
     if recommendation:
-        loaded = {trial.number: trial for trial in proof}
+        # Without a proof, the first default shows the sizes that were measured.
+        first = measured([trial for trial in trials if trial.tries_setting and trial.setting == DEFAULT][:1])
+        loaded = {trial.number: trial for trial in (*first, *proof)}
         with_proof = [loaded.get(trial.number, trial) for trial in trials]
         summary = summarize_study(study, with_proof, recommendation, use=choose_form(recommendation, source=source))
     arm = evidence.proven_arm(summary.use.form if summary else None)

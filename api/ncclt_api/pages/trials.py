@@ -170,6 +170,7 @@ _COLUMNS = (
     "busbw_gbps",
     "wrong",
     "interpolated",
+    "measured_bytes",
     "samples_us",
     "detail",
     "commands",
@@ -244,11 +245,12 @@ def _rows(study: Study, trial: Trial, calls: Mapping[Message, float]) -> Iterato
             one.busbw_gbps,
             one.wrong,
             one.interpolated,
+            one.measured_bytes,
             samples,
             *tail,
         ]
     if not result.measurements:
-        yield [*head, *[""] * 11, *tail]
+        yield [*head, *[""] * 12, *tail]
 
 
 def _cell(text: str) -> str:

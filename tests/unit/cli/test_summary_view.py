@@ -101,6 +101,29 @@ def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command)
     assert "outside the landscape and left to NCCL" in study_report(command.store, study)
 
 
+def test_a_size_that_the_benchmark_could_not_send_is_told_wherever_the_result_is(recorded, command):
+    recorded()
+    study = command.store.studies.page().items[0].study
+    trials = command.store.trials.find(study.id)
+    large, small = trials[0].result.measurements
+    result = replace(trials[0].result, measurements=(large, replace(small, measured_bytes=4160)))
+    rounded = replace(trials[0], result=result)
+    command.store.trials.add(study.id, replace(rounded, number=len(trials), repeat=9))
+    said = "easured at the nearest size that the benchmark can send: all_reduce of 4,096 B at 4,160 B; "
+    for text in (recorded("-v"), command(show, study.id)):
+        assert text.count(said) == 1
+    document = json.loads(recorded("--json"))
+    assert sum(said in note for note in document["notes"]) == 1
+    assert {row["size_bytes"]: row["measured_bytes"] for row in document["messages"]} == {4096: 4160, 32768 * KIB: None}
+    other = replace(study, id="aa", name="aa")
+    command.store.studies.open(other)
+    for trial in (rounded, *trials[1:]):
+        command.store.trials.add("aa", trial)
+    found = command.store.recommendations.find(study=study.id)[0]
+    command.store.revisions.publish(replace(found, id="aa", study="aa"))
+    assert study_report(command.store, other).count(said) == 1
+
+
 def test_what_the_probes_of_the_proof_took_from_the_policy_is_told_on_the_page_too(recorded, command, tmp_path):
     """Ring/LL is fast at the workload's own size alone."""
     rows = [

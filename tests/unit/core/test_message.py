@@ -64,3 +64,18 @@ def test_sizes_are_written_with_binary_units(subtests):
     ]:
         with subtests.test(size=size, text=text):
             assert format_bytes(size) == text
+
+
+def test_alignment_is_that_of_the_bytes_per_rank(subtests):
+    """A part begins at a multiple of its own size, so an odd shard puts all parts but the first off 16 bytes."""
+    for collective, size, ranks, per_rank, padded in [
+        (Collective.ALL_GATHER, 67_108_944, 8, 8_388_618, 67_108_992),
+        (Collective.REDUCE_SCATTER, 67_108_992, 8, 8_388_624, 67_108_992),
+        (Collective.ALL_TO_ALL, 1024, 6, 1024 / 6, 1056),
+        (Collective.ALL_GATHER, 8, 4, 2, 64),
+        (Collective.ALL_REDUCE, 4008, 8, 4008, 4016),
+        (Collective.SEND_RECV, 4096, 2, 4096, 4096),
+    ]:
+        with subtests.test(collective=collective, size=size):
+            one = Message(collective=collective, dtype="bfloat16", size_bytes=size, group_size=ranks)
+            assert (one.rank_bytes, one.padded_bytes, one.is_aligned) == (per_rank, padded, padded == size)

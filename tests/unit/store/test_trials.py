@@ -31,6 +31,7 @@ MEASUREMENTS = st.builds(
     samples_us=st.lists(st.floats(allow_nan=False), min_size=1, max_size=4).map(tuple),
     wrong=st.none() | st.integers(0, 2**60),
     interpolated=st.booleans(),
+    measured_bytes=st.none() | st.integers(1, 2**50),
 )
 SETTINGS = st.builds(
     Setting,

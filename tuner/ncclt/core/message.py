@@ -27,6 +27,11 @@ class Collective(StrEnum):
         """Return True if its algorithm can be chosen (send/recv and all_to_all never pass NCCL's tuner)."""
         return self not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
+    @property
+    def has_rank_parts(self) -> bool:
+        """Return True if its buffer has one part per rank."""
+        return self in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+
 
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
@@ -47,6 +52,11 @@ DTYPE_SIZES: dict[str, int] = {
     "bool": 1,
 }
 """Bytes per element of every dtype that a message can have."""
+
+VECTOR_BYTES = 16
+"""Bytes that a thread of NCCL copies at once if all pointers are multiples of it. Otherwise it copies single elements,
+in all_gather single bytes (2.30.7: reduceCopy in device/common_kernel.h). The LL128 protocol stages such data in shared
+memory (device/prims_ll128.h); LL is not affected (NVIDIA/nccl#413)."""
 
 MOST_BYTES = 2**53
 """No call moves more; a larger number is damage (and would not survive JSON, whose numbers are doubles)."""
@@ -147,6 +157,31 @@ class Message(Documented):
     def label(self) -> str:
         """Return the message as text, for example `all_reduce 27.04 MiB float32`."""
         return f"{self.collective} {format_bytes(self.size_bytes)} {self.dtype}"
+
+    @property
+    def rank_bytes(self) -> float:
+        """Return the bytes of one rank's part, else of the whole message; its group size is known."""
+        return self.size_bytes / self.parts
+
+    @property
+    def is_aligned(self) -> bool:
+        """Return True if the bytes per rank are a multiple of `VECTOR_BYTES`; its group size is known.
+
+        The part of rank r begins at r times these bytes, so otherwise most parts begin unaligned. A message without
+        parts begins aligned where its buffer does, and leaves the vectorised path for its last bytes only.
+        """
+        return self.size_bytes == self.padded_bytes
+
+    @property
+    def padded_bytes(self) -> int:
+        """Return the next size that is aligned."""
+        unit = VECTOR_BYTES * self.parts
+        return -(-self.size_bytes // unit) * unit
+
+    @property
+    def parts(self) -> int:
+        """Return the number of parts of its buffer; its group size is known."""
+        return max(1, self.group_size) if self.collective.has_rank_parts else 1
 
     def algbw_gbps(self, time_us: float) -> float:
         """Return the algorithm bandwidth in 1e9 bytes/s, as nccl-tests prints it."""

@@ -54,12 +54,14 @@ class Measurement:
         samples_us: one or more times per call, µs, in order.
         wrong: elements that came out wrong; None = the benchmark did not check.
         interpolated: the size itself was not measured but interpolated log-log between its neighbours.
+        measured_bytes: the size whose time this is, where the benchmark cannot send the message's; None = it can.
     """
 
     message: Message
     samples_us: tuple[float, ...]
     wrong: int | None = 0
     interpolated: bool = False
+    measured_bytes: int | None = None
 
     @property
     def time_us(self) -> float:

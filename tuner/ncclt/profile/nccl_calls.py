@@ -61,10 +61,6 @@ OPERATIONS: dict[str, Collective] = {
 """NCCL's name of an operation (ncclFuncToString; RCCL writes AllToAll) -> ours."""
 
 
-PER_RANK = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
-"""Collectives whose count is of one rank's part, so that the message has that times the ranks."""
-
-
 # ncclDataType_t of nccl.h; 9 since 2.10, 10 and 11 since 2.24.
 DATATYPES = (
     "int8",

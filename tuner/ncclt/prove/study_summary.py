@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -229,6 +229,7 @@ def summarize_study(
         "Cost": describe_cost(study, trials, gain),
     }
     left_out = study.workload.provenance.detail.get(LEFT_OUT, "")
+    rounded = describe_rounded(find_rounded(trials, study.workload))
     stale = f"stale, no longer served: {found.stale}" if found.stale else ""
     return StudySummary(
         study=study.id,
@@ -238,10 +239,34 @@ def summarize_study(
         gain=gain,
         facts=tuple((word, sentence) for word, sentence in facts.items() if sentence),
         other=_describe_other_form(study, trials, found, use),
-        warnings=tuple(filter(None, (stale, left_out))),
+        warnings=tuple(filter(None, (stale, left_out, rounded))),
         notes=describe_proof(trials, study.workload, found.table),
         parts=measure_parts(use, trials, study.workload),
     )
+
+
+def find_rounded(trials: Iterable[Trial], workload: Workload) -> dict[Message, int]:
+    """Return the messages of a workload that were measured at another size, with that size, bytes."""
+    found = {m.message: m.measured_bytes for t in trials for m in t.result.measurements if m.measured_bytes}
+    return {calls.message: found[calls.message] for calls in workload.messages if calls.message in found}
+
+
+def describe_rounded(rounded: Mapping[Message, int]) -> str:
+    """Name the messages that were measured at another size, in one sentence; empty where none was."""
+    if not rounded:
+        return ""
+    shown = [f"{m.collective} of {m.size_bytes:,} B at {size:,} B" for m, size in list(rounded.items())[:_SHOWN_SIZES]]
+    if len(rounded) > _SHOWN_SIZES:
+        shown.append(f"{len(rounded) - _SHOWN_SIZES} more")
+    unaligned = any(message.collective.has_rank_parts and not message.is_aligned for message in rounded)
+    slower = "; parts of no multiple of 16 B can be slower than that" if unaligned else ""
+    return (
+        f"measured at the nearest size that the benchmark can send: {', '.join(shown)}{slower}; "
+        "--benchmark torch_collectives sends exact sizes"
+    )
+
+
+_SHOWN_SIZES = 3
 
 
 def proven_times_us(
@@ -344,6 +369,7 @@ class MessageRow:
         default_us, tuned_us: time of one call, µs, as `proven_times_us` gives it.
         setting: what the policy uses for it.
         interpolated: the landscape had no such size.
+        measured_bytes: the size whose times these are, where the benchmark could not send the message's; None = it did.
     """
 
     calls: MessageCalls
@@ -351,6 +377,7 @@ class MessageRow:
     tuned_us: float
     setting: Setting
     interpolated: bool = False
+    measured_bytes: int | None = None
 
     @property
     def gain(self) -> float:
@@ -379,6 +406,7 @@ class MessageRow:
             "saved_us_per_step": self.saved_us,
             "setting": self.setting.to_document(),
             "interpolated": self.interpolated,
+            "measured_bytes": self.measured_bytes,
         }
 
 
@@ -401,6 +429,7 @@ def build_message_rows(
     if not verdict.blocks and verdict.default_us:  # nothing to prove: the times of the search, which the verdict sums
         own_us, tuned_us = scale_times(verdict.default_us, default_us, workload), {}
     interpolated = {m.message for t in trials for m in t.result.measurements if m.interpolated}
+    rounded = find_rounded(trials, workload)
     rows = [
         MessageRow(
             calls=calls,
@@ -408,6 +437,7 @@ def build_message_rows(
             tuned_us=tuned_us.get(calls.message, own_us[calls.message]),
             setting=policy.setting_for(calls.message),
             interpolated=calls.message in interpolated,
+            measured_bytes=rounded.get(calls.message),
         )
         for calls in workload.messages
     ]

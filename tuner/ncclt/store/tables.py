@@ -103,6 +103,7 @@ measurements = Table(
     Column("spans_nodes", Boolean, nullable=False),
     Column("wrong", BigInteger),
     Column("interpolated", Boolean, nullable=False),
+    Column("measured_bytes", BigInteger),
     Column("samples_us", Text, nullable=False),
     ForeignKeyConstraint(["study", "number"], ["trials.study", "trials.number"], name="fk_measurements_trial"),
 )

@@ -332,6 +332,7 @@ def measurement_row(study_id: str, number: int, position: int, measurement: Meas
         **measurement.message.to_document(),
         "wrong": measurement.wrong,
         "interpolated": measurement.interpolated,
+        "measured_bytes": measurement.measured_bytes,
         "samples_us": to_text(measurement.samples_us),
     }
 
@@ -345,7 +346,13 @@ def _measurement(row: Row[Any]) -> Measurement:
         spans_nodes=row.spans_nodes,
     )
     samples = tuple(float(sample) for sample in json.loads(row.samples_us))
-    return Measurement(message=message, samples_us=samples, wrong=row.wrong, interpolated=row.interpolated)
+    return Measurement(
+        message=message,
+        samples_us=samples,
+        wrong=row.wrong,
+        interpolated=row.interpolated,
+        measured_bytes=row.measured_bytes,
+    )
 
 
 def _sort_columns(order: Order) -> tuple[ColumnElement[Any], ...]:

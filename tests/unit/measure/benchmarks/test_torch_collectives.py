@@ -1,5 +1,6 @@
 """The command of the PyTorch benchmark, and how its answers are taken."""
 
+import itertools
 import json
 
 import pytest
@@ -91,6 +92,22 @@ def test_sizes_become_elements(subtests):
     for collective, dtype, size_bytes, word in cases:
         with subtests.test(collective=collective):
             assert worker_word(_message(collective, dtype, size_bytes)) == word
+
+
+def test_every_size_of_whole_elements_is_sent_exactly(subtests, tmp_path):
+    """Also where the part of a rank is no multiple of 16 bytes, the case that decides whether NCCL copies vectors."""
+    for collective, dtype in itertools.product(Collective, DTYPE_SIZES):
+        with subtests.test(collective=collective, dtype=dtype):
+            parts = 8 if collective.has_rank_parts else 1
+            message = _message(collective, dtype, 8_388_617 * DTYPE_SIZES[dtype] * parts)
+            word = ncclt_torch_measuring.MeasuredMessage.parse(worker_word(message))
+            assert word.elements * DTYPE_SIZES[word.dtype] * parts == message.size_bytes
+            reading = _read(TorchCollectives(), [message], _document([message]), tmp_path)
+            assert reading.measurements[0].measured_bytes is None
+    (rounded,) = _read(
+        TorchCollectives(), [odd := _message("all_gather", size_bytes=4097)], _document([odd]), tmp_path
+    ).measurements
+    assert rounded.measured_bytes == 4128
 
 
 def test_carriers_are_dtypes_that_divide():

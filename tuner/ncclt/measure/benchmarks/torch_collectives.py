@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.core.message import DTYPE_SIZES, Message
 from ncclt.core.trial import Measurement
 from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading, CommandOutput
@@ -176,9 +176,6 @@ CARRIERS: Mapping[str, str] = {
 }
 """dtypes that not every backend can reduce, and the dtype sent instead: NCCL's choice depends only on bytes."""
 
-# The size of these is that of the buffer with one part for each rank.
-_ONE_PART_PER_RANK = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
-
 _HINT = "run the same command by hand; `ncclt doctor` looks for the usual causes"
 
 
@@ -276,7 +273,12 @@ class TorchCollectives:
                 hint="the worker is of another release of ncclt",
             )
         return tuple(
-            Measurement(message=message, samples_us=row.samples_us, wrong=row.wrong)
+            Measurement(
+                message=message,
+                samples_us=row.samples_us,
+                wrong=row.wrong,
+                measured_bytes=None if sent_bytes(message) == message.size_bytes else sent_bytes(message),
+            )
             for message, row in zip(messages, result.rows, strict=True)
         )
 
@@ -296,8 +298,13 @@ def worker_word(message: Message) -> str:
             hint="place the workload on the cluster first",
         )
     size = DTYPE_SIZES[message.dtype]
-    parts = message.group_size if message.collective in _ONE_PART_PER_RANK else 1
-    elements = -(-message.size_bytes // (size * parts))
+    elements = sent_bytes(message) // (size * message.parts)
     carrier = CARRIERS.get(message.dtype, message.dtype)
     words = [message.collective, carrier, elements * size // DTYPE_SIZES[carrier], message.group_size]
     return ":".join(map(str, words)) + (":across" if message.spans_nodes else "")
+
+
+def sent_bytes(message: Message) -> int:
+    """Return the size that is sent: the message's, rounded up to whole elements in equal parts."""
+    unit = DTYPE_SIZES[message.dtype] * message.parts
+    return -(-message.size_bytes // unit) * unit

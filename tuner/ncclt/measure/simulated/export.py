@@ -30,6 +30,8 @@ def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list
         notes.append(f"{len(parts)} messages of smaller groups were left out: a landscape is of one shape of job")
     if between:
         notes.append(f"{between} interpolated times were left out: they were not measured")
+    if rounded := {m.message for _, m in whole if m.measured_bytes}:
+        notes.append(f"times of {len(rounded)} messages are of the nearest size that the benchmark could send")
     return _rows(study, whole, version), tuple(notes)
 
 

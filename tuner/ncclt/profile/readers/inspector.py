@@ -17,7 +17,7 @@ from typing import Any
 
 from ncclt.core.message import MOST_BYTES, Message
 from ncclt.errors import TraceError
-from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, UNKNOWN_DTYPE, Choices
+from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, Choices
 from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines
@@ -397,7 +397,7 @@ class Tally:
             total, count = series.times.get(call.size_bytes, (0.0, 0))
             series.times[call.size_bytes] = (total + call.time_us, count + 1)
         if call.choice and (collective := OPERATIONS.get(call.operation)) is not None:
-            size = call.size_bytes * (header.ranks if collective in PER_RANK else 1)
+            size = call.size_bytes * (header.ranks if collective.has_rank_parts else 1)
             self.choices.add(collective, size, call.choice, 1)
         return int(new)
 
@@ -439,7 +439,7 @@ def _message(series: Series, part_bytes: int, world_size: int) -> Message | str:
     collective, ranks = OPERATIONS.get(series.operation), series.header.ranks
     if collective is None:
         return f"calls of {series.operation!r}, which ncclt does not support"
-    size = part_bytes * (ranks if collective in PER_RANK else 1)
+    size = part_bytes * (ranks if collective.has_rank_parts else 1)
     if not 0 < size <= MOST_BYTES:
         return f"calls of {series.operation} of {size} bytes"
     return Message(

@@ -29,7 +29,7 @@ from ncclt.nccl.log.calls import (
     tuning_lines,
 )
 from ncclt.nccl.log.lines import ORIGIN
-from ncclt.profile.nccl_calls import DATATYPES, OPERATIONS, PER_RANK, UNKNOWN_DTYPE, Choices
+from ncclt.profile.nccl_calls import DATATYPES, OPERATIONS, UNKNOWN_DTYPE, Choices
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import LINE_BYTES, Document, lines
 from ncclt.profile.workload_builder import check_bounded, join_distinct, partial_note
@@ -466,7 +466,7 @@ def _message(line: CollLine, comms: Communicators) -> Message | str:
     if number >= len(DATATYPES):
         return f"calls of {line.operation} with datatype {number}, of unknown size"
     dtype = DATATYPES[number]
-    size = count * DTYPE_SIZES[dtype] * (ranks if collective in PER_RANK else 1)
+    size = count * DTYPE_SIZES[dtype] * (ranks if collective.has_rank_parts else 1)
     if size == 0:
         return f"calls of {line.operation} of 0 bytes"
     if size > MOST_BYTES or ranks == 0:
@@ -498,6 +498,6 @@ def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Mess
 def full_size(line: TuningLine, collective: Collective, group: int) -> tuple[int, bool]:
     """Return the size of a decision, bytes, and whether it is that of the full buffer."""
     size = int(line.size)
-    if line.is_full_size or collective not in PER_RANK:
+    if line.is_full_size or not collective.has_rank_parts:
         return size, True
     return (size * group, True) if group else (size, False)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
 from ncclt.errors import InputError, TraceError
-from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, Choices
+from ncclt.profile.nccl_calls import OPERATIONS, Choices
 from ncclt.profile.numbers import parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines, strip_mark
@@ -74,7 +74,7 @@ class NcclProfilerReader(Reader):
                 if isinstance(message, str):
                     source.left_out[message] += count
                     continue
-                is_share = not message.group_size and message.collective in PER_RANK
+                is_share = not message.group_size and message.collective.has_rank_parts
                 choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
                 yield Call(
                     message=message,
@@ -147,9 +147,9 @@ def _message(word: str, spelled: str, elements: int, size: int, noted: dict[str,
         noted["NCCL may count all_gather and broadcast in bytes: their int8 can be any dtype"] = None
     if not size:
         noted["not all ranks of a communicator were read: assuming a group of the whole job"] = None
-        if collective in PER_RANK:
+        if collective.has_rank_parts:
             noted[f"{collective} sizes are one rank's share: the number of ranks is unknown"] = None
-    size_bytes = elements * DTYPE_SIZES[dtype] * (max(1, size) if collective in PER_RANK else 1)
+    size_bytes = elements * DTYPE_SIZES[dtype] * (max(1, size) if collective.has_rank_parts else 1)
     if not 0 < size_bytes <= MOST_BYTES:
         return f"{word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"
     return Message(collective=collective, dtype=dtype, size_bytes=size_bytes, group_size=size)

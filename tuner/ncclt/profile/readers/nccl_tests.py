@@ -18,7 +18,6 @@ from ncclt.errors import BenchmarkError, InputError, TraceError
 from ncclt.nccl.nccl_tests.json import NEWEST, parse_json
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
-from ncclt.profile.nccl_calls import PER_RANK
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import Document, check_readable, documents, read_block, read_heads
@@ -145,7 +144,7 @@ def _message(row: NcclTestRow, test: NcclTest) -> Message | str:
 def _times_us(row: NcclTestRow, message: Message) -> list[float]:
     """Return the time of the half that training does: in place, but between two buffers where a rank has a part."""
     halves = (row.in_place, row.out_of_place)
-    if message.collective in (*PER_RANK, Collective.SEND_RECV):
+    if message.collective.has_rank_parts or message.collective is Collective.SEND_RECV:
         halves = (row.out_of_place, row.in_place)
     half = next((h for h in halves if h is not None), None)
     return [half.time_us] if half is not None and math.isfinite(half.time_us) and half.time_us > 0 else []

@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
 from ncclt.errors import TraceError
-from ncclt.profile.nccl_calls import OPERATIONS, PER_RANK, UNKNOWN_DTYPE
+from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE
 from ncclt.profile.numbers import parse_int
 from ncclt.profile.other_libraries import NCCL_INSTEAD, other_library
 from ncclt.profile.reader import Call, Reader, Source
@@ -728,9 +728,9 @@ def _message(kind: CallKind, ranks: int, dtypes: Mapping[Collective, str]) -> Me
     collective = FUNCTIONS[kind.function]
     if not 0 < kind.size_bytes <= MOST_BYTES:
         return f"{kind.function} of {'0' if not kind.size_bytes else 'impossibly many'} bytes"
-    if collective in PER_RANK and not ranks:
+    if collective.has_rank_parts and not ranks:
         return f"{kind.function}, whose full size needs the ranks of its group, which the recording does not give"
-    size_bytes = kind.size_bytes * (ranks if collective in PER_RANK else 1)
+    size_bytes = kind.size_bytes * (ranks if collective.has_rank_parts else 1)
     if size_bytes > MOST_BYTES:
         return f"{kind.function} of impossibly many bytes"
     dtype = dtypes.get(collective, UNKNOWN_DTYPE)

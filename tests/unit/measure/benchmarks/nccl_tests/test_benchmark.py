@@ -263,8 +263,25 @@ def test_an_unaligned_size_takes_the_nearest_row():
     (command,) = NcclTests().commands([odd], folder=None)
     assert command.argv[1:3] == ("-b", "1024")
     reading = read(row(), odd)
-    assert reading.measurements[0].message == odd
-    assert not reading.measurements[0].interpolated
+    (measured,) = reading.measurements
+    assert (measured.message, measured.measured_bytes, measured.interpolated) == (odd, 1024, False)
+    (aligned,) = read(row(), message(Collective.ALL_GATHER)).measurements
+    assert aligned.measured_bytes is None
+
+
+def test_no_dtype_of_a_shard_is_measured_exactly(subtests):
+    """8,388,618 bytes per rank: only the note tells that 8,388,624 were measured."""
+    for dtype in ("float32", "bfloat16", "int8"):
+        shard = message(Collective.ALL_GATHER, size_bytes=67_108_944, dtype=dtype, group_size=8)
+        with subtests.test(dtype=dtype):
+            (command,) = NcclTests().commands([shard], folder=None)
+            assert command.argv[1:3] == ("-b", "67108992")
+
+
+def test_an_interpolated_size_is_rounded_as_well():
+    odd = message(Collective.ALL_GATHER, size_bytes=1000)
+    (measured,) = read(row(512) + row(2048), odd, sweep=("-b", "512", "-e", "2048", "-f", "4")).measurements
+    assert (measured.interpolated, measured.measured_bytes) == (True, 1024)
 
 
 def test_a_small_size_is_rounded_up_not_to_nothing():

@@ -61,6 +61,15 @@ def test_what_is_expected_is_what_the_collective_does(collective, dtype):
     assert [payload.wrong() for payload in payloads] == [0] * 4
 
 
+def test_the_parts_of_a_buffer_lie_end_to_end(subtests):
+    """As in a training: no padding hides that odd parts begin unaligned."""
+    for collective in COLLECTIVES:
+        with subtests.test(collective=collective):
+            payload = _payloads(collective, dtype="bfloat16", elements=13)[0]
+            parts = 4 if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1
+            assert max(payload._sent.nbytes, payload._received.nbytes) == 26 * parts
+
+
 def test_nothing_sent_is_wrong_everywhere(subtests):
     """Where nothing arrived each rank that should have got something says so."""
     for collective in COLLECTIVES:

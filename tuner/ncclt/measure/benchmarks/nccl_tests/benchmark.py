@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,8 +47,9 @@ def measurement(message: Message, test: NcclTest, *, requested: int, sweep: Swee
             hint="start as many ranks as the job has; groups need a release that knows NCCL_TESTS_SPLIT, with MPI",
         )
     rows = [row for row in test.rows if _has_dtype(row, dtype)]
+    measured_bytes = None if requested == message.size_bytes else requested
     if requested in sweep.sizes:
-        return _measured(message, requested, rows, test)
+        return replace(_measured(message, requested, rows, test), measured_bytes=measured_bytes)
     below = max(size for size in sweep.sizes if size < requested)
     above = min(size for size in sweep.sizes if size > requested)
     ends = [_measured(message, size, rows, test) for size in (below, above)]
@@ -59,6 +60,7 @@ def measurement(message: Message, test: NcclTest, *, requested: int, sweep: Swee
         samples_us=(time_us,),
         wrong=None if None in (ends[0].wrong, ends[1].wrong) else sum(end.wrong or 0 for end in ends),
         interpolated=True,
+        measured_bytes=measured_bytes,
     )
 
 

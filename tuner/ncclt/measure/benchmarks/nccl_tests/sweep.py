@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from ncclt.core.message import Collective
-
-# nccl-tests gives each rank a whole number of 16 bytes for these (all_gather.cu, reduce_scatter.cu, alltoall.cu).
-_ALIGNED = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+from ncclt.core.message import VECTOR_BYTES, Collective
 
 # The cost of a start and of a row, in seconds, to compare them; only the order of magnitude matters. A start loads CUDA
 # and connects the ranks; a row makes some 64 calls in both halves with their checks, here at 10e9 bytes/s.
@@ -72,8 +69,13 @@ def sweep_of(arguments: Sequence[str]) -> Sweep:
 
 
 def alignment_bytes(collective: Collective, group_size: int, dtype_size: int) -> int:
-    """Return the unit to which nccl-tests rounds sizes down: 16 bytes x ranks, or one element."""
-    return 16 * group_size if collective in _ALIGNED else dtype_size
+    """Return the unit to which nccl-tests rounds sizes down: 16 bytes x ranks, or one element.
+
+    No dtype avoids it: the count of each rank is cut to a multiple of 16 / element size (GetCollByteCount in
+    all_gather.cu, reduce_scatter.cu and alltoall.cu; since 2.13.12, before that of 4 elements). `-u` shifts the buffers
+    of all ranks by the same elements: that is unaligned too, but not as the parts of an odd size are.
+    """
+    return VECTOR_BYTES * group_size if collective.has_rank_parts else dtype_size
 
 
 def requested_size(size_bytes: int, alignment: int) -> int:

@@ -89,6 +89,7 @@ def _create_study_tables() -> None:
         sa.Column("spans_nodes", sa.Boolean, nullable=False),
         sa.Column("wrong", sa.BigInteger),
         sa.Column("interpolated", sa.Boolean, nullable=False),
+        sa.Column("measured_bytes", sa.BigInteger),
         _text("samples_us"),
         sa.ForeignKeyConstraint(["study", "number"], ["trials.study", "trials.number"], name="fk_measurements_trial"),
     )
