@@ -195,7 +195,7 @@ def test_all_trials_are_exported(client, filled_store):
     first = next(trial for trial in every if trial.result.measurements).result.measurements[0]
     calls = {one.message: one.calls_per_step for one in filled_store.studies.get(ID).workload.messages}
     assert float(rows[0]["calls_per_step"]) == calls[first.message]
-    assert {len(row) for row in csv.reader(io.StringIO(listed.text, newline=""))} == {26}
+    assert {len(row) for row in csv.reader(io.StringIO(listed.text, newline=""))} == {27}
     assert [float(sample) for sample in rows[0]["samples_us"].split()] == list(first.samples_us)
     failed = client.get(f"/studies/{ID}/trials?format=csv&outcome=timeout").text
     assert len(list(csv.DictReader(io.StringIO(failed, newline="")))) == 1

@@ -173,6 +173,47 @@ def test_recorded_times_are_named(command):
     assert f"note: measured times are {cluster.recorded_label}\n" in command(advise, *words)
 
 
+def test_unaligned_shards_are_named_and_padding_is_predicted_from_measured_times_alone(command):
+    """As in pytorch/pytorch#195450: 8,388,618 bytes per rank. Of one collective both sizes were measured."""
+    cluster = command.store.clusters.get("dgx-a100").sized(nodes=1)
+    gather, scatter = (
+        Message(collective=collective, dtype="bfloat16", size_bytes=67_108_944, group_size=8)
+        for collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    )
+    command.store.workloads.add(
+        Workload(
+            name="sharded",
+            messages=tuple(MessageCalls(message=one, calls_per_step=10) for one in (gather, scatter)),
+            provenance=Provenance(source="kineto", world_size=8),
+            step_time_us=9e5,
+            exposed_us=1e5,
+        )
+    )
+    times_us = ((gather, 700.0), (replace(gather, size_bytes=67_108_992), 350.0))
+    measured = tuple(Measurement(message=one, samples_us=(time_us,)) for one, time_us in times_us)
+    for id, simulated in (("sim", True), ("real", False)):
+        study = replace(sample_study(id, id=id), cluster=cluster, simulated=simulated, launcher="local")
+        command.store.studies.open(study)
+        result = TrialResult(outcome=Outcome.OK, measurements=measured)
+        command.store.trials.add(id, replace(sample_trial(0), setting=DEFAULT, result=result))
+        words = ("--model", "sharded", "--cluster", "dgx-a100", "--nodes", "1")
+        first, second = _json(command, *words)["unaligned"]
+        assert (first["collective"], first["bytes_per_rank"], first["padded_bytes"]) == (
+            "all_gather",
+            8_388_618,
+            67_108_992,
+        )
+        assert first["padding_elements_per_rank"] == 3
+        assert (first["speedup"], first["saved_us_per_step"]) == ((None, None) if simulated else (2.0, 3500.0))
+        assert "gain not known" in second["gain"]
+    text = command(advise, *words)
+    assert "Alignment: 2 messages (100 % of the bytes) with parts of no multiple of 16 B" in text
+    size = "67,108,944 B bfloat16, 8,388,618 B per rank: add 3 elements per rank"
+    assert f"  all_gather of {size}; measured: 700.0 µs as it is, 350.0 µs aligned (2.00x, 3.5 ms per step)\n" in text
+    assert f"  reduce_scatter of {size}\n" in text
+    assert "  reduce_scatter: gain not known" in text
+
+
 def test_a_job_in_several_groups_is_refused(command):
     message = Message(collective=Collective.ALL_REDUCE, dtype="bfloat16", size_bytes=800, group_size=2)
     whole = replace(message, group_size=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ncclt.core.study import Study
     from ncclt.core.workload import Workload
     from ncclt.profile.advice.advice import Advice
+    from ncclt.profile.advice.alignment import UnalignedMessage
     from ncclt.profile.advice.job import Prediction
     from ncclt.profile.views.estimate import Estimate, MessageTime
     from ncclt.store import Store
@@ -80,6 +81,7 @@ def advise(
     numbers of nodes; it needs the step time, recorded or given.
     """
     from ncclt.profile.advice.advice import advise as predict_changes
+    from ncclt.profile.advice.alignment import find_unaligned
     from ncclt.profile.advice.call_times import recorded_cluster
     from ncclt.profile.views.estimate import estimate
     from ncclt.store import open_to_read
@@ -97,8 +99,11 @@ def advise(
         found = [_measured_times(store, one) for one in (where, *others)] if cluster else []
     compute_s, source = _compute(workload, where, given)
     estimated = None
+    placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
+    # A simulated cluster knows nothing of alignment.
+    real = found[0].measurements if found and not found[0].simulated else ()
+    unaligned = find_unaligned(placed, real)
     if cluster is not None:
-        placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
         estimated = estimate(placed, where, compute_s=compute_s, measured=found[0].curves)
     asked = given.compute_ms is not None or given.tflops is not None
     advice, refusal = None, None
@@ -138,6 +143,7 @@ def advise(
                 "gpus_per_node": where.gpus_per_node,
                 "simulated": simulated,
                 "recorded": list(recorded),
+                "unaligned": [_unaligned_document(one) for one in unaligned],
                 "estimate": None if estimated is None else _estimate_document(estimated, source, found[0]),
                 "advice": None if advice is None else _advice_document(advice),
                 "no_advice": str(refusal or ""),
@@ -148,6 +154,7 @@ def advise(
     print(f"{model} on {where.name}, {shape}" if cluster else f"{model} as recorded on {where.world_size} GPUs")
     if estimated is not None:
         _print_estimate(workload, estimated, source, found[0])
+    _print_unaligned(placed, unaligned)
     if advice is not None:
         _print_advice(advice)
     if refusal is not None:
@@ -202,6 +209,51 @@ def _advice_document(advice: Advice) -> dict[str, Any]:
     }
 
 
+def _unaligned_document(one: UnalignedMessage) -> dict[str, Any]:
+    message = one.calls.message
+    return {
+        **message.to_document(),
+        "calls_per_step": one.calls.calls_per_step,
+        "bytes_per_rank": message.rank_bytes,
+        "padded_bytes": message.padded_bytes,
+        "padding_elements_per_rank": one.padding,
+        "begins_unaligned": one.begins_unaligned,
+        "time_us": one.times_us[0] if one.times_us else None,
+        "padded_time_us": one.times_us[1] if one.times_us else None,
+        "speedup": one.speedup,
+        "saved_us_per_step": one.saved_us,
+        "gain": one.gain,
+    }
+
+
+def _print_unaligned(placed: Workload, unaligned: Sequence[UnalignedMessage]) -> None:
+    """Print the messages to pad, those with equal words about the gain together."""
+    parts = [one for one in unaligned if one.begins_unaligned]
+    if parts:
+        share = sum(one.calls.bytes_per_step for one in parts) / placed.bytes_per_step * 100
+        print(
+            f"Alignment: {count_noun(len(parts), 'message')} ({share:.3g} % of the bytes) with parts of no multiple of "
+            "16 B, which NCCL copies element by element (Simple, LL128). To pad:"
+        )
+    gains: dict[str, None] = {}
+    for one in parts[:_ROWS]:
+        message, elements = one.calls.message, count_noun(one.padding, "element")
+        size = f"{message.collective} of {message.size_bytes:,} B {message.dtype}, {message.rank_bytes:,.0f} B per rank"
+        print(f"  {size}: add {elements} per rank{f'; {one.gain}' if one.times_us else ''}")
+        gains |= {} if one.times_us else {f"{message.collective}: {one.gain}": None}
+    if len(parts) > _ROWS:
+        print(f"  ... and {count_noun(len(parts) - _ROWS, 'more message')}")
+    for sentence in gains:
+        print(f"  {sentence}")
+    others: dict[str, list[UnalignedMessage]] = {}
+    for one in unaligned:
+        if not one.begins_unaligned:
+            others.setdefault(one.gain, []).append(one)
+    for gain, ones in others.items():
+        kinds = ", ".join(sorted({one.calls.message.collective for one in ones}))
+        note(f"alignment of {count_noun(len(ones), 'size')} of {kinds}: {gain}")
+
+
 def _times(prediction: Prediction) -> dict[str, float]:
     return {
         "step_ms": prediction.step_us / 1e3,
@@ -252,12 +304,14 @@ class MeasuredTimes:
     """Times of the default on one cluster.
 
     Attributes:
+        measurements: of the default.
         curves: median time by size, for each kind of message.
         studies: names of their studies, newest first.
         simulated: they come from a model.
         recorded: `recorded: SYSTEM, SOURCE` of replayed ones.
     """
 
+    measurements: tuple[Measurement, ...]
     curves: Mapping[CurveKey, Curve]
     studies: tuple[str, ...]
     simulated: bool
@@ -296,6 +350,7 @@ def _measured_times(store: Store, cluster: Cluster) -> MeasuredTimes:
             used.append(study.name)
             found += default
     return MeasuredTimes(
+        measurements=tuple(found),
         curves=build_curves(found),
         studies=tuple(used),
         simulated=bool(used) and not real,
