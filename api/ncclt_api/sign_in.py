@@ -69,7 +69,7 @@ class Sessions:
         """Return the session of a Cookie header; None = none, not ours, or too old.
 
         Returns:
-            The id of the key, which is no secret, and random text from which the tokens of its forms are made.
+            The id of the key, which is no secret, and the random text behind the tokens of its forms.
         """
         value = cookie_parser(header).get(COOKIE, "")
         try:
@@ -92,7 +92,7 @@ class Sessions:
 
 
 def remember(scope: Scope, mark: str) -> None:
-    """Note the mark of the session of a request."""
+    """Store the mark of a session in the scope of its request."""
     scope[_SESSION] = mark
 
 
@@ -124,7 +124,7 @@ def visitor(request: Request) -> Visitor:
     """Return the visitor that makes a request."""
     mark: str | None = request.scope.get(_SESSION)
     token = request.app.state.sessions.form_token(mark or "")
-    # A cookie names its key; whom a proxy has signed in, it has to sign out.
+    # A cookie names its key; a user of a proxy signs out there.
     key: ApiKey | None = request.scope.get(_KEY)
     signed_in = mark is not None and (key is None or not key.is_user)
     return Visitor(key=key, signed_in=signed_in, token=token)
@@ -132,9 +132,9 @@ def visitor(request: Request) -> Visitor:
 
 def _require_token(request: Request, token: Annotated[str, Form(max_length=_MOST_TOKEN)]) -> None:
     if not request.app.state.sessions.is_token_of(request.scope.get(_SESSION, ""), token):
-        hint = "load the page again, and send it from there"
+        hint = "reload the page and submit the form again"
         raise ForbiddenError("this form is not from a page of your session", hint=hint)
 
 
 OwnForm = Depends(_require_token)
-"""Dependency of every route that a form writes to: another host's page cannot know the token."""
+"""Dependency of every route that a form posts to: a page of another host cannot know the token."""

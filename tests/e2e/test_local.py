@@ -49,9 +49,9 @@ def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_ever
     ncclt.variables |= {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO"}
     done = ncclt(*tune, "-v")
 
-    assert "keep-default: your settings cost 100.0 % (95 % CI" in done.stdout
-    assert ": unset NCCL_ALGO, for nasnetmobile on dgx-a100" in done.stdout
-    assert "kept in every trial, as variables of the site: NCCL_IB_HCA" in done.stdout + done.stderr
+    assert "keep-default: for nasnetmobile on dgx-a100, your settings cost 100.0 % (95 % CI" in done.stdout
+    assert ": unset NCCL_ALGO" in done.stdout
+    assert "kept in every trial (variables of the site): NCCL_IB_HCA" in done.stdout + done.stderr
     with open_store(f"sqlite:///{ncclt.folder}/ncclt.db") as store:
         (study,) = (entry.study for entry in store.studies.page(limit=5).items)
         trials = store.trials.find(study.id)

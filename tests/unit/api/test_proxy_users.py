@@ -70,7 +70,7 @@ def test_the_named_proxy_signs_a_user_in_with_the_best_role_of_the_groups(servic
             )
             assert (refused.status_code, refused.json()["detail"]) == (
                 403,
-                "the user ann@example.com may read, this needs approve",
+                "the user ann@example.com may read; this needs approve",
             )
 
 
@@ -132,7 +132,7 @@ def test_every_user_and_the_name_without_a_domain():
 def test_a_key_is_looked_at_first_and_a_basic_password_of_the_proxy_is_not_a_key(service, store):
     store.keys.add(ApiKey(id="one", role=Role.READ), digest=hash_secret("one"))
     both = service(PROXY, **ANN, Authorization="Bearer one").post("/recommendations/a/pin", data={"token": ""})
-    assert both.json()["detail"] == "the key one may read, this needs approve"
+    assert both.json()["detail"] == "the key one may read; this needs approve"
     assert service(PROXY, **ANN, Authorization="Bearer wrong").get("/v1/studies").status_code == 401
     assert service(PROXY, **ANN, Authorization="Basic YW5uOg==").get("/v1/studies").status_code == 200
 

@@ -73,7 +73,7 @@ def test_a_refusal_is_that_of_the_service(call, subtests):
 def test_a_key_that_may_not_is_told_so(call, monkeypatch):
     monkeypatch.setenv("NCCLT_API_KEY", "read")
     assert json.loads(call("list", "--json"))["jobs"] == []
-    with pytest.raises(ServerError, match="the key read may read, this needs tune"):
+    with pytest.raises(ServerError, match="the key read may read; this needs tune"):
         call("submit", *WHAT)
     monkeypatch.delenv("NCCLT_API_KEY")
     with pytest.raises(ServerError, match="needs a key"):

@@ -192,10 +192,10 @@ def test_every_trial_has_the_sites_variables_and_none_has_tuning_or_logs(tmp_pat
     assert made.by_today.plans(DEFAULT, [message])[0].unset_env == ("NCCL_DEBUG",)
     assert made.today == (("NCCL_ALGO", "Tree"),)
     assert [note for note in made.notes if "trial" in note] == [
-        "kept in every trial, as variables of the site: NCCL_CONF_FILE, NCCL_IB_HCA",
-        "kept in every trial, since ncclt does not know them: NCCL_OF_OURS",
-        "your own tuning, an arm of the A/B test and in no other trial: NCCL_ALGO",
-        "removed from trials, as logs and checks: NCCL_DEBUG",
+        "kept in every trial (variables of the site): NCCL_CONF_FILE, NCCL_IB_HCA",
+        "kept in every trial (unknown to ncclt): NCCL_OF_OURS",
+        "your own tuning, only in trials of the A/B test: NCCL_ALGO",
+        "removed from trials (debugging): NCCL_DEBUG",
         f"{conf} sets NCCL_PROTO=LL in every trial, the default's too",
     ]
 

@@ -406,7 +406,7 @@ def test_a_policy_is_judged_by_what_the_job_runs_today(cluster, workload):
     fast = proof_of_today(cluster, alone, default_us=10.0, today_us=8.9, table_us=9.0)
     found = build_policy_verdict(Arm.TABLE, TABLE, fast.trials(), alone, min_effect=0.02)
     assert found.verdict.decision is Decision.KEEP_DEFAULT
-    assert found.verdict.reason.startswith("faster than the NCCL default, but in comparison with what you run today")
+    assert found.verdict.reason.startswith("faster than the NCCL default, but against what you run today")
 
 
 def test_without_settings_of_today_nothing_is_compared_with_them(cluster, workload, landscape):

@@ -22,10 +22,10 @@ MIN_EFFECT = 0.02
 
 
 SHAPE_PARTS = {"nodes": "nodes", "gpus_per_node": "GPUs per node", "nccl_version": "NCCL version"}
-"""Facts of a job without which nothing is served for it: fields of `Request` and `Fingerprint` -> as text."""
+"""Facts that every request must state: fields of `Request` and `Fingerprint` -> as text."""
 
 OPTIONAL_PARTS = {"driver": "driver", "topology_hash": "topology"}
-"""Facts that are compared where the job names them: fields of `Request` and `Fingerprint` -> as text."""
+"""Facts that count only if the request states them: fields of `Request` and `Fingerprint` -> as text."""
 
 MOST_LISTED = 20
 """Most shapes listed in an error."""
@@ -82,7 +82,7 @@ class PolicyVerdict(Documented):
         policy: what is delivered.
         verdict: proven for this policy; with `keep-default` nothing is delivered. Its numbers compare with the NCCL
             default.
-        over_today: the verdict in comparison with what the job runs today; None = it sets no tuning variables.
+        over_today: the verdict against what the job runs today; None = it sets no tuning variables.
     """
 
     SHAPE: ClassVar = Shape(omitted=("over_today",))
@@ -99,7 +99,7 @@ class PolicyVerdict(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Today(Documented):
-    """The tuning variables that the job sets today, and the verdict of the NCCL default in comparison with them.
+    """Tuning variables that the job sets today, and the verdict of the NCCL default against them.
 
     Attributes:
         variables: (name, value), sorted.
@@ -113,7 +113,7 @@ class Today(Documented):
 
     @property
     def words(self) -> str:
-        """Return one sentence: what the variables cost or gain."""
+        """Return the cost or gain of the variables in one sentence."""
         names = ", ".join(name for name, _ in self.variables)
         low, high = self.default.interval
         if self.default.decision is Decision.TUNED:
@@ -126,7 +126,7 @@ class Today(Documented):
                 f"your settings ({names}) are {(1 / self.default.speedup - 1) * 100:.1f} % faster than the NCCL default"
             )
         if self.default.decision is Decision.UNDECIDED:
-            return f"your settings ({names}) and the NCCL default: {self.default.reason}"
+            return f"your settings ({names}) against the NCCL default: {self.default.reason}"
         return f"your settings ({names}) cost less than {self.default.min_effect * 100:.3g} %"
 
 

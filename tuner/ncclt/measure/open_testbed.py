@@ -252,16 +252,16 @@ def choose_benchmark(
         gpus_per_process=1 if starts_ranks else cluster.gpus_per_node,
         max_commands=target.max_commands,
     )
-    return tests, (f"nccl-tests {features.version or 'of unknown version'}: {features.origin}",)
+    return tests, (f"nccl-tests {features.version or 'version unknown'}: {features.origin}",)
 
 
 def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> tuple[str, ...]:
     own = split_variables(environ)
     parts = {
-        "kept in every trial, as variables of the site": own.site,
-        "kept in every trial, since ncclt does not know them": own.unknown,
-        "your own tuning, an arm of the A/B test and in no other trial": own.tuning,
-        "removed from trials, as logs and checks": own.debug,
+        "kept in every trial (variables of the site)": own.site,
+        "kept in every trial (unknown to ncclt)": own.unknown,
+        "your own tuning, only in trials of the A/B test": own.tuning,
+        "removed from trials (debugging)": own.debug,
     }
     notes = [f"{what}: {', '.join(variables)}" for what, variables in parts.items() if variables]
     notes += [
@@ -343,7 +343,7 @@ def ask_drivers(
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             return "", f"{path} cannot be read: {error.strerror}"
-        why_unknown = f"{path} is of an unknown form"
+        why_unknown = f"{path} has an unknown format"
     elif target.launcher_class.chooses_nodes:
         return "", f"nodes cannot be queried with --launcher {target.launcher}"
     else:

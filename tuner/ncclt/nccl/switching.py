@@ -188,7 +188,7 @@ def find_forcing_problem(
         if setting.protocol is not Protocol.LL128:
             return error.message
         old = version < LL128_BY_TABLE_SINCE
-        since = f", and a table only from NCCL {LL128_BY_TABLE_SINCE} on" if old else ""
+        since = f"; a tuner table can force it from NCCL {LL128_BY_TABLE_SINCE} on" if old else ""
         return f"forcing LL128 with NCCL_PROTO bypasses NCCL's safety check{since}"
     return "" if compiled.complete else compiled.reasons[0]
 

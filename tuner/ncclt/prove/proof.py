@@ -170,7 +170,7 @@ def judge_arm(
     return judge(
         build_pairs(arm, policy, evidence.whole_blocks(arm, baseline=baseline), workload),
         min_effect=min_effect,
-        # What fails where the baseline was never launched with success shows nothing of the policy.
+        # Where no launch of the baseline succeeded either, a failure says nothing about the policy.
         failure=evidence.failure(arm) if evidence.times_us(baseline) else "",
         baseline_failure=evidence.failure(baseline),
         baseline_name=BASELINE_NAMES[baseline],
@@ -186,7 +186,7 @@ def build_policy_verdict(
     if any(trial.arm is Arm.TODAY for trial in last_proof(trials)):
         over_today = judge_arm(arm, policy, trials, workload, min_effect=min_effect, baseline=Arm.TODAY)
         if verdict.decision is Decision.TUNED and over_today.decision is not Decision.TUNED:
-            why = f"faster than the NCCL default, but in comparison with what you run today: {over_today.reason}"
+            why = f"faster than the NCCL default, but against what you run today: {over_today.reason}"
             verdict = replace(verdict, decision=over_today.decision, reason=why)
     slower = _compare_arm_probes(arm, policy, trials, workload)
     if verdict.decision is Decision.TUNED:

@@ -215,7 +215,7 @@ def summarize_study(
     verdict = use.proven.verdict
     # A demonstration saves nothing, and neither does what is no longer served.
     is_used = not (study.label or found.stale)
-    # What is saved is saved in comparison with what the job runs today.
+    # Savings count from what the job runs today.
     saving = use.proven.over_today or verdict
     gain = estimate_gain(study, trials, saving, steps_per_day=steps_per_day) if is_used else None
     facts = {
@@ -303,7 +303,7 @@ def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workloa
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     demonstration = f" (demonstration on {ORIGIN_WORDS[found.origin]} timings)" if found.label else ""
     if verdict.decision is Decision.KEEP_DEFAULT and found.today and found.today.default.decision is Decision.TUNED:
-        return f"{verdict.decision}: {found.today.words}, for {what}"
+        return f"{verdict.decision}: for {what}, {found.today.words}"
     if verdict.decision is Decision.KEEP_DEFAULT and found.today:
         return f"{verdict.decision}: nothing beats what you run today for {what}"
     if verdict.decision is Decision.KEEP_DEFAULT:
@@ -321,7 +321,7 @@ def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workloa
     if over is not None:
         faster = (
             f"communicates {over.speedup:.2f}x faster than what you run today (95 % CI {over.interval[0]:.2f} to "
-            f"{over.interval[1]:.2f}, {over.blocks} blocks), {verdict.speedup:.2f}x than the NCCL default"
+            f"{over.interval[1]:.2f}, {over.blocks} blocks), {verdict.speedup:.2f}x faster than the NCCL default"
         )
     saved = step_gain(workload, (over or verdict).speedup)
     most = "at most " if workload.exposed_us is None else ""

@@ -64,7 +64,7 @@ class NcclTestsFeatures:
     split: bool | None = None
     split_mask: bool | None = None
     mpi: bool | None = None
-    origin: str = "unknown; parsing text output"
+    origin: str = "parsing text output"
 
 
 LEAST = NcclTestsFeatures()
