@@ -1,6 +1,6 @@
-"""Access control: a bearer token is looked up among the keys of the store, and each route says which role it needs.
+"""Access control: each request needs a key of the store, with the role that its route declares.
 
-Which clusters a key may see is an argument of the store's queries: see `Store.within`.
+The clusters that a key may see are an argument of the store's queries: see `Store.within`.
 
 A store without keys is open: `ncclt serve` then listens on loopback alone.
 """
@@ -33,13 +33,13 @@ from ncclt_api.sign_in import Sessions, remember
 from ncclt_api.telemetry import note
 
 FRESH_S = 0.5
-"""Longest time that a new or revoked key may stay unnoticed."""
+"""Max time until the service notices a new or revoked key."""
 
 LAST_KNOWN_S = 24 * 3600.0
-"""Longest time that the keys last read are used while the database is away."""
+"""Max age of the last known keys that the service uses while the database is away."""
 
 _LOOK_S = 0.5
-"""Longest wait of a request for the keys to be read again, before the last known ones are used."""
+"""Max wait of a request for fresh keys; after it, the service uses the last known ones."""
 
 _KEY = "ncclt.key"
 _MOST_TOKEN = 200
@@ -63,16 +63,16 @@ class RouteAccess:
     role: Role | None
 
     async def __call__(self, request: Request) -> None:
-        """Refuse a request whose key has not the role.
+        """Refuse a request whose key lacks the role.
 
         Raises:
-            ForbiddenError: it has not.
+            ForbiddenError: the key lacks the role.
         """
         if self.role is None:
             return
         key = key_of(request)
         if key is not None and not key.role.includes(self.role):
-            raise ForbiddenError(f"the {key.holder} may {key.role}, this needs {self.role}", hint="ask for another key")
+            raise ForbiddenError(f"the {key.holder} may {key.role}; this needs {self.role}", hint="ask for another key")
 
 
 PUBLIC = [Depends(RouteAccess(None))]
@@ -116,9 +116,9 @@ def who(request: Request) -> str:
 
 
 class KnownKeys:
-    """The keys of the store, by hash; the last known ones while the database is away or hangs.
+    """Keys of the store, by hash; the last known ones while the database is away or hangs.
 
-    They are read again where they are older than `fresh_s`.
+    Keys older than `fresh_s` are read again.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class AccessMiddleware:
         headers, refused = Headers(scope=scope), None
         origin = headers.get("origin", "")
         if method != "GET" and origin and urlsplit(origin).netloc != headers.get("host"):
-            # A page of another host would write with what this browser may do.
+            # A page of another host would write with the rights of this browser.
             refused = Problem(status=403, detail=f"a page of {origin[:100]} may not write here")
         elif (method, path) not in self._public and not path.startswith(ASSETS):
             refused = await self._refusal(scope, path, headers)
@@ -246,7 +246,7 @@ class AccessMiddleware:
     def _browser_key(self, scope: Scope, path: str, headers: Headers, keys: dict[str, ApiKey]) -> ApiKey | None:
         """Return the key of a browser: the user of a trusted proxy, or the key that a cookie names.
 
-        The browser sends either by itself: it may read all, and write by the forms of pages, which have tokens.
+        Browsers send both by themselves, so such a key may write only by forms of pages, which have tokens.
         """
         if scope["method"] not in ("GET", "HEAD") and path.startswith("/v1/"):
             return None

@@ -1,6 +1,6 @@
 """Answers to jobs, kept by shape until something they depend on changes: thousands of ranks ask in the same second.
 
-What a job gets of its shape is a function of its name, so that every job is answered while the database is away.
+The answer depends on shape and name of a job alone, so the service answers every job while the database is away.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from ncclt_api.telemetry import note
 from ncclt_api.tickets import Tickets
 
 FRESH_S = 0.5
-"""Longest time that a change by another process may stay unnoticed."""
+"""Max time until the service notices a change by another process."""
 
 LAST_GOOD_S = 24 * 3600.0
-"""Longest time since the last look into the database that answers are still served while it is away. Clients keep
-theirs for 30 days."""
+"""Max age of answers that the service gives while the database is away. Clients keep theirs for 30 days."""
 
 _LOOK_S = 0.5
-"""Longest wait of an answer for the look into the database, before the database counts as away."""
+"""Max wait for the database, before it counts as away."""
 
 JOB_S = 600.0
-"""Time since its first request in which a job gets the same answer, whatever is published meanwhile: its last node may
-need minutes to start."""
+"""Time after its first request for which a job gets the same answer, despite new revisions: its last node may need
+minutes to start."""
 
 _MOST_JOBS = 100_000
 """Jobs whose answers are remembered; of more in `JOB_S`, the first ones are forgotten."""
@@ -81,18 +80,18 @@ class KeptReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeAnswers:
-    """The answers to the jobs of one shape in one format, made from what the store held; another job costs no query.
+    """Answers to the jobs of one shape in one format; after the first one, a job costs no query.
 
-    What a roll-out gives a job is a function of its name.
+    During a roll-out, the name of a job decides its answer.
 
     Attributes:
         pair: cluster and workload; a change of it makes the answers out of date.
-        chosen: what fits the jobs.
-        rollouts: the running ones of the pair, each with its revision.
-        delivery: as the rules of the cluster say.
-        write: renders a recommendation, given what the answer says of it.
-        format, media_type: what it writes.
-        tickets: which are issued to jobs.
+        chosen: the recommendation that fits the jobs.
+        rollouts: running roll-outs of the pair, each with its revision.
+        delivery: the rules of the cluster allow delivery.
+        write: renders a recommendation, given the served revision as a document.
+        format, media_type: of the rendered text.
+        tickets: issue the tickets of jobs.
     """
 
     pair: tuple[str, str]

@@ -75,7 +75,7 @@ class ServiceOptions:
     Attributes:
         optuna_dashboard_url: address of the optuna-dashboard that study pages link to; empty = no link.
         public_url: address of the service for the commands that pages show; empty = they name none.
-        hosts: names that are answered to while the store has no keys; None = any.
+        hosts: host names that the service answers to while the store has no keys; None = any.
         session_secret: as for `Sessions`.
         users: the proxies that sign users in, whose requests come through `note_peer`; None = none.
     """
@@ -102,9 +102,9 @@ def create_app(
         storage: a store's URL, opened and closed with the application, or a store that the caller closes.
         options: of the service.
         fresh_s: longest time that an answer to a job may miss a change by another process; 0 = look at every request.
-        large: URL of the store, for a process of its own that makes large answers; None = they are made here.
-        log: structlog's logger for requests; None = they are not logged.
-        is_checked: another process has looked for the keys of requests.
+        large: URL of the store, for a separate process that makes large answers; None = this process makes them.
+        log: structlog's logger for requests; None = no log of them.
+        is_checked: another process has checked the keys of requests.
 
     Raises:
         UsageError: the secret is too short.

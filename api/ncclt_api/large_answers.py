@@ -1,6 +1,6 @@
-"""Large answers are made in a process of their own, so that jobs are answered meanwhile.
+"""A separate process for large answers, so that jobs do not wait for them.
 
-A thread would not do: while one thread builds pages, each step of the event loop waits for the interpreter's lock.
+A thread does not help: while it builds a page, each step of the event loop waits for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LargeAnswers:
         """Prepare the process.
 
         Args:
-            make: a function of a module, which makes the application there. Requests come with the key that was found.
-            arguments: its own.
+            make: module-level function that makes the application there. Requests bring the key that was found.
+            arguments: for `make`.
         """
         self._started = (make, *arguments)
         self._pool: ProcessPoolExecutor | None = None

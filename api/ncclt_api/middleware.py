@@ -83,7 +83,7 @@ def request_id(scope: Scope) -> str:
 
 
 def add_headers(app: ASGIApp) -> ASGIApp:
-    """Add the security headers and the request's id to every answer: the client's X-Request-ID where it is harmless."""
+    """Add security headers and an id to every answer; the id is the client's X-Request-ID if that is harmless."""
 
     async def completed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -55,7 +55,7 @@ _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
     (InputError, 422),
     (StoreError, 503),
 )
-"""HTTP status of each branch of the tree of errors; any other error is a bug: 500."""
+"""HTTP status of each base class of errors; any other error is a bug: 500."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

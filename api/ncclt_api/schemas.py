@@ -371,7 +371,7 @@ class DeliveryDocument(AnswerModel):
     policy: PolicyDocument
     verdict: VerdictDocument
     over_today: VerdictDocument | None = Field(
-        default=None, description="verdict in comparison with what the job ran; null = it set no tuning variables"
+        default=None, description="verdict against what the job ran; null = it set no tuning variables"
     )
 
 
@@ -380,7 +380,7 @@ class TodayDocument(AnswerModel):
 
     variables: dict[str, str]
     default: VerdictDocument = Field(
-        description="of the NCCL default in comparison with them; tuned = the variables cost time"
+        description="verdict of the NCCL default against them; tuned = the variables cost time"
     )
 
 

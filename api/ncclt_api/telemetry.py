@@ -118,7 +118,7 @@ class _OfClusters(CollectorRegistry):
 
 
 class _Stored(Collector):
-    """Gauges of the rows and the tuning jobs that are stored, both read at most every `_COUNTED_AGAIN_S`."""
+    """Gauges of stored rows and tuning jobs, counted again after `_COUNTED_AGAIN_S`."""
 
     def __init__(self, store: Callable[[], Store], queue: Callable[[], JobQueue]) -> None:
         self._store, self._queue = store, queue
@@ -128,13 +128,13 @@ class _Stored(Collector):
         self._backlog_s = float("-inf")
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield a gauge per kind of row, and those of the jobs that have not ended."""
+        """Yield a gauge per kind of row, and the gauges of unfinished jobs."""
         up = 1.0
         if time.monotonic() - self._counted_s >= _COUNTED_AGAIN_S:
             try:
                 self._counts = self._store().counts()
                 self._counted_s = time.monotonic()
-            except NccltError:  # said by ncclt_database_up; the last known counts stay
+            except NccltError:  # ncclt_database_up reports it; keep the last counts
                 up = 0.0
         yield GaugeMetricFamily("ncclt_database_up", "1 = the last reading of the database succeeded.", up)
         for name, (about, labels) in _ROWS.items():
@@ -145,13 +145,13 @@ class _Stored(Collector):
         yield from self._collect_jobs()
 
     def _collect_jobs(self) -> Iterator[GaugeMetricFamily]:
-        """Yield their number and the longest wait in the queue; whether the queue could be read at all."""
+        """Yield the number of unfinished jobs, the longest wait in the queue, and the success of reading it."""
         up = 1.0
         if time.monotonic() - self._backlog_s >= _COUNTED_AGAIN_S:
             try:
                 self._backlog = self._queue().backlog()
                 self._backlog_s = time.monotonic()
-            except NccltError:  # said by ncclt_queue_up
+            except NccltError:  # ncclt_queue_up reports it
                 self._backlog, up = {}, 0.0
         yield GaugeMetricFamily("ncclt_queue_up", "1 = the last reading of the queue of tuning jobs succeeded.", up)
         jobs = GaugeMetricFamily("ncclt_jobs", "Tuning jobs that have not ended.", labels=("cluster", "state"))

@@ -97,5 +97,5 @@ class Tickets:
 
 
 def sender_of(request: Request) -> dict[str, str]:
-    """Return `who` sent a report, `key ID` of the service, and the `address` of the client's host."""
+    """Return the sender of a report: `who`, as `key ID` of the service, and the `address` of the client."""
     return {"who": who(request), "address": request.client.host if request.client else ""}

@@ -52,7 +52,7 @@ def choose_variant(
         chosen: as of `select_fitting`; where none is active, the one that is rolled out.
         rolled_out: the running roll-outs of its pair, each with its revision.
         job: name of the job, equal in all of its processes; empty = not known: it has no part in a roll-out.
-        delivery: as the rules of its cluster say.
+        delivery: the rules of its cluster allow delivery.
     """
     if not delivery:
         why = f"keeping the NCCL default: delivery on {chosen.cluster} is switched off"
