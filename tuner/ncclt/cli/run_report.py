@@ -26,7 +26,7 @@ from ncclt.profile.record.ranks import read_step_times
 from ncclt.user_dirs import account_name
 
 GRACE_S = 30.0
-"""Between SIGTERM and SIGKILL after ncclt was killed: Slurm's default (KillWait), time to save a checkpoint."""
+"""Time between SIGTERM and SIGKILL after ncclt was killed: Slurm's default (KillWait), to save a checkpoint."""
 
 
 def run_and_attest(

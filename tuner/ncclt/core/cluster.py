@@ -230,7 +230,7 @@ class Fingerprint(Documented):
         return self.nodes * self.gpus_per_node
 
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
-        """Name every respect in which `other` differs; what is empty on either side, if it may be, matches any."""
+        """Name every field in which `other` differs; where a field may be empty, empty matches any value."""
         found = []
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)

@@ -1,6 +1,6 @@
 """NCCL's own table of latencies and bandwidths, as a job on the cluster printed it at its start: the record.
 
-What NCCL would choose by it is in `nccl.cost_model.model`.
+`nccl.cost_model.model` predicts NCCL's choices from it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def describe_publication(
 
     Args:
         id: of the revision.
-        state: of it.
+        state: of the revision.
         kept: why its evidence did not replace the active revision; empty where it did, or something else is awaited.
         active: revision that jobs get instead; None = none, or this one.
         replaced: revision that it replaced; None = none.

@@ -66,7 +66,7 @@ def observe(paths: Sequence[Path]) -> Observed:
     starts, own_lines = LogReader(), dict[str, None]()
 
     def watching(lines: Iterable[str], label: str) -> Iterator[str]:
-        """Read how the job's processes started, and our plugin's lines, while another reader takes the lines."""
+        """Collect the starts of processes and the lines of our plugin, while another reader takes the lines."""
         for line in starts.watching(lines, label):
             if OWN_LINE in line and len(own_lines) < _MOST_OWN_LINES:
                 own_lines[line[line.index(OWN_LINE) :].rstrip("\n")[:500]] = None

@@ -32,8 +32,7 @@ REUSE_S = 3600.0
 """Age up to which a decision counts as the same job's where a job's name may recur: its processes start together."""
 
 READ_BACK_S = 60.0
-"""Longest time for which a decision that exists may stay invisible: NFS caches the content of a folder for 60 s at most
-(acdirmax, nfs(5))."""
+"""Max time until a new decision is visible: NFS caches the content of a folder for at most 60 s (acdirmax, nfs(5))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

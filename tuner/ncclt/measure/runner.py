@@ -28,7 +28,7 @@ from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 ASKING_S = 120.0
-"""For the answer of a program about its features; a login node or a file system can be slow."""
+"""Max time of a program that reports its features; a login node or a file system can be slow."""
 
 TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 

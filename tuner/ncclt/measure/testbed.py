@@ -33,8 +33,8 @@ class Testbed:
         runner: measures settings; confirmation and proof run on it alone.
         by_variables: measures the arm of plain variables in the proof, where `runner` forces settings through the tuner
             plugin: a table and variables differ, in channels above all. None = `runner` does.
-        by_today: measures the arm of today: launches with the tuning variables that the user's shell sets; None = it
-            sets none, or nothing is launched.
+        by_today: measures the arm of today, with the tuning variables of the user's shell; None = the shell sets none,
+            or nothing is launched.
         today: (name, value) of these variables.
         others: measure settings in parallel with `runner`, on other nodes; the search uses all of them.
         persistent: keep their ranks from trial to trial; if there are any, the search uses these instead, and they end
@@ -126,7 +126,7 @@ class Testbed:
 
     @property
     def by_arm(self) -> dict[Arm, Runner]:
-        """Return the runners of the arms that `runner` does not measure as jobs run them."""
+        """Return the runners of arms that need another runner than `runner`."""
         found = {Arm.VARIABLES: self.by_variables, Arm.TODAY: self.by_today}
         return {arm: runner for arm, runner in found.items() if runner is not None}
 

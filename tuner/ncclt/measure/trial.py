@@ -55,7 +55,7 @@ def launch(
     phase: Phase,
     policy: Policy | None = None,
 ) -> Trial:
-    """Measure all messages under one setting and keep the trial; an earlier launch of the setting does not matter.
+    """Measure all messages under one setting and store the trial, even if the setting was launched before.
 
     Args:
         runner: where it runs.

@@ -1,4 +1,4 @@
-"""Names of variables that begin with NCCL_, and the class of each: of the site, tuning, or of debugging.
+"""Names of NCCL_* variables, and the class of each: of the site, tuning, or of debugging.
 
 Sources: the libraries of NCCL 2.16 to 2.32 (docs/reference/nccl-versions.json, which a test compares with this), and
 NVIDIA's user guide. The values of those that ncclt may set are in `ncclt.nccl.parameters`.
@@ -19,7 +19,7 @@ class VariableClass(StrEnum):
 
     Attributes:
         SITE: a fact of the cluster. Every trial has it, the default's too, and it is part of the fingerprint.
-        TUNING: a choice that is searched, or that a user made. Only the arm of today's settings has it.
+        TUNING: a choice that the search makes, or a user. Trials have it only in the arm *today*.
         DEBUG: logs, dumps and checks. No trial has it.
         UNKNOWN: ncclt does not know the name. Every trial has it, and a note names it.
     """
@@ -37,8 +37,8 @@ _SITE: dict[str, str] = {
         IB_PKEY_VALUE IB_DATA_DIRECT IB_DEVICE_PCI_ORDER IB_MERGE_NICS IB_MERGE_VFS IB_SORT_MERGE_NICS
         IB_SUBNET_AWARE_ROUTING IB_SUBNET_PREFIX_LEN IB_ROUTABLE_FLID_GID_INDEX IB_RAIL_POLICY IB_QUERY_PORT_SPEED
         NET_MERGE_LEVEL NET_MERGE_POLICY NET_FORCE_MERGE NETDEVS_POLICY CROSS_NIC""",
-    "is the quality of service of the fabric": "IB_TC IB_SL IB_FIFO_TC GIN_IB_TC",
-    "follows from how the fabric routes and orders packets": """
+    "sets the quality of service on the fabric": "IB_TC IB_SL IB_FIFO_TC GIN_IB_TC",
+    "depends on the routing and packet order of the fabric": """
         IB_ADAPTIVE_ROUTING IB_AR_THRESHOLD IB_PCI_RELAXED_ORDERING IB_OOO_RQ IB_RECEIVER_SIDE_MATCHING_SCHEME
         IB_ECE_ENABLE GIN_IB_OOO_OPT""",
     "keeps jobs alive on this fabric": """
@@ -58,8 +58,8 @@ _SITE: dict[str, str] = {
         GDRCOPY_USE_INTERNAL_DMABUF P2P_LEVEL P2P_DISABLE P2P_READ_ENABLE P2P_DIRECT_DISABLE IGNORE_DISABLED_P2P
         SHM_DISABLE SHM_LOCALITY NVB_DISABLE CUMEM_ENABLE CUMEM_HOST_ENABLE IGNORE_CPU_AFFINITY PROXY_CPUSET
         MULTI_RANK_GPU_ENABLE""",
-    "says where the site keeps its own settings": "CONF_FILE ENV_PLUGIN",
-    "switches on what the fabric computes itself": "COLLNET_ENABLE COLLNET_NODE_THRESHOLD",
+    "names a file or plugin with settings of the site": "CONF_FILE ENV_PLUGIN",
+    "enables reductions in the network": "COLLNET_ENABLE COLLNET_NODE_THRESHOLD",
 }
 
 _DEBUG: dict[str, str] = {
@@ -93,7 +93,7 @@ _TUNING = """
     SINGLE_PROC_MEM_REG_ENABLE SYM_CE_THRESHOLD SYM_GIN_KERNELS_ENABLE SYM_KERNEL SYM_NOWIN_ENABLE
     SYM_REUSE_SYSMEM_HANDLES SYM_RS_GIN_CHUNK_SIZE SYM_TMA_ENABLE TUNER_PLUGIN UNPACK_DOUBLE_NCHANNELS WIN_STRIDE
     WORK_ARGS_BYTES"""
-"""Choices that have no row in `ncclt.nccl.parameters`."""
+"""Tuning variables that have no row in `ncclt.nccl.parameters`."""
 
 _PREFIXES: dict[str, tuple[VariableClass, str]] = {
     "NCCL_TESTS_": (VariableClass.DEBUG, "is read by nccl-tests"),
@@ -122,29 +122,29 @@ _CLASSES: dict[str, tuple[VariableClass, str]] = {
     **{f"NCCL_{name}": (VariableClass.TUNING, "changes how NCCL communicates") for name in _TUNING.split()},
     **{f"NCCL_{name}": (VariableClass.SITE, why) for why, names in _SITE.items() for name in names.split()},
     **{f"NCCL_{name}": (VariableClass.DEBUG, why) for why, names in _DEBUG.items() for name in names.split()},
-    **dict.fromkeys(_WITH_A_TUNER_PLUGIN, (VariableClass.TUNING, "hands a policy to the tuner plugin")),
+    **dict.fromkeys(_WITH_A_TUNER_PLUGIN, (VariableClass.TUNING, "gives the tuner plugin its policy")),
     **dict.fromkeys(OLD_PYTORCH, (VariableClass.DEBUG, "is read by PyTorch up to 2.1 only")),
     **{f"NCCL_{name}": (VariableClass.SITE, "is set in images and read by builds") for name in _BUILDS},
 }
 
 KNOWN = frozenset(_CLASSES)
-"""Variables of the newest NCCL, of PyTorch and of builds, by their whole names; plugins have more."""
+"""Full names of the variables of the newest NCCL, of PyTorch and of builds; plugins have more."""
 
 _OF_EVERY_START = frozenset(
     f"NCCL_{name}"
     for name in (
         *_SITE["keeps jobs alive on this fabric"].split(),
-        *_SITE["says where the site keeps its own settings"].split(),
+        *_SITE["names a file or plugin with settings of the site"].split(),
         *("COMM_ID", "HOSTID", "MNNVL_UUID", "MNNVL_CLIQUE_ID", *_BUILDS),
     )
 )
-"""Variables of the site that change no times, or that differ between jobs."""
+"""Variables of the site that do not affect times, or that differ between jobs."""
 
 _DEFAULTS = {row.variable: str(row.default) for row in CATALOGUE}
 
 
 def classify(name: str) -> tuple[VariableClass, str]:
-    """Return the class of a variable by its whole name, and the reason as the end of a sentence.
+    """Return the class of a variable, and the reason as the end of a sentence.
 
     >>> classify("NCCL_IB_HCA")
     (<VariableClass.SITE: 'site'>, 'names the network and its addresses')
@@ -206,19 +206,19 @@ class SplitVariables:
 
     @property
     def of_trials(self) -> dict[str, str]:
-        """Return those that every trial has."""
+        """Return the variables of every trial."""
         return {**self.site, **self.unknown}
 
     @property
     def of_job(self) -> dict[str, str]:
-        """Return those with which the user's own job starts, logs apart."""
+        """Return the variables of the user's job, without those of debugging."""
         return {**self.site, **self.unknown, **self.tuning}
 
 
 def split_variables(environ: Mapping[str, str]) -> SplitVariables:
     """Return the NCCL_* variables of an environment by class, sorted by name.
 
-    With a tuner plugin come the variables of ncclt that hand it a policy.
+    If a tuner plugin is set, the variables that give it a policy are included.
     """
     ours = _WITH_A_TUNER_PLUGIN if "NCCL_TUNER_PLUGIN" in environ else ()
     names = sorted(name for name in environ if name.startswith("NCCL_") or name in ours)

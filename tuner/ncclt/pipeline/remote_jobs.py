@@ -30,7 +30,7 @@ _LIMITS = ("trials", "seconds", "gpu_hours", "blocks", "seed", "prove_variables"
 _OTHER = "check that client and service have the same ncclt version"
 
 _PAUSES_S = (1.0, 4.0)
-"""Between the attempts of a request that may be sent again."""
+"""Pauses between the attempts of a request that is safe to repeat."""
 
 
 class RemoteJobs:

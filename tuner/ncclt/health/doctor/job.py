@@ -36,7 +36,7 @@ _WARMUP, _STEPS = 5, 5
 """Steps before the recorded ones, and these: DDP and the profiler settle in three, and five show the exposed share."""
 
 _LEFT_S = 5.0
-"""Between SIGTERM and SIGKILL for processes that the command has left behind."""
+"""Time between SIGTERM and SIGKILL for processes that the command has left behind."""
 
 _MOST_LINE_BYTES = 16 * 1024
 """Longest line of NCCL that is read."""

@@ -160,7 +160,7 @@ _EXIT_LEFT = 1
 
 _CALL_S = 60.0
 _DELETE_S = 60
-"""For the end of pods: they get 30 s between SIGTERM and SIGKILL by default."""
+"""Max wait for pods to end: they get 30 s between SIGTERM and SIGKILL by default."""
 
 _SILENT_CALLS = 10
 """Failed calls in a row after which a launch is given up: the cluster is unreachable, or the job was deleted."""

@@ -35,7 +35,7 @@ _POLL_S = 2.0
 _NAME = f"ncclt-{MARK}"
 _MANIFEST = "job.json"
 _DELETE_S = 20
-"""For the last attempt to delete a job; a clean-up command gets 30 s."""
+"""Max time of the last attempt to delete a job; a clean-up command gets 30 s."""
 
 _MARGIN_S = 300.0
 """Added to the times that the driver itself enforces: for applying, logs, deleting."""

@@ -27,7 +27,7 @@ KINDS = ("mpijob", "trainjob")
 """MPIJob for programs that were built with MPI, TrainJob for programs that torchrun starts."""
 
 PENDING_S = 600.0
-"""For nodes, images and containers before a command starts: the first image on a node is tens of gigabytes."""
+"""Max wait for nodes, images and containers: the first image on a node is tens of gigabytes."""
 
 _ENDING_S = 120
 """Added to all other times; after their sum the cluster itself ends a job, whatever has become of ncclt."""

@@ -30,7 +30,7 @@ _PORTS = range(20000, 30000)
 _PORT_TRIES = 5
 
 _PATIENCE_S = 120.0
-"""For trying a launch again that does not start: nodes need minutes to register with a restarted controller."""
+"""Max time of retrying a launch that does not start: nodes need minutes to register with a restarted controller."""
 
 _SHORT_PATIENCE_S = 3.0
 """The same where a mistake is as likely: nothing has started here yet, or a program is missing."""

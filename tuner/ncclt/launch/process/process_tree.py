@@ -24,10 +24,10 @@ MARK_VARIABLE = "NCCLT_LAUNCH"
 """Holds the mark of a launch; a launch within a launch appends its own."""
 
 KILL_WAIT_S = 5.0
-"""For the effect of SIGKILL; a process inside a hung driver call ignores even that."""
+"""Max wait for SIGKILL to take effect; a process inside a hung driver call ignores even that."""
 
 _TICK_S = 0.05
-"""Between two scans of /proc; one scan costs milliseconds on a busy node."""
+"""Time between two scans of /proc; one scan costs milliseconds on a busy node."""
 
 _ENDED = ("Z", "X", "x")
 """States of a process that has ended (proc_pid_stat(5)); a zombie only waits for its parent."""
@@ -162,7 +162,7 @@ def _send(process: _Process, number: signal.Signals) -> None:
 
 
 CLEAN_UP_S = 30.0
-"""For one command: connecting to a host that does not answer, and the grace periods of its processes there."""
+"""Max time of one command: a host that does not answer, and the grace periods of its processes there."""
 
 
 def clean_up(commands: Sequence[Sequence[str]], *, environment: Mapping[str, str]) -> tuple[str, ...]:

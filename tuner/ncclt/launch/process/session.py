@@ -84,13 +84,13 @@ KEEP_BYTES = 8 * 1024 * 1024
 """Kept of each output: thousands of result rows, while a runaway log costs no more memory than this."""
 
 GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL: time for mpirun to end its ranks on other hosts."""
+"""Time between SIGTERM and SIGKILL, in which mpirun ends its ranks on other hosts."""
 
 _TICK_S = 0.02
-"""Between two checks for the end of the process and a request to stop; far below any launch of NCCL."""
+"""Time between two checks for the end of the process and a request to stop; far below any launch of NCCL."""
 
 _DRAIN_S = 0.5
-"""For what the pipes still hold when all their writers have ended: up to 64 KiB each."""
+"""Max time to empty the pipes after all their writers have ended: up to 64 KiB each."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

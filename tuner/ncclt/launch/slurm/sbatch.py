@@ -18,7 +18,7 @@ from ncclt.launch.launcher import JobShape
 from ncclt.launch.slurm.job import ask
 
 POLL_S = 3.0
-"""Between two queries of the controller: it serves the whole cluster, and nothing here is urgent."""
+"""Time between two queries of the controller: it serves the whole cluster, and nothing here is urgent."""
 
 _NODE_LOCAL = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay"})
 """Types of file systems that are local to a machine (/proc/mounts)."""
@@ -27,7 +27,7 @@ SHARING = ("--exclusive", "--oversubscribe", "--share", "-s")
 """Options of sbatch that say whether other jobs, which disturb measurements, may run on the same nodes."""
 
 NOTICE_S = 60
-"""Between a job's SIGTERM and its time limit; Slurm is up to a minute early (sbatch, --signal)."""
+"""Time between a job's SIGTERM and its time limit; Slurm is up to a minute early (sbatch, --signal)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +213,13 @@ def node_local_folder(path: Path, *, mounts: str | None = None) -> str:
 
 
 _REGRET_S = 5.0
-"""For a second Ctrl-C after the first."""
+"""Time for a second Ctrl-C after the first."""
 
 _SILENT_QUESTIONS = 20
 """Unanswered queries in a row after which following stops: a controller may take a minute to restart."""
 
 _EXIT_CODES = {"COMPLETED": 0, "TIMEOUT": 124, "DEADLINE": 124, "CANCELLED": 130}
-"""Exit codes for the ends of a job; every other end but FAILED is 1."""
+"""Exit code of each state in which a job ends; every other state but FAILED is 1."""
 
 _UNDER_WAY = frozenset(
     {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"}

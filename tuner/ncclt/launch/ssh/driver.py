@@ -24,7 +24,7 @@ _NO_CONNECTION = 255
 
 _TICK_S = 0.05
 _OTHERS_S = 15.0
-"""For the nodes that still run when one has failed: their SIGTERM, grace period and SIGKILL."""
+"""Max wait for the other nodes after one has failed: their SIGTERM, grace period and SIGKILL."""
 
 
 def remote_command(rank: int, size_bytes: int) -> str:

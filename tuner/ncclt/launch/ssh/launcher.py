@@ -98,7 +98,7 @@ _OPTIONS = (
 """ssh uses the first value of an option, so the user's own options go before these. Host keys are left to ssh."""
 
 _LATE_S = 60
-"""Between the launch's timeout and the time when a node ends its processes by itself."""
+"""Time after the launch's timeout at which a node ends its processes by itself."""
 
 
 class SshLauncher(ProcessLauncher):

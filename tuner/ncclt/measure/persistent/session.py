@@ -26,7 +26,7 @@ from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import (
 )
 
 PROOF_S = 10.0
-"""For authenticating a connection."""
+"""Max time to authenticate a connection."""
 
 MOST_CALLERS = 16
 """Connections that are being authenticated at once."""
@@ -109,13 +109,13 @@ def _listen(host: str, *, everywhere: bool) -> socket.socket:
 
 
 POLITE_S = 10.0
-"""For the end of ranks after the order to end: they close their communicators."""
+"""Max wait for ranks to end after the order: they close their communicators."""
 
 AFTERWARDS_S = 30.0
-"""For the end of a launch by itself, with a reason, once its rank 0 has gone away."""
+"""Max wait for a launch to end by itself, with a reason, after its rank 0 has disconnected."""
 
 BEGIN_S = 30.0
-"""For the reports of all ranks that they are ready for a trial."""
+"""Max wait until all ranks report that they are ready for a trial."""
 
 _TICK_S = 0.1
 

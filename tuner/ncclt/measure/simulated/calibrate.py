@@ -27,7 +27,7 @@ _SIGMA = 0.08
 """Relative error beyond which a point counts as an outlier: noise of a cluster and what the mechanisms leave out."""
 
 _MISFIT = 0.25
-"""Error of the mechanisms at a fitted system, as a standard deviation of the logarithm of a time."""
+"""Model error on a fitted system: standard deviation of the logarithm of a time."""
 
 _ALIKE = (3.0, 2.0)
 """Doublings of size and of channels over which that stays alike."""
@@ -41,7 +41,7 @@ _OWN_CHANNELS = (0.5, 1.0, 2.0)
 
 _REACHES_EVERYONE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
 _ROUNDED = 1.1
-"""Factor by which a network may be faster than its description: bandwidths there are rounded."""
+"""Max factor of a network over its described bandwidth, which is rounded."""
 
 _EXTRA = _NAMES.index("extra")
 _NO_EXTRA = -3.0

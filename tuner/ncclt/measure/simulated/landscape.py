@@ -27,7 +27,7 @@ _TO_SIGMA = 1.693
 of three."""
 
 _BEYOND = 2
-"""Multiple of the largest recorded size that is still taken at its bandwidth: large messages run at a constant one."""
+"""Max extrapolation, as a multiple of the largest recorded size: large messages have a constant bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ def _setting(test: NcclTest, path: Path, given: Setting | None, fallback: Settin
     """Return the setting of a run.
 
     Raises:
-        InputError: it is not known, or no setting expresses it.
+        InputError: the setting is unknown, or ncclt cannot express it.
         UsageError: the output contradicts the option.
     """
     if test.is_ambiguous and given is None:

@@ -144,7 +144,7 @@ _BRIDGE_POWER = 1.7
 
 @lru_cache(maxsize=1024)
 def build_link_model(cluster: Cluster, group_size: int = 0, spans_nodes: bool = False) -> LinkModel:
-    """Return the links of a communicator; arguments as in `nccl.cost_model.topology.graph_of`."""
+    """Return the links of a communicator; arguments as in `nccl.cost_model.topology.build_topology`."""
     graph = build_topology(cluster, group_size, spans_nodes)
     nvlink, hopper = graph.nvlink, graph.generation >= 2
     kind = ("hopper" if hopper else "ampere") if nvlink else cluster.link_class

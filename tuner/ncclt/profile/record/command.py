@@ -27,7 +27,7 @@ _FORWARDED = (
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
 """Signals of schedulers and people: Slurm announces the end of its time by the one that `--signal` names, Grid Engine
-by SIGXCPU. Stopping is not among them: it is said to the whole group, and a stopped parent would forward nothing."""
+by SIGXCPU. Stop signals are not among them: they go to the whole group, and a stopped parent forwards nothing."""
 
 _SI_KERNEL = 0x80
 """si_code of a signal by the kernel, as for Ctrl-C (sigaction(2)): the terminal sent it to the command as well."""
@@ -36,7 +36,7 @@ _TO_ALL_S = 0.2
 """Time in which a signal to every process of a job reaches all of them; only then does a signal to us alone pass on."""
 
 _TICK_S = 0.5
-"""Between two looks at a command that is watched."""
+"""Time between two calls of `watch`."""
 
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python itself (its own `subprocess` gives them back to a command, too)."""
@@ -51,9 +51,9 @@ def run_foreground(
 ) -> int:
     """Run a command as a shell would and return its exit code.
 
-    It stays in our process group, so that the terminal treats both as one job. Signals are waited for instead of
-    handled: none is lost, none ends us before the command, and its sender is known, so that Ctrl-C is not doubled. Nor
-    is a signal that goes to every process of the job, as Slurm sends it: a `_Bystander` gets that one too.
+    It stays in our process group, so that the terminal treats both as one job. We wait for signals instead of handling
+    them: none is lost, none ends us before the command, and the sender is known, so that Ctrl-C is not doubled. Nor is
+    a signal that Slurm sends to every process of the job: a `_Bystander` gets that one too.
 
     Args:
         argv: the command.
