@@ -75,6 +75,7 @@ def test_names_of_parameters_are_kept_in_one_form(subtests):
         (("nccl_nthreads", "BUFFSIZE", "NTHREADS"), ("BUFFSIZE", "NTHREADS")),
         (("none",), ()),
         ((), ()),
+        (None, None),
         (("none", "buffsize"), ("BUFFSIZE", "NONE")),
     ]:
         with subtests.test(given=given, kept=kept):

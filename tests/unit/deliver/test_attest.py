@@ -91,6 +91,27 @@ def test_a_choice_that_nccl_did_not_offer_is_named_with_its_cause():
     assert "does not offer this choice" in row.reason
 
 
+CHUNK = (("NCCL_BUFFSIZE", "8388608"), ("NCCL_P2P_NET_CHUNKSIZE", "1048576"))
+
+
+def test_a_chunk_other_than_delivered_did_not_take_effect_in_full(subtests):
+    """Variables can arrive and still be clamped: by another buffer, or by the parent of a split communicator."""
+    read = {name: (value,) for name, value in CHUNK}
+    variables = replace(TABLE, form=Form.VARIABLES, policy=Policy(), variables=CHUNK)
+    table = replace(TABLE, variables=CHUNK)
+    for delivered, uses, sources in [(variables, (), (LOG,)), (table, GOOD, (REPORT,))]:
+        for chunks, effect in [
+            ((), Effect.TOOK_EFFECT),
+            (((2, MIB),), Effect.TOOK_EFFECT),
+            (((1, 512 * KIB), (2, MIB)), Effect.TOOK_EFFECT),
+            (((2, 128 * KIB), (2, MIB)), Effect.PARTLY),
+        ]:
+            with subtests.test(form=delivered.form, chunks=chunks):
+                found = judged(seen(*uses, sources=sources, variables=read, p2p_chunks=chunks), delivered)
+                assert found.effect is effect
+                assert ("P2P chunk of 128 KiB between nodes" in found.reason) is (effect is Effect.PARTLY)
+
+
 def test_what_did_not_take_effect_says_why(subtests):
     for observed, said in [
         (

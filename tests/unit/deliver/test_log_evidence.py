@@ -43,6 +43,8 @@ n1:40:41 [0] NCCL INFO NCCL version 2.28.9+cuda12.9
 n1:40:41 [0] NCCL INFO NCCL_ALGO set by environment to allgather:ring
 n1:40:41 [0] NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so
 n1:40:41 [0] NCCL INFO ncclCommInitRankConfig comm 0xaa rank 0 nranks 8 cudaDev 0 commId 0x1 - Init START
+n1:40:41 [0] NCCL INFO comm 0xaa rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 0
+n1:40:41 [0] NCCL INFO P2P Chunksize set to 131072
 n1:40:41 [0] NCCL INFO AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}
 n1:40:41 [0] NCCL INFO AllGather: 1048576 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..15}
 n1:40:41 [0] NCCL INFO Broadcast: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}

@@ -182,6 +182,25 @@ def test_a_setting_without_variables_is_invalid(programs):
     assert (result.outcome, result.detail) == (Outcome.INVALID, "NCCL 2.18 has no PAT")
 
 
+def test_a_trial_whose_log_shows_another_p2p_chunk_is_substituted(runner, subtests):
+    """A trial requests no log, but a file of the site can."""
+    log = "n1:4:5 [0] NCCL INFO comm 0xa rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
+    wanted = Setting(parameters=(("BUFFSIZE", 8 << 20), ("P2P_NET_CHUNKSIZE", 1 << 20)))
+    for setting, chunk, outcome in [
+        (wanted, 1 << 20, Outcome.OK),
+        (wanted, None, Outcome.OK),
+        (wanted, 1 << 17, Outcome.SUBSTITUTED),
+        (DEFAULT, 1 << 17, Outcome.OK),
+    ]:
+        with subtests.test(setting=setting.label, chunk=chunk):
+            said = f"{log}n1:4:5 [0] NCCL INFO P2P Chunksize set to {chunk}\n" if chunk else ""
+            launcher = Recorder(LaunchResult(exit_code=0, stdout=table(MESSAGES[:1]), stderr=said))
+            result = runner(launcher=launcher).measure(setting, MESSAGES[:1], repeat=0)
+            assert result.outcome is outcome
+            assert ("P2P chunk of 128 KiB" in result.detail) is (outcome is Outcome.SUBSTITUTED)
+            assert bool(result.measurements) is (outcome is Outcome.OK)
+
+
 def test_the_limit_follows_the_default(runner):
     """Generous for the first launch, then a few times what the default took, for every setting."""
     answer = LaunchResult(exit_code=0, stdout=table(MESSAGES[:1]), wall_s=20.0)

@@ -33,6 +33,8 @@ def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
         "BUFFSIZE",
         "NTHREADS",
         "P2P_NET_CHUNKSIZE",
+        "P2P_NVL_CHUNKSIZE",
+        "P2P_PCI_CHUNKSIZE",
         "SOCKET_NTHREADS",
         "NSOCKS_PERTHREAD",
         "IB_QPS_PER_CONNECTION",
@@ -40,6 +42,13 @@ def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
     }
     assert rows["BUFFSIZE"].ladder == (1048576, 2097152, 8388608, 16777216)
     assert all(row.safe and row.allows(value) for row in rows.values() for value in row.ladder)
+
+
+def test_numbers_of_p2p_channels_are_never_set():
+    """Some of them hang a job (NVIDIA/nccl#1835, #1915), and a trial of other groups does not show which."""
+    for name in ("MIN_P2P_NCHANNELS", "MAX_P2P_NCHANNELS", "NCHANNELS_PER_NET_PEER"):
+        assert not parameter(name).safe
+        assert "hang" in parameter(name).note
 
 
 def test_some_values_make_sense_together_only(subtests):

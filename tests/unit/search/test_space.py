@@ -1,12 +1,10 @@
 """The search space: legal settings only, exactly the recorded ones in a replay."""
 
-import inspect
 from dataclasses import replace
 
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from ncclt.cli.tune import tune
 from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.setting import DEFAULT, Setting
@@ -15,7 +13,6 @@ from ncclt.measure.testbed import Testbed
 from ncclt.nccl.parameters import parameter
 from ncclt.search.space import (
     MAX_POINTS,
-    SEARCHED_UNASKED,
     SearchSpace,
     build_space,
     cluster_space,
@@ -232,14 +229,8 @@ def test_parameters_that_must_not_be_searched_are_refused_with_those_that_may(cl
     for name, version, reason, hint in cases:
         with subtests.test(name=name, version=version, reason=reason):
             with pytest.raises(UsageError) as refused:
-                process_wide_ladders(("BUFFSIZE", name), replace(cluster, nccl_version=version))
+                process_wide_ladders(("BUFFSIZE", name), replace(cluster, nccl_version=version), default=("BUFFSIZE",))
             assert f"{name} is not searched with NCCL {version}: " in refused.value.message
             assert reason in refused.value.message
             assert hint in refused.value.hint
             assert "ncclt." not in refused.value.hint  # a module is no answer to somebody at a shell
-
-
-def test_what_is_searched_unasked_is_what_the_command_says(cluster):
-    default = inspect.signature(tune).parameters["process_wide"].default
-    assert tuple(default.split(",")) == SEARCHED_UNASKED
-    assert set(SEARCHED_UNASKED) <= set(process_wide_ladders(SEARCHED_UNASKED, cluster))

@@ -125,8 +125,10 @@ def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
     """Return a field as a parameter of typer, for which an empty default is None."""
     hint = get_type_hints(record)[name]
     default: Any = next(one.default for one in fields(record) if one.name == name)
-    if get_origin(hint) is tuple:
-        hint, default = (str, ",".join(default)) if option.comma else (list[str], default)
+    if option.comma:
+        hint, default = str, ",".join(default or ())
+    elif get_origin(hint) is tuple:
+        hint = list[str]
     metavar = option.metavar or ("<str>" if get_origin(hint) is list else None)
     offered = typer.Option(
         option.flag or f"--{name.replace('_', '-')}",

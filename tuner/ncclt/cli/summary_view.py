@@ -14,6 +14,7 @@ from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
 from ncclt.core.message import format_sizes
 from ncclt.deliver.render.delivery import describe_channels
 from ncclt.measure.target import Target
+from ncclt.nccl.p2p_chunk import default_process_wide
 
 if TYPE_CHECKING:
     from ncclt.core.recommendation import Recommendation
@@ -115,8 +116,9 @@ def command_again_of(study: Study, found: Recommendation, source: str) -> str:
         nccl_version=cluster.nccl_version,
         launcher=study.launcher,
     )
+    default = default_process_wide(cluster, (calls.message for calls in study.workload.messages))
     budget = Budget(
-        process_wide=study.process_wide or ("none",),
+        process_wide=None if study.process_wide == default else study.process_wide,
         seed=study.seed,
         sampler=study.sampler,
         study=study.name,

@@ -132,6 +132,7 @@ class Observed:
         variables: name -> values in NCCL's log; more than one where processes differ.
         tells_variables: the log has INIT or ENV lines, so a variable that is not in it was not set.
         tuner_lines: what the log says about a tuner plugin, ours or another.
+        p2p_chunks: (nodes of a communicator, 0 = not logged; chunk of send_recv and all_to_all in bytes), each once.
         hosts: how many were seen.
         notes: what the sources do not show.
         evidence: hash of the files, which distinguishes jobs.
@@ -142,6 +143,7 @@ class Observed:
     variables: Mapping[str, tuple[str, ...]]
     tells_variables: bool = False
     tuner_lines: tuple[str, ...] = ()
+    p2p_chunks: tuple[tuple[int, int], ...] = ()
     hosts: int
     notes: tuple[str, ...] = ()
     evidence: str = ""

@@ -34,7 +34,7 @@ class Budget:
     """Limits and options of a study's search and proof; the `Option` of a field documents it.
 
     `trials` and `gpu_hours` count the whole study, earlier runs included; `seconds` counts this run. `process_wide` is
-    kept as sorted names without `NCCL_`, and `none` as no name.
+    kept as sorted names without `NCCL_`, and `none` as no name; None = those that the workload's collectives use.
 
     Raises:
         UsageError: a number is out of range.
@@ -60,9 +60,13 @@ class Budget:
         float, Option("Min gain worth a change, as a share of the step or communication time.", group=Group.PROOF)
     ] = MIN_EFFECT
     process_wide: Annotated[
-        tuple[str, ...],
-        Option("Comma-separated process-wide parameters to search; none = leave them.", comma=True, group=Group.WHAT),
-    ] = ("BUFFSIZE",)
+        tuple[str, ...] | None,
+        Option(
+            "Comma-separated process-wide parameters; default: by collective, none = leave.",
+            comma=True,
+            group=Group.WHAT,
+        ),
+    ] = None
     seed: Annotated[int, Option("Random seed; the same seed repeats the study.", group=Group.BUDGET)] = 0
     sampler: Annotated[
         str,
@@ -105,5 +109,6 @@ class Budget:
             raise UsageError("--study needs a name")
         if self.study is not None and any("\ud800" <= letter <= "\udfff" for letter in self.study):
             raise UsageError(f"--study {self.study!r} is not UTF-8", hint="check the locale of the terminal or script")
-        names = {name.upper().removeprefix("NCCL_") for name in self.process_wide}
-        object.__setattr__(self, "process_wide", () if names == {"NONE"} else tuple(sorted(names)))
+        if self.process_wide is not None:
+            names = {name.upper().removeprefix("NCCL_") for name in self.process_wide}
+            object.__setattr__(self, "process_wide", () if names == {"NONE"} else tuple(sorted(names)))

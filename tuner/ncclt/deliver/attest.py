@@ -27,6 +27,7 @@ from ncclt.core.message import format_bytes
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy, Rule
+from ncclt.nccl.p2p_chunk import find_chunk_problem
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE, SET_BY_RULES
 
 CHOICE_VARIABLES = tuple(sorted(f"NCCL_{name}" for name in {*SET_BY_RULES, COMPETES_WITH_COMPUTE}))
@@ -72,6 +73,8 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used)
     )
     effect, reason = _judge(delivered, seen, calls, causes)
+    if effect is Effect.TOOK_EFFECT and _find_chunk_problem(delivered, seen):
+        effect = Effect.PARTLY
     attestation = Attestation(
         id="",
         recommendation=delivered.recommendation,
@@ -217,10 +220,18 @@ def _causes(delivered: DeliveredPolicy, seen: Observed) -> list[str]:
                 causes.append(f"the processes did not get {name}: a container or launcher did not pass it on")
         elif set(seen.variables[name]) != {value}:
             causes.append(f"{name} was {_values(seen, name)} in the job, not {value}")
+    if problem := _find_chunk_problem(delivered, seen):
+        causes.append(problem)
     versions = {one.nccl_version.partition("+")[0] for one in seen.sources} - {"", delivered.nccl_version}
     if versions:
         causes.append(f"the job loaded NCCL {', '.join(sorted(versions))}, not {delivered.nccl_version}")
     return list(dict.fromkeys(causes))
+
+
+def _find_chunk_problem(delivered: DeliveredPolicy, seen: Observed) -> str:
+    """Return the difference between the P2P chunk that was delivered and the logged one; empty = none was seen."""
+    numbers = {name.removeprefix("NCCL_"): int(value) for name, value in delivered.variables if value.isdecimal()}
+    return find_chunk_problem(numbers, seen.p2p_chunks)
 
 
 def _refuses(line: str, groups: Collection[int]) -> bool:
@@ -271,7 +282,7 @@ def _judge_variables(delivered: DeliveredPolicy, seen: Observed, why: str) -> tu
     right = sum(set(seen.variables.get(name, ())) == {value} for name, value in delivered.variables)
     said = f"NCCL read {right} of {len(delivered.variables)} variables as they were delivered"
     if right == len(delivered.variables):
-        return Effect.TOOK_EFFECT, said
+        return Effect.TOOK_EFFECT, f"{said}{why}"
     return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
 
 

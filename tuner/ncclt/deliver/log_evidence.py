@@ -88,6 +88,7 @@ def observe(paths: Sequence[Path]) -> Observed:
         variables={name: tuple(values) for name, values in variables.items()},
         tells_variables=bool(variables),
         tuner_lines=(*own_lines, *dict.fromkeys(line for line in plugin_lines if line.startswith("TUNER"))),
+        p2p_chunks=facts.p2p_chunks,
         hosts=len(hosts),
         notes=tuple(_notes(reports, books)),
         evidence=_digest(paths),

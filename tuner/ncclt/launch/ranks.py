@@ -18,7 +18,7 @@ from ncclt.launch.launcher import LaunchResult
 DECIDING = (
     # What ncclt itself sets or searches (nccl.parameters), and what overrides that or adds other values.
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
-    *("NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
+    *("NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_P2P_*_CHUNKSIZE", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
     *("NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS", "NCCL_TUNER_*", "NCCL_CONF_FILE", "NCCL_NO_CACHE"),
     *("NCCL_THREAD_THRESHOLDS", "NCCL_LL_BUFFSIZE", "NCCL_LL128_*", "NCCL_CTA_POLICY"),
     # What delivers a policy to a job.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
 
@@ -18,13 +19,16 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import SettingError
-from ncclt.launch.launcher import Launcher, LaunchPlan
+from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.launch.process.launcher import CANNOT_START
 from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
 from ncclt.measure.limits import SamplingLimit, Timeouts
 from ncclt.measure.outcome import judge, require_place
 from ncclt.measure.redact import words_without_secrets
+from ncclt.nccl.log.lines import P2P_CHUNK
+from ncclt.nccl.log.startup import LogReader
+from ncclt.nccl.p2p_chunk import find_chunk_problem
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 ASKING_S = 120.0
@@ -219,6 +223,7 @@ class LaunchedRunner(RealRunner):
                 raise KeyboardInterrupt
             wall_s += launch.wall_s
             result = attested(command, judge(benchmark, command, launch, limit_s=limit_s))
+            result = _with_chunk(result, dict(forced.parameters), launch)
             measured |= {m.message: m for m in result.measurements}
             if result.outcome is not Outcome.OK:
                 break
@@ -236,6 +241,20 @@ class LaunchedRunner(RealRunner):
             place=self._place,
             commands=tuple(commands),
         )
+
+
+def _with_chunk(result: TrialResult, parameters: Mapping[str, int], launch: LaunchResult) -> TrialResult:
+    """Return the result, or `substituted` where NCCL's log is in the output and shows another P2P chunk than asked for.
+
+    Trials do not request a log; a file of the site, such as /etc/nccl.conf, may.
+    """
+    output = f"{launch.stdout}\n{launch.stderr}"
+    if result.outcome is not Outcome.OK or not P2P_CHUNK.search(output):
+        return result
+    reader = LogReader()
+    reader.read(output.splitlines(), "the output")
+    problem = find_chunk_problem(parameters, reader.facts().p2p_chunks)
+    return replace(result, outcome=Outcome.SUBSTITUTED, detail=problem, measurements=()) if problem else result
 
 
 def command_line(plan: LaunchPlan) -> str:

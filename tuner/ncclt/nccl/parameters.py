@@ -113,6 +113,7 @@ _OFF_ON_AUTO = (0, 1, 2)
 _COUNT = range(1, 65)
 _POWERS_TO_64 = (1, 2, 4, 8, 16, 32, 64)
 _CHUNK = range(32 * _KIB, _MIB + 1, 4 * _KIB)
+_P2P_CHUNK = range(32 * _KIB, 2 * _MIB + 1, 4 * _KIB)
 _BYTES = range(2**31)
 _PATHS = ("LOC", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
@@ -141,14 +142,20 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("CTA_POLICY", "2.27", _PROC, _OFF_ON_AUTO, 0, "0 default, 1 efficiency, 2 zero"),
     _row("WORK_FIFO_BYTES", "2.22", _PROC, _BYTES, _MIB),
     # Send and receive, all to all.
-    _row("P2P_NET_CHUNKSIZE", "2.14", _FRESH, _CHUNK, 128 * _KIB, "send_recv and all_to_all between nodes",
-         safe=True, ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB)),
-    _row("P2P_PCI_CHUNKSIZE", "2.16", _FRESH, _CHUNK, 128 * _KIB, "send_recv and all_to_all in a node"),
-    _row("P2P_NVL_CHUNKSIZE", "2.16", _FRESH, _CHUNK, 512 * _KIB, "send_recv and all_to_all in a node"),
+    # At most BUFFSIZE / 8, see p2p_chunk.py. 2 MiB is what NVIDIA-NeMo/Megatron-Bridge#3226 sets.
+    _row("P2P_NET_CHUNKSIZE", "2.14", _FRESH, _P2P_CHUNK, 128 * _KIB,
+         "send_recv and all_to_all between nodes; memory per GPU: 32 x chunk x P2P channels, fewer than 64 with 2 MiB",
+         safe=True, ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB, _MIB, 2 * _MIB)),
+    _row("P2P_PCI_CHUNKSIZE", "2.16", _FRESH, _P2P_CHUNK, 128 * _KIB, "send_recv and all_to_all in a node, over PCIe",
+         safe=True, ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB, _MIB, 2 * _MIB)),
+    _row("P2P_NVL_CHUNKSIZE", "2.16", _FRESH, _P2P_CHUNK, 512 * _KIB, "send_recv and all_to_all in a node, over NVLink",
+         safe=True, ladder=(64 * _KIB, 128 * _KIB, 256 * _KIB, _MIB, 2 * _MIB)),
     _row("P2P_LL_THRESHOLD", "2.14", _CALL, _BYTES, 16 * _KIB, "up to here send_recv uses LL"),
-    _row("MIN_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 1),
-    _row("MAX_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 64),
-    _row("NCHANNELS_PER_NET_PEER", "2.12", _FRESH, _COUNT, None),
+    # Some numbers of channels hang send_recv and all_to_all at some numbers of ranks (NVIDIA/nccl#1835, #1915): not
+    # searched, because a trial that ends well says nothing about a job with other groups.
+    _row("MIN_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 1, "may hang: NVIDIA/nccl#1915"),
+    _row("MAX_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 64, "may hang: NVIDIA/nccl#1915"),
+    _row("NCHANNELS_PER_NET_PEER", "2.12", _FRESH, _COUNT, None, "4 and 32 may hang: NVIDIA/nccl#1835, #1915"),
     _row("P2P_PER_CHANNEL_NET_BW", "2.29", _FRESH, range(1, 1001), 14, "GB/s; the above follows from it"),
     _row("P2P_SCHEDULE_GROUP_SIZE", "2.28.7", _FRESH, range(1, 9), 8),
     _row("P2P_PXN_LEVEL", "2.12", _FRESH, _OFF_ON_AUTO, 2),

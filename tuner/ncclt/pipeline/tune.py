@@ -32,6 +32,7 @@ from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
+from ncclt.nccl.p2p_chunk import default_process_wide
 from ncclt.prove.confirm import choose_arms, confirm, confirmed_times
 from ncclt.prove.interleave import Proof
 from ncclt.prove.payback import communication_effect
@@ -242,7 +243,7 @@ def build_study(request: TuneRequest, testbed: Testbed, workload: Workload, *, c
         workload=workload,
         launcher=testbed.runner.name,
         simulated=testbed.runner.simulated,
-        process_wide=request.budget.process_wide,
+        process_wide=_process_wide(request, workload, cluster),
         seed=request.budget.seed,
         state=StudyState.RUNNING,
         printed_costs=request.printed_costs,
@@ -256,11 +257,17 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
     # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     today = "" if testbed.inert else " ".join(f"{name}={value}" for name, value in testbed.today)
-    what = f"{workload.digest()}{place}{','.join(budget.process_wide)}{testbed.way}{budget.sampler}{today}"
+    names = ",".join(_process_wide(request, workload, cluster))
+    what = f"{workload.digest()}{place}{names}{testbed.way}{budget.sampler}{today}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{budget.seed}" if budget.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
     return "-".join(filter(None, (*words, budget.sampler.partition(":")[2].partition("(")[0], seed)))
+
+
+def _process_wide(request: TuneRequest, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
+    names = request.budget.process_wide
+    return default_process_wide(cluster, (c.message for c in workload.messages)) if names is None else names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
@@ -21,6 +21,7 @@ from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting, max_channels
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.measure.testbed import Testbed
+from ncclt.nccl.p2p_chunk import default_process_wide, effective
 from ncclt.nccl.parameters import (
     CATALOGUE,
     COMPETES_WITH_COMPUTE,
@@ -32,9 +33,6 @@ from ncclt.nccl.parameters import (
 
 CHANNEL_LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 """Channel counts that are tried; a best one between two of them is rarely faster by more than the noise."""
-
-SEARCHED_UNASKED = ("BUFFSIZE",)
-"""Process-wide parameters that a study searches where `--process-wide` says nothing."""
 
 AUTO = "auto"
 
@@ -160,6 +158,7 @@ def cluster_space(
     *,
     parameters: Mapping[str, tuple[int, ...]],
     expressible: Callable[[Setting], bool] = lambda _setting: True,
+    effect: Callable[[Mapping[str, int]], Hashable] = lambda values: tuple(sorted(values.items())),
 ) -> SearchSpace:
     """Return the settings that NCCL would accept on a cluster for at least one of the collectives.
 
@@ -168,6 +167,7 @@ def cluster_space(
         cluster: sized.
         parameters: process-wide parameters to search: name -> ladder of values; "not set" is always tried too.
         expressible: returns whether trials can force a pair; plain variables cannot force all.
+        effect: returns what NCCL makes of process-wide parameters; of those with one effect, one setting is tried.
     """
     algo_protos = [(a, p) for a, p in choices(collectives, cluster) if expressible(Setting(algorithm=a, protocol=p))]
     ladder = [c for c in CHANNEL_LADDER if c <= max_channels(cluster.version)]
@@ -180,7 +180,7 @@ def cluster_space(
     for name, values in sorted(parameters.items()):
         distributions[name] = IntDistribution(0, len(values))
     chosen = list(itertools.product([AUTO, *names], range(len(channels)) if names else [0]))
-    combinations = _combinations(parameters, most=MAX_POINTS // len(chosen))
+    combinations = _combinations(parameters, effect, most=MAX_POINTS // len(chosen))
     settings: dict[tuple[Any, ...], Setting] = {}
     for (algo_proto, position), values in itertools.product(chosen, combinations):
         algorithm, protocol = names.get(algo_proto, (None, None))
@@ -194,21 +194,26 @@ def cluster_space(
     return SearchSpace(distributions=distributions, settings=settings)
 
 
-def _combinations(parameters: Mapping[str, tuple[int, ...]], *, most: int) -> list[tuple[int, ...]]:
+def _combinations(
+    parameters: Mapping[str, tuple[int, ...]], effect: Callable[[Mapping[str, int]], Hashable], *, most: int
+) -> list[tuple[int, ...]]:
     """Return positions on the ladders of all parameters, by name, 0 = not set; only what makes sense together.
 
-    As many parameters are set at once as leave no more than `most` combinations, but always two of them.
+    Of combinations with the same effect the one with the fewest parameters and the smallest buffer is kept. As many
+    parameters are set at once as leave no more than `most` combinations, but always two of them.
     """
-    every = [
-        values
-        for values in itertools.product(*(range(len(parameters[name]) + 1) for name in sorted(parameters)))
-        if go_together(dict(_set_parameters(parameters, values)))
-    ]
+    found: dict[Hashable, tuple[int, ...]] = {}
+    every = itertools.product(*(range(len(parameters[name]) + 1) for name in sorted(parameters)))
+    settings = {values: dict(_set_parameters(parameters, values)) for values in every}
+    for values in sorted(settings, key=lambda v: (len(settings[v]), settings[v].get("BUFFSIZE", 0), v)):
+        if go_together(settings[values]):
+            found.setdefault(effect(settings[values]), values)
+    kept = sorted(found.values())
     for at_once in range(len(parameters), 2, -1):
-        if len(every) <= most:
+        if len(kept) <= most:
             break
-        every = [values for values in every if sum(position > 0 for position in values) < at_once]
-    return every
+        kept = [values for values in kept if sum(position > 0 for position in values) < at_once]
+    return kept
 
 
 def _set_parameters(parameters: Mapping[str, tuple[int, ...]], values: Iterable[int]) -> tuple[tuple[str, int], ...]:
@@ -259,13 +264,13 @@ def _parameters_name(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO
 
 
-def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...] | None) -> SearchSpace:
     """Build the search space of a workload on a testbed.
 
     Args:
         testbed: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
         workload: decides which collectives are tried.
-        process_wide: names of the process-wide parameters to search.
+        process_wide: names of the process-wide parameters to search; None = `default_process_wide`.
 
     Raises:
         UsageError: a parameter that may not be searched there.
@@ -281,11 +286,20 @@ def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, .
             )
         return recorded_space(forcible)
     cluster = testbed.runner.cluster
-    ladders = process_wide_ladders(process_wide, cluster, beside_compute=testbed.beside_compute)
-    return cluster_space(workload.collectives, cluster, parameters=ladders, expressible=testbed.expressible)
+    messages = tuple(calls.message for calls in workload.messages)
+    default = default_process_wide(cluster, messages)
+    names = default if process_wide is None else process_wide
+    ladders = process_wide_ladders(names, cluster, default=default, beside_compute=testbed.beside_compute)
+    return cluster_space(
+        workload.collectives,
+        cluster,
+        parameters=ladders,
+        expressible=testbed.expressible,
+        effect=lambda values: frozenset(effective(values, cluster, messages).items()),
+    )
 
 
-def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> dict[str, int]:
+def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...] | None) -> dict[str, int]:
     """Count the settings that are not searched although NCCL accepts them or they were recorded, by reason.
 
     Args:
@@ -297,7 +311,7 @@ def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str
     return {why: number for why, number in found.most_common() if why}
 
 
-def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
+def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...] | None) -> str:
     """Describe the search space: its size, and why settings are left out."""
     searched = len(build_space(testbed, workload, process_wide).distinct)
     missing = count_excluded(testbed, workload, process_wide)
@@ -308,9 +322,15 @@ def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str
 
 
 def process_wide_ladders(
-    names: tuple[str, ...], cluster: Cluster, *, beside_compute: bool = False
+    names: tuple[str, ...], cluster: Cluster, *, default: tuple[str, ...] = (), beside_compute: bool = False
 ) -> dict[str, tuple[int, ...]]:
     """Return the values to try of each process-wide parameter, without its default.
+
+    Args:
+        names: of the parameters.
+        cluster: sized.
+        default: those that are searched unless others are asked for; for the hint.
+        beside_compute: as for `searchable`.
 
     Raises:
         UsageError: a parameter that may not be searched with this NCCL; the hint names those that may.
@@ -323,10 +343,10 @@ def process_wide_ladders(
             reason = _why_not_searched(known[name], version) if name in known else "ncclt knows no such parameter"
             close = get_close_matches(name, allowed)
             meant = f"did you mean {close[0]}? " if close else ""
-            others = [n for n in allowed if n not in SEARCHED_UNASKED]
+            others = [n for n in allowed if n not in default]
             raise UsageError(
                 f"{name} is not searched with NCCL {version}: {reason}",
-                hint=f"{meant}default: {', '.join(SEARCHED_UNASKED)}; also: {', '.join(others)}; `none` searches none",
+                hint=f"{meant}default: {', '.join(default)}; also: {', '.join(others)}; `none` searches none",
             )
     return {name: allowed[name].ladder for name in names}
 

@@ -226,3 +226,17 @@ def test_any_text_is_read(lines):
     assert facts.lines >= 0
     assert facts.transports() is not None
     assert facts.disabled() is not None
+
+
+def test_the_p2p_chunk_of_each_communicator_is_read_with_its_nodes():
+    """A communicator of one rank, which nothing is sent in, does not count."""
+    lines = []
+    for tid, ranks, nodes, chunk in ((2, 16, 2, 1048576), (3, 8, 1, 524288), (4, 1, 1, 131072), (5, 8, None, 131072)):
+        prefix = f"a:1:{tid} [0] NCCL INFO "
+        comm = f"0x{tid}"
+        lines.append(prefix + _init(0, ranks=ranks, comm=comm, id=comm))
+        if nodes:
+            lines.append(f"{prefix}comm {comm} rank 0 nRanks {ranks} nNodes {nodes} localRanks 8 localRank 0 MNNVL 0")
+        lines += [f"{prefix}P2P Chunksize set to {chunk}", prefix + _init(0, state="COMPLETE", ranks=ranks, comm=comm)]
+
+    assert _facts(*lines).p2p_chunks == ((0, 131072), (1, 524288), (2, 1048576))

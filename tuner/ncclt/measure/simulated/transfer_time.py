@@ -21,9 +21,7 @@ from ncclt.core.setting import Setting, max_channels
 from ncclt.measure.simulated.link_model import LinkModel
 from ncclt.nccl.cost_model.model import Choice, cell_channels, most_threads, nccl_choice, ring_steps
 from ncclt.nccl.cost_model.topology import build_topology
-
-STEPS = 8
-"""NCCL_STEPS: slots of the buffer between two ranks."""
+from ncclt.nccl.p2p_chunk import BETWEEN_NODES, CHUNKS_IN_NODE, STEPS, find_chunk, net_ratio
 
 BUFFER_BYTES = {Protocol.LL: 524288, Protocol.LL128: 4915200, Protocol.SIMPLE: 4194304}
 """Default buffer per channel and peer (LL_BUFFSIZE, LL128_BUFFSIZE, BUFFSIZE)."""
@@ -103,16 +101,12 @@ _NVLS_CHUNK_BYTES = 131072
 _NVLS_CHANNEL_GBPS = 34.0
 """One NVLS channel (algorithm bandwidth): 16 of them saturate an H100 node."""
 
-_P2P_DEFAULTS = {
-    "P2P_NET_CHUNKSIZE": 131072,
-    "P2P_PCI_CHUNKSIZE": 131072,
-    "P2P_NVL_CHUNKSIZE": 524288,
-    "P2P_LL_THRESHOLD": 16384,
-}
+_P2P_LL_THRESHOLD = 16384
+
 _P2P_CHANNELS = 8
 """Channels per peer of send/recv are an estimate."""
 
-MODELLED = frozenset({"BUFFSIZE", "NTHREADS", *_P2P_DEFAULTS})
+MODELLED = frozenset({"BUFFSIZE", "NTHREADS", "P2P_LL_THRESHOLD", BETWEEN_NODES, *CHUNKS_IN_NODE})
 """Process-wide parameters whose effect is simulated."""
 
 
@@ -306,28 +300,38 @@ def _pat_us(kernel: SimulatedKernel, links: LinkModel) -> float:
 
 
 def _peer_to_peer_us(kernel: SimulatedKernel, links: LinkModel) -> float:
-    """Return the time of send_recv or all_to_all: no algorithm, LL up to 16 KiB per peer, own channels and chunks."""
+    """Return the time of send_recv or all_to_all: no algorithm, LL up to 16 KiB per peer, own channels and chunks.
+
+    The model of the chunk is simple and was never compared with times of another chunk than NCCL's own. Each chunk but
+    the first costs one synchronisation, so large chunks are cheap. The first one is copied into a buffer before it is
+    sent, and the last out of it, while the link waits, so small chunks start sooner. The buffer has 8 chunks, which are
+    sent within one round trip at most, so small chunks cannot fill a long link.
+    """
     graph = links.graph
     peers = graph.ranks - 1 if kernel.collective is Collective.ALL_TO_ALL else 1
     per_peer = kernel.size_bytes / graph.ranks if kernel.collective is Collective.ALL_TO_ALL else kernel.size_bytes
-    parameters = _P2P_DEFAULTS | dict(kernel.p2p)
+    parameters = {"P2P_LL_THRESHOLD": _P2P_LL_THRESHOLD} | dict(kernel.p2p)
     protocol = Protocol.LL if per_peer <= parameters["P2P_LL_THRESHOLD"] else Protocol.SIMPLE
     away = graph.ranks - graph.per_node if kernel.collective is Collective.ALL_TO_ALL else int(graph.nodes > 1)
     path = "NET" if graph.nodes > 1 else "NVL" if graph.nvlink else "PCI"
-    # init.cc computeBuffSizes, 2.30.7: a chunk is a step of the buffer at most.
-    chunk = min(parameters[f"P2P_{path}_CHUNKSIZE"], kernel.buffsize / STEPS)
+    limits = {**dict(kernel.p2p), "BUFFSIZE": kernel.buffsize}
+    chunk = find_chunk(f"P2P_{path}_CHUNKSIZE", limits, ratio=net_ratio(graph.cluster))
     one = links.channel_gbps[protocol]
     inside = _saturating(one, links.link_gbps * links.link_share[protocol], _P2P_CHANNELS * min(peers, 3))
     transfer = (peers - away) * per_peer / inside / 1e3
     latency = links.intra_us[protocol] * math.ceil(math.log2(peers + 1))
+    filled = 0.0
     if away:
         # Each GPU has its share of the ports; within and between nodes overlap.
         port = links.net_gbps * links.net_share[protocol] / graph.per_node
+        in_flight = STEPS * chunk * _P2P_CHANNELS * min(peers, 3)
+        port = min(port, in_flight / (2 * links.inter_us[protocol]) / 1e3)
         transfer = max(transfer, away * per_peer / port / 1e3)
         latency += links.inter_us[protocol] + links.proxy_us * (away - 1)
+        filled = 2 * min(chunk, per_peer / _P2P_CHANNELS) / one / 1e3
     sync = links.net_sync_us if away else links.sync_us
     chunks = math.ceil(per_peer / (chunk * _P2P_CHANNELS))
-    return links.base_us[protocol] + latency + transfer + (chunks - 1) * sync
+    return links.base_us[protocol] + latency + transfer + filled + (chunks - 1) * sync
 
 
 def find_choice(cluster: Cluster, setting: Setting, message: Message) -> Choice | None:

@@ -121,6 +121,7 @@ class RankStart:
         graphs: of the search.
         multi_node_nvlink: used.
         costs: the table of latencies and bandwidths, if this rank printed it.
+        p2p_chunk: bytes in which send_recv and all_to_all move data; None = not logged.
     """
 
     host: str
@@ -139,6 +140,7 @@ class RankStart:
     graphs: list[SearchedGraph] = field(default_factory=list)
     multi_node_nvlink: bool = False
     costs: Costs = field(default_factory=dict)
+    p2p_chunk: int | None = None
 
     @property
     def connections(self) -> Iterable[Connection]:
@@ -285,6 +287,12 @@ class LogFacts:
     def tells_starts(self) -> bool:
         """Return True if the log holds lines of communicators that start."""
         return any(start.connections or start.rank is not None or start.channels for start in self.starts)
+
+    @property
+    def p2p_chunks(self) -> tuple[tuple[int, int], ...]:
+        """Return (nodes, 0 = not logged; bytes of a P2P chunk) of communicators of several ranks, each pair once."""
+        found = {(s.nodes or 0, s.p2p_chunk) for s in self.starts if s.p2p_chunk is not None and s.ranks != 1}
+        return tuple(sorted(found))
 
     @property
     def net_gbps(self) -> float:

@@ -49,6 +49,7 @@ GRAPH = re.compile(
 )
 FALLBACK = re.compile(r"Could not find a path for pattern \d+, falling back to simple order")
 UNREADABLE = re.compile(r"Topology detection ?: could not read (\S+),? ")
+P2P_CHUNK = re.compile(r"P2P Chunksize set to (\d{1,10})")
 P2P_PROBLEM = re.compile(
     r"P2P is disabled between connected GPUs|Could not enable P2P between|peer access .*not supported"
 )

@@ -43,6 +43,7 @@ from ncclt.nccl.log.lines import (
     LINK,
     MULTICAST,
     NETWORK,
+    P2P_CHUNK,
     P2P_PROBLEM,
     PLUGIN,
     PROVIDER,
@@ -314,6 +315,8 @@ class LogReader:
             start = self._start(said)
             start.channels |= {word: int(count) for count, word in counts}
             start.channels_line = evidence
+        elif match := P2P_CHUNK.match(said.text):
+            self._start(said).p2p_chunk = int(match[1])
         elif match := GRAPH.search(said.text):
             graph = SearchedGraph(
                 pattern=int(match[1]),
