@@ -10,6 +10,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import (
+    Coverage,
     Decision,
     PolicyVerdict,
     Recommendation,
@@ -165,3 +166,13 @@ def test_the_same_content_has_the_id_that_it_always_had(variables, expected):
     table = PolicyVerdict(policy=Policy(rules=(rule,), parameters=(("BUFFSIZE", 8388608),)), verdict=verdict)
     by_variables = PolicyVerdict(policy=Policy(), verdict=verdict) if variables else None
     assert recommendation_id("study", table, by_variables, source_digest="digest", trials=12) == expected
+
+
+def test_without_a_pair_to_choose_only_the_end_of_the_search_says_that_enough_was_tried(subtests):
+    """send_recv and all_to_all have no pairs."""
+    nothing = {"measured": (), "failed": (), "untried": (), "channels": ()}
+    for settings, converged, enough in [(5, True, True), (5, False, False), (0, True, False)]:
+        with subtests.test(settings=settings, converged=converged):
+            coverage = Coverage(settings=settings, converged=converged, **nothing)
+            assert coverage.is_enough is enough
+            assert "0 of 0" not in coverage.summary

@@ -248,3 +248,18 @@ def test_what_only_rules_too_small_to_keep_lift_above_the_minimum_is_neither_con
 
     assert not trials
     assert why == "predicted gain 3.0 % < 3 % threshold; validation skipped"
+
+
+def test_a_gain_of_parameters_alone_is_proven_as_variables(cluster, workload):
+    """As for send_recv and all_to_all, which have nothing else: a table without rows would need the plugin."""
+    buffers = Setting(parameters=(("BUFFSIZE", 1 << 20),))
+    runner, trial_log = FakePolicyRunner(cluster, lambda s, _m, _n: 9.0 if s == buffers else 10.0), FakeTrialLog()
+    for setting in (DEFAULT, buffers):
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
+
+    for with_variables in (False, True):
+        times, _ = confirmed(runner, workload, trial_log, with_variables=with_variables)
+        policies, _ = choose_arms(times, workload, runner, min_effect=0.02, with_variables=with_variables)
+        assert list(policies) == [Arm.DEFAULT, Arm.VARIABLES]
+        assert policies[Arm.VARIABLES].parameters == buffers.parameters
+        assert not policies[Arm.VARIABLES].rules

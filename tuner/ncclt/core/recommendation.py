@@ -153,17 +153,21 @@ class Coverage(Documented):
 
     @property
     def is_enough(self) -> bool:
-        """Return True if the default may be called the best: every pair was tried, or the search converged."""
+        """Return True if the default may be called the best: every pair was tried, or the search converged.
+
+        send_recv and all_to_all have no pairs; without any other collective only the search can tell.
+        """
+        if not (self.measured or self.failed or self.untried):
+            return self.settings > 0 and self.converged
         return bool(self.measured) and (self.converged or not self.untried)
 
     @property
     def summary(self) -> str:
         """Return it as text: `12 settings, 6 of 6 algorithm/protocol pairs, 2 to 16 channels`."""
         pairs = len(self.measured) + len(self.failed) + len(self.untried)
-        words = [
-            count_noun(self.settings, "setting"),
-            f"{len(self.measured)} of {pairs} algorithm/protocol pairs",
-        ]
+        words = [count_noun(self.settings, "setting")]
+        if pairs:
+            words.append(f"{len(self.measured)} of {pairs} algorithm/protocol pairs")
         if self.failed:
             words.append(f"{len(self.failed)} failed ({', '.join(self.failed)})")
         if self.channels:

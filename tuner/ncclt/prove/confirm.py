@@ -167,8 +167,8 @@ def choose_arms(
     """Choose the arms that are worth proving: the per-size policy, or the best policy that variables can express.
 
     An arm that even its confirmed times, which flatter it, predict to gain less than the minimum is not launched.
-    Without a tuner API there is no table. Where one launch cannot apply it, it costs a launch per setting and side,
-    and variables that gain as much but for `MIN_GAIN` are proven instead.
+    Without a tuner API, or without a rule, there is no table. Where one launch cannot apply it, it costs a launch per
+    setting and side, and variables that gain as much but for `MIN_GAIN` are proven instead.
 
     Args:
         times: of search and confirmation.
@@ -189,8 +189,10 @@ def choose_arms(
 
     confirmed_table = assemble(expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN)
     found: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if version >= TUNER_API_SINCE else {}
+    if not confirmed_table.rules and not confirmed_table.is_default:
+        found = {Arm.VARIABLES: confirmed_table}  # parameters alone need no table, and so no plugin
     by_sums = Arm.TABLE in found and not can_apply(runner, found[Arm.TABLE])
-    if with_variables or by_sums or not found:
+    if Arm.VARIABLES not in found and (with_variables or by_sums or not found):
         confirmed = Times(
             by_setting={s: t for s, t in times.by_setting.items() if times.fewest(s) >= CONFIRMED_LAUNCHES},
             launches=times.launches,
