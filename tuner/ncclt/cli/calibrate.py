@@ -39,7 +39,7 @@ _OF_PROBES = {
     "hosts": Option("With --probe: comma-separated nodes.", comma=True),
     "nccl_tests": Option("With --probe: path to the folder of nccl-tests."),
 }
-"""Options of the job that is calibrated for, and of the launches that probe it."""
+"""Options of the calibrated job, and of the launches that probe it."""
 
 
 @spread

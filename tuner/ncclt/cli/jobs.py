@@ -38,7 +38,7 @@ _LIMITS = {
     "blocks": Option("Max blocks of the A/B test."),
     "prove_variables": Option("Validate plain variables too."),
 }
-"""Help of the limits of a job, all of them often used."""
+"""Help of the limits of a job."""
 
 
 @app.callback()

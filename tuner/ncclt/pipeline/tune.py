@@ -419,7 +419,7 @@ def _search(context: TuneContext) -> SearchEnd:
 
 
 def _confirm_and_prove(context: TuneContext) -> tuple[Times, dict[Arm, Policy], str] | None:
-    """Launch the finalists again, then default and policies in turn; return times and arms, None if cut off."""
+    """Launch the finalists again, then default and policies interleaved; return times and arms, None if interrupted."""
     testbed, workload, trial_log = context.testbed, context.workload, context.trial_log
     budget, interrupted, min_effect = context.request.budget, context.interrupted, context.min_effect
     times = confirm(

@@ -35,10 +35,10 @@ STDIN = Path("-")
 """Standard input on the command line."""
 
 WRITER_S = 5.0
-"""Longest time that a FIFO may have no writer; a shell starts both ends of a pipe at the same time."""
+"""Max time without a writer of a FIFO; a shell starts both ends of a pipe at the same time."""
 
 SILENCE_S = 120.0
-"""Longest silence of a writer: what decompresses or fetches a file may need a while for its first byte."""
+"""Max silence of a writer: decompressing or fetching a file takes a while until its first byte."""
 
 MOST_COPIED_BYTES = 64 * 2**30
 """Largest copy of a pipe; traces of one job have up to some GiB per rank."""

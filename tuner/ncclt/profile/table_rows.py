@@ -13,7 +13,7 @@ from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.source import Document, read_line
 
 DELIMITERS = ",;\t"
-"""Characters between cells; the one that the header has most of is taken."""
+"""Possible separators of cells; the most frequent one in the header counts."""
 
 _LINE_BYTES = 1 << 16
 """Longest line accepted. The longest in a real report are 2 KiB; a line without end would fill the memory."""

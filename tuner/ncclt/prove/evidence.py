@@ -71,7 +71,7 @@ class LaunchEvidence:
         """Return pairs of launches, baseline and arm, of every block in which both were measured twice, in order.
 
         The first launch of the baseline is paired with the first of the arm, and the second with the second: they are
-        neighbours, in an order that a coin decided.
+        neighbours in random order.
         """
         measured = {(launch.arm, launch.block): launch for launch in self.launches if launch.time_us is not None}
         last = max((launch.block for launch in self.launches), default=-1)

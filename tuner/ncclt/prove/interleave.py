@@ -162,7 +162,7 @@ class Proof:
         return bool(is_complete)
 
     def _run(self, held: list[Trial], number: int) -> bool | None:
-        """Continue after the held trials; None if they proved other policies, or with another minimum effect."""
+        """Continue after the stored trials; None if they compared other policies, or with another minimum effect."""
         policies, workload = self.policies, self.workload
         runners = dict.fromkeys(Arm, self.runner) | dict(self.runners)
         probes = find_probes(policies.get(Arm.TABLE, Policy()), workload, covers=self.covers)
@@ -208,7 +208,7 @@ class Proof:
         return True
 
     def _find_undecided_pairs(self, arm: Arm, left: Mapping[Arm, Policy], evidence: LaunchEvidence) -> Pairs | None:
-        """Return the pairs that do not decide about an arm yet; None = it is decided."""
+        """Return the pairs of an undecided arm; None = the arm is decided."""
         if arm is Arm.TODAY:
             sides = [(Arm.DEFAULT, Arm.TODAY, Policy())]
         else:

@@ -256,7 +256,7 @@ def describe_blocks(
 ) -> list[dict[str, Any]]:
     """Return the document of every whole block of an arm; for arguments see `judge_arm`.
 
-    Its two pairs of launches are in the order of the arm's, with averaged times (`average_unchanged`); speed-up,
+    A block has two pairs of launches in the order of the arm's, with averaged times (`average_unchanged`). Speed-up,
     interval and decision are those of this and all earlier blocks.
     """
     blocks = collect_evidence(trials).whole_blocks(arm)

@@ -246,7 +246,7 @@ def _launch_all(
     interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
 ) -> Iterator[tuple[Arm, Mapping[Message, float], str] | None]:
-    """Measure the points in turn under default and policy; a policy with several settings takes a launch for each.
+    """Measure the points interleaved under default and policy; a policy takes one launch per setting.
 
     Yields:
         the arm, the time of each message, µs, and why a launch failed; None if the user interrupted.

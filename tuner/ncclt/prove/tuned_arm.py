@@ -113,7 +113,7 @@ def prepare_comparison(
 
     The baseline has the user's own tuning, which the policy replaces; both sides have the variables of the site.
 
-    Table and plugin are in a folder of their own for that time, in the one that all ranks share.
+    For that time, table and plugin are in a new folder within the folder that all ranks share.
 
     Args:
         recommendation: to verify.
@@ -121,7 +121,7 @@ def prepare_comparison(
         how: the comparison.
         launcher: of both sides.
         environ: of this process.
-        planned: it is only shown, and nothing is written.
+        planned: only show it, and write nothing.
 
     Raises:
         NoRecommendationError, UsageError: as for `plan_tuned_arm`, or the folder cannot be written to.

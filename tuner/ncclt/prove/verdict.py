@@ -239,10 +239,10 @@ def judge(
     baseline_name: str = "the NCCL default",
     ended: bool = True,
 ) -> Verdict:
-    """Return the decision with its numbers and its sentence.
+    """Return the decision with its numbers and its reason.
 
-    If the budget ends at a gain that is small but near the minimum effect, no sensible number of blocks would show on
-    which side it is: the default is then kept by decision, not left undecided.
+    If the budget ends at a small gain near the minimum effect, no sensible number of blocks would show on which side
+    it is. The decision is then to keep the default, not `undecided`.
 
     Args:
         pairs: of all whole blocks.

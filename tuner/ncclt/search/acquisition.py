@@ -34,13 +34,13 @@ Mixture = tuple[tuple[float, Array, Array], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
-    """Gaussian process of ln(time / time of the default), settings x messages, and what else decides on a launch.
+    """Gaussian process of ln(time / time of the default), settings x messages, and other inputs of a choice.
 
     Attributes:
         mean, variance: of the settings, without noise.
         measured: which settings were launched without fault.
         reaches: the messages at which a setting takes effect; elsewhere NCCL chooses as by default.
-        own: where a setting is expected to force what NCCL chooses by itself, settings x messages.
+        own: True where a setting probably equals NCCL's own choice, settings x messages.
         noise: variance that one launch of a setting adds.
         weights: share of each message in the default's time per step.
         mixture: what mean and variance are of; empty = one normal distribution.

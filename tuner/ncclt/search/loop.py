@@ -78,7 +78,7 @@ class SearchEnd:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """One search by one or more threads of this process; one of them at a time chooses what to launch.
+    """One search by one or more threads of this process; one of them at a time chooses the next launch.
 
     Other processes may search the same study: they share its trial log and its budget of trials.
 

@@ -71,7 +71,7 @@ class LostTransactionError(StoreError):
 def repeatable(method: Callable[Concatenate[Owner, Given], Answer]) -> Callable[Concatenate[Owner, Given], Answer]:
     """Repeat a method, after growing pauses, when its transaction was lost and its owner `is_patient`.
 
-    Reading methods can be repeated; a writing one must find out that it was committed although the answer was lost.
+    Reading is safe to repeat; a writing method must find out whether it was committed before the answer was lost.
     """
 
     @wraps(method)

@@ -489,7 +489,7 @@ def serve_jobs(storage: str, cluster: str, *, worker: str, run: Callable[[Tuning
 
 
 def write_event(kind: str, **data: Any) -> None:
-    """Write an event of the job that this thread runs; a database that is away is waited for."""
+    """Write an event of the job that this thread runs; wait while the database is away."""
     DBOS.write_stream(_EVENTS, {"kind": kind, "data": data})
 
 

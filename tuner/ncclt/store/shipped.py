@@ -21,7 +21,7 @@ Entry = TypeVar("Entry", Workload, Cluster)
 
 
 class ShippedOnly:
-    """A store without a database: what is shipped can be read, and its studies, records and recommendations are none.
+    """A store without a database: it has the shipped entries, and no studies, records and recommendations.
 
     Args:
         lacks: raised for everything that needs a database.
@@ -63,7 +63,7 @@ class _ShippedEntries(Generic[Entry]):
         self._read: Callable[[Path], dict[str, Entry]] = read
 
     def entries(self) -> tuple[tuple[Entry, bool], ...]:
-        """Return every entry by name, and that it is shipped."""
+        """Return every entry by name, each marked as shipped."""
         shipped = self._read(profiles_folder())
         return tuple((shipped[name], True) for name in sorted(shipped))
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 MOST_NAMED = 500
-"""Values in one query: databases limit how many it may have, and PostgreSQL plans long lists slowly."""
+"""Max values in one query: databases have a limit, and PostgreSQL plans long lists slowly."""
 
 Value = TypeVar("Value")
 

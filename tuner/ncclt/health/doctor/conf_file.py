@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfFile:
-    """One file.
+    """One configuration file.
 
     Attributes:
         source: its path.

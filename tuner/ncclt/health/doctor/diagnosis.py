@@ -118,7 +118,7 @@ class Diagnosis:
 
     @property
     def published(self) -> tuple[PublishedComparison, ...]:
-        """Return how they compare with what is published for this machine; empty = nothing is, or none is known."""
+        """Return the comparison with the settings published for this machine; empty = none published, or none known."""
         return compare_with_published(self.facts, self.settings)
 
     @property

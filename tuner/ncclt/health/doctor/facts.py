@@ -30,10 +30,10 @@ class JobRun:
         argv: its command, without secrets.
         exit_code: as a shell gives it.
         ended_by_ncclt: why ncclt has ended it, `5 training steps recorded`; empty = it ended by itself.
-        wall_s: time that it ran.
+        wall_s: its run time, s.
         programs: its Python processes that loaded PyTorch.
         workload: what PyTorch's profiler recorded; None = nothing.
-        unrecorded: why there is none.
+        unrecorded: why there is no workload.
     """
 
     argv: tuple[str, ...]
@@ -46,12 +46,12 @@ class JobRun:
 
     @property
     def has_failed(self) -> bool:
-        """Return True if it ended by itself, and not well."""
+        """Return True if the job failed by itself."""
         return bool(self.exit_code) and not self.ended_by_ncclt
 
     @property
     def ending(self) -> str:
-        """Return how it ended, as a sentence without its end."""
+        """Return the end of the job in words, without a full stop."""
         ran = f"after {self.wall_s:.0f} s"
         if self.ended_by_ncclt:
             return f"ended by ncclt {ran} ({self.ended_by_ncclt}); exit code {self.exit_code}"
@@ -67,7 +67,7 @@ class JobRun:
 
     @property
     def seen(self) -> str:
-        """Return what was seen of its training, without NCCL's log."""
+        """Return the facts about its training that NCCL's log does not have, in words."""
         ranks = [program for program in self.programs if program.steps_seen]
         if not self.programs:
             return "no Python process of it loaded PyTorch"

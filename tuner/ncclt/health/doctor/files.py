@@ -61,7 +61,7 @@ _REFUSED = (
         "run a job with NCCL_TOPO_DUMP_FILE=FILE",
     ),
 )
-"""Signs of a file that cannot be used, what is wrong with it, and what to do."""
+"""Signs of an unusable file, the problem, and the remedy."""
 
 
 def read_files(paths: Sequence[Path]) -> Facts:

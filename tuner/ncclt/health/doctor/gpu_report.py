@@ -93,7 +93,7 @@ _MOST_GPUS = 1024
 _CHUNK_BYTES = 256 * 1024
 _MOST_CHUNKS_WITHOUT_TAG = 4
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
-"""Reasons that make a GPU slower than requested; reaching its power limit is normal."""
+"""Throttling reasons that are a fault; reaching the power limit is normal."""
 _UNCORRECTED = (
     "sram_uncorrectable",
     "sram_uncorrectable_parity",

@@ -33,21 +33,21 @@ from ncclt.profile.record.ranks import read_reports
 from ncclt.profile.record.session import make_folder, run_recording
 
 _WARMUP, _STEPS = 5, 5
-"""Steps before the recorded ones, and these: DDP and the profiler settle in three, and five show the exposed share."""
+"""Warm-up and recorded steps: DDP and the profiler settle in three, and five show the exposed share."""
 
 _LEFT_S = 5.0
 """Time between SIGTERM and SIGKILL for processes that the command has left behind."""
 
 _MOST_LINE_BYTES = 16 * 1024
-"""Longest line of NCCL that is read."""
+"""Max length of a line of NCCL."""
 
 _MOST_LOG_BYTES = 256 * 1024 * 1024
-"""Kept of NCCL's lines on standard output: those of a thousand ranks."""
+"""Max size of NCCL's lines on standard output: enough for a thousand ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Longest times of a job that does not end by itself, s.
+    """Time limits of a job that does not end by itself, s.
 
     Attributes:
         silent: without a line of NCCL: models and data are loaded meanwhile.
@@ -68,9 +68,9 @@ _LIMITS = TimeLimits()
 def run_job(
     argv: Sequence[str], environ: Mapping[str, str], *, to_stderr: bool = False, limits: TimeLimits = _LIMITS
 ) -> Facts:
-    """Run a command with NCCL's log switched on until it has made ten training steps, or for a minute; then end it.
+    """Run a command with NCCL's log on, for ten training steps or a minute; then end it.
 
-    The command keeps our terminal and inputs, and its output is passed on as it comes. Each process writes its log
+    The command keeps our terminal and inputs, and we pass its output on at once. Each process writes its log
     into a folder beside the job; those that cannot write there log to standard output, which is read as well.
 
     Args:
@@ -124,7 +124,7 @@ def run_job(
 
 
 def _make_folder() -> Path:
-    """Make the recording's folder here, where other nodes may see it as well, or where temporary files go."""
+    """Make the recording's folder in this one, which other nodes may see as well, or among temporary files."""
     try:
         return make_folder(Path(), keep=None)
     except UsageError:
@@ -139,7 +139,7 @@ def _read_logs(paths: Iterable[Path]) -> tuple[LogFacts, tuple[str, ...]]:
 
 
 def _run(plan: RecordPlan, window: _RunLimit, environ: Mapping[str, str], *, to_descriptor: int) -> int:
-    """Run the command of a plan, and leave no process of it behind."""
+    """Run the command of a plan, and end all of its processes."""
     outer = environ.get(MARK_VARIABLE)
     mark = f"{outer}/{window.mark}" if outer else window.mark
     try:
@@ -164,7 +164,7 @@ def _run(plan: RecordPlan, window: _RunLimit, environ: Mapping[str, str], *, to_
 
 
 class _RunLimit:
-    """The time for which a job runs: `watch` ends it when that is over.
+    """Deadline of a job: `watch` ends the job after it.
 
     Args:
         folder: of the recording.
@@ -181,7 +181,7 @@ class _RunLimit:
         self._ended_s: float | None = None
 
     def watch(self, process_id: int) -> None:
-        """End the command where its time is over, and all of its processes where that does not help."""
+        """End the command after its deadline, and all of its processes if that does not help."""
         now_s = time.monotonic()
         if self._ended_s is not None:
             if now_s - self._ended_s >= self._limits.grace:
@@ -201,14 +201,14 @@ class _RunLimit:
                 os.kill(process_id, signal.SIGTERM)
 
     def close(self) -> None:
-        """Take the time at the end of the job."""
+        """Store the time at which the job ended."""
         self.wall_s = time.monotonic() - self._began_s
 
 
 class _Output:
     """Standard output of a command: passed on as it comes, with a copy of NCCL's lines.
 
-    It is a terminal where ours is one, so that programs write whole lines at once, as they would without us.
+    It is a terminal if ours is one, so that programs write whole lines at once, as without ncclt.
 
     Args:
         path: of the copy.

@@ -40,7 +40,7 @@ class PublishedSettings:
     """Settings for one kind of machine.
 
     Attributes:
-        machine: they are for.
+        machine: that they are for.
         source: the page that states them.
         is_here: returns whether the facts show this machine.
         values: variable -> value; `|` is between values that the source takes for the same.
@@ -108,12 +108,12 @@ PUBLISHED = (
         },
     ),
 )
-"""Read on 2026-11-27. The machine is recognised by what its network looks like; a similar one may be another."""
+"""Read on 2026-11-27. Machines are recognised by their network; a similar machine may be another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedComparison(Documented):
-    """Settings of a job beside those that are published.
+    """Settings of a job next to the published ones.
 
     Attributes:
         machine, source: as published.
@@ -132,7 +132,7 @@ class PublishedComparison(Documented):
 def compare_with_published(facts: Facts, settings: Iterable[SetVariable]) -> tuple[PublishedComparison, ...]:
     """Return the comparison with each publication for a machine that the facts show.
 
-    What NCCL has read comes before what is only set.
+    Values that NCCL has read take precedence over values that are only set.
     """
     here: dict[str, list[str]] = {}
     rows = tuple(settings)

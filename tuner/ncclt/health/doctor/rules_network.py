@@ -13,7 +13,7 @@ from ncclt.nccl.log.evidence import Evidence
 
 _FAST_FABRICS = ("infiniband", "roce", "efa", "slingshot")
 _PLUGIN_ADAPTERS = ("efa", "rdmap", "cxi", "hsn")
-"""Beginnings of the names of adapters of EFA and Slingshot in Linux."""
+"""Prefixes of the names of EFA and Slingshot adapters in Linux."""
 
 _NEAR = ("PIX", "PXB")
 _NO_GPUDIRECT_HARDWARE = ("GB10",)

@@ -14,7 +14,7 @@ from ncclt.nccl.log.evidence import Evidence
 from ncclt.nccl.log.facts import Connection, PrintedLink
 
 _FALLBACK_BW_GBPS = 0.1
-"""Bandwidth that the search writes when it gave up (graph/search.cc of 2.12 and later)."""
+"""Bandwidth that NCCL's search writes after giving up (graph/search.cc of 2.12 and later)."""
 
 _RING = 4
 """NCCL_TOPO_PATTERN_RING (graph.h)."""

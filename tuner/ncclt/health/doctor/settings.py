@@ -19,10 +19,10 @@ LOG_VARIABLES = {
     # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
     "NCCL_RUNTIME_CONNECT": "0",
 }
-"""NCCL logs its whole start with these."""
+"""Variables with which NCCL logs its whole start."""
 
 LOG_NAMES = frozenset(name for name in LOG_VARIABLES if name.startswith("NCCL_DEBUG"))
-"""Those that change nothing but the log."""
+"""Variables that change nothing but the log."""
 
 _WRITER = re.compile(r"NCCL [A-Z]+ (?:[\w./+-]+:\d+ )?([\w/ -]{1,40}?)[ :]+[Ss]etting NCCL_")
 """Beginning of a plugin's line, `NET/OFI`."""
@@ -54,7 +54,7 @@ def find_settings(facts: Facts) -> tuple[SetVariable, ...]:
 
     NCCL logs `set by environment` for the shell, configuration files and the program alike (src/misc/param.cc puts
     the files into the environment). So the log is compared with this shell, the files, the environment in which the
-    recorded processes started, and what Python has set in them since. What none of these explains stays open.
+    recorded processes started, and what Python has set in them since. Other values have no known source.
     """
     counts: dict[tuple[str, str], int] = {}
     lines: dict[tuple[str, str], Evidence] = {}
@@ -89,7 +89,7 @@ def find_settings(facts: Facts) -> tuple[SetVariable, ...]:
 
 
 def _sources(facts: Facts) -> Iterator[tuple[tuple[str, str], str, Evidence]]:
-    """Yield (name and value, who set it, where that is seen), what counts first first."""
+    """Yield (name and value, who set it, where that is seen), in NCCL's order of precedence."""
     for variable in facts.environment:
         yield (variable.name, variable.value), "shell", variable.evidence
     for file in facts.conf_files:

@@ -22,7 +22,7 @@ RECORDING = "recording"
 """Name of the stand-in for the cluster of a recording."""
 
 _IN_TRAINING = 1.3
-"""A call in a training step against nccl-tests alone, see `Assumption.stretch`."""
+"""Slowdown of a call in a training step against nccl-tests alone, see `Assumption.stretch`."""
 
 _MODELLED = 2.0
 """Nominal links and NCCL's own model, unlike measurements, miss bandwidths by up to this (8 L40S: by far more)."""

@@ -23,7 +23,7 @@ FOLDER = "plugin"
 """Folder of the processes' reports, in the recording's folder."""
 
 POLICY_VARIABLES = ("NCCLT_POLICY_SHM", "NCCLT_TABLE", "NCCLT_POLICY", "NCCL_TUNER_CONFIG_FILE")
-"""Variables by which the plugin finds a table (plugin/named_table.c); an empty value is as good as none."""
+"""Variables by which the plugin finds a table (plugin/named_table.c); an empty value counts as unset."""
 
 _REPORT = re.compile(r"ncclt-plugin\..+\.\d+\.\d+\.[0-9a-f]+\.jsonl", re.ASCII)
 _NAMES = ("ncclt", LIBRARY_NAME)

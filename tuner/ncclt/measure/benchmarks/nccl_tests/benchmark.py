@@ -110,7 +110,7 @@ WRONG_DATA_EXIT_CODE = 7
 """testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW."""
 
 CYCLES = 2
-"""Times that a run measures its sizes, if it can: the first, cold row then has a warm one to replace it."""
+"""Repetitions of each size in a run, if it can: a warm row then replaces the first, cold one."""
 
 # Our dtype -> the argument of -d (common.cu, test_typenames). torch sends bool as uint8; NCCL has no 16-bit integer.
 _DTYPE_WORDS = {

@@ -134,7 +134,7 @@ class KernelTimeline:
     def _least(self, windows: Sequence[Interval]) -> tuple[float, float] | None:
         """Return the communication of the median step of the least exposed GPU and its exposed part, µs.
 
-        None where no GPU sends that also computes.
+        None where no GPU both communicates and computes.
         """
         seen = [
             measure_exposure(_pairs(device.communication), _pairs(device.compute), windows)

@@ -53,7 +53,7 @@ class Journal:
         }
 
     def write(self, **changes: Any) -> None:
-        """Change some facts and write all, with the NCCL variables that the program itself has set by now."""
+        """Update some facts and write all, with the NCCL variables that the program has set so far."""
         before = self.facts["started_with"]
         now = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
         self.facts["set_inside"] = {name: value for name, value in now.items() if before.get(name) != value}
