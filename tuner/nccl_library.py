@@ -51,7 +51,7 @@ _NAME_FIRST_BYTES = (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """What one libnccl.so knows.
+    """Facts of one libnccl.so.
 
     Attributes:
         version: what ncclGetVersion stores, such as 23203.
@@ -148,7 +148,7 @@ class _Code:
         return found
 
     def messages(self) -> Iterator[str]:
-        """Yield what the library has of `MESSAGES`."""
+        """Yield the members of `MESSAGES` in the library."""
         for text in MESSAGES:
             if text.encode() in self._constants:
                 yield text

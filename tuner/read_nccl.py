@@ -110,7 +110,7 @@ def document(wheels: Iterable[Wheel]) -> dict[str, Any]:
 
 
 def _same(wheels: list[Wheel]) -> Library:
-    """Return what all builds of one release know. Code that only newer CUDA is given may alone ask for a variable."""
+    """Return the facts of all builds of one release: some read a variable only in code for newer CUDA."""
     asked: dict[str, bool] = {}
     for wheel in wheels:
         for name, read in wheel.library.variables.items():
@@ -128,7 +128,7 @@ def text(content: dict[str, Any]) -> str:
 
 
 class Known:
-    """Which releases know a fact."""
+    """Releases that know a fact."""
 
     def __init__(self, libraries: dict[NcclVersion, Library]) -> None:
         """Take the releases in their order."""
