@@ -10,7 +10,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.testbed import simulated_testbed
 from ncclt.nccl.p2p_chunk import default_process_wide, effective, find_chunk_problem
 from ncclt.nccl.parameters import CATALOGUE, parameter
-from ncclt.search.space import build_space
+from ncclt.search.space import build_space, describe_space
 from ncclt.store.shipped import named_clusters, profiles_folder
 
 KIB, MIB = 1024, 1024 * 1024
@@ -140,6 +140,17 @@ def test_a_pipeline_between_nodes_has_six_arms_up_to_two_mib():
         f"BUFFSIZE={8 * MIB} {NET}={MIB}",
         f"BUFFSIZE={16 * MIB} {NET}={2 * MIB}",
     }
+
+
+def test_parameters_that_change_nothing_are_named(subtests):
+    testbed = simulated_testbed(H100, seed=0, reason="test")
+    for messages, names, said in [
+        ((SEND,), None, "6 settings"),
+        ((SEND,), ("BUFFSIZE",), "1 setting (NCCL runs these messages alike whatever BUFFSIZE says)"),
+        ((SEND,), (NET, "NTHREADS"), "4 settings (NCCL runs these messages alike whatever NTHREADS says)"),
+    ]:
+        with subtests.test(names=names):
+            assert describe_space(testbed, workload(*messages), names) == said
 
 
 def test_a_logged_chunk_is_compared_with_what_was_asked(subtests):

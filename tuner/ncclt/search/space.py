@@ -312,13 +312,14 @@ def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str
 
 
 def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...] | None) -> str:
-    """Describe the search space: its size, and why settings are left out."""
-    searched = len(build_space(testbed, workload, process_wide).distinct)
-    missing = count_excluded(testbed, workload, process_wide)
-    if not missing:
-        return count_noun(searched, "setting")
-    why = "; ".join(f"{number} excluded: {reason}" for reason, number in missing.items())
-    return f"{searched} of {searched + sum(missing.values())} settings ({why})"
+    """Describe the search space: its size, why settings are left out, and which parameters change nothing."""
+    space = build_space(testbed, workload, process_wide)
+    searched, missing = len(space.distinct), count_excluded(testbed, workload, process_wide)
+    why = [f"{number} excluded: {reason}" for reason, number in missing.items()]
+    if testbed.recorded is None and (idle := [name for name in process_wide or () if name not in space.axes]):
+        why.append(f"NCCL runs these messages alike whatever {' and '.join(idle)} says")
+    size = f"{searched} of {searched + sum(missing.values())} settings" if missing else count_noun(searched, "setting")
+    return f"{size} ({'; '.join(why)})" if why else size
 
 
 def process_wide_ladders(
