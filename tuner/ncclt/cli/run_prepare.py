@@ -351,6 +351,9 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
     """Return the plan with the command and its final environment."""
     for note in plan.notes:
         say(f"ncclt: {note}")
+    if arguments.dry_run and plan.form is not None and plan.answer is not None:
+        same = plan.answer.document.get("same_bits", {}).get(plan.form.value, "unknown")
+        say(f"ncclt: Same bits as the NCCL default: {same}")
     environ = {name: value for name, value in job.environ.items() if name not in plan.unset_env}
     added = dict(plan.set_env)
     folder = None

@@ -126,6 +126,7 @@ _GIVEN = {
     "reason": '"[A-Z_]{1,40}"',
     "rollout": '"[0-9a-f]{0,64}"',
     "ticket": '"[A-Za-z0-9._~-]{1,1000}"',
+    "same_bits": r'\{"variables": "(?:yes|no|unknown)", "table": "(?:yes|no|unknown)"\}',
 }
 _FREE_TEXT = ("gpu", "fabric", "job")
 _RULE = {

@@ -16,7 +16,7 @@ from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation, Ve
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Study, Trial, median_scores
 from ncclt.core.workload import LEFT_OUT, MessageCalls, Workload, WorkloadPart
-from ncclt.deliver.render.delivery import DeliveredForm, choose_form
+from ncclt.deliver.render.delivery import DeliveredForm, choose_form, compare_numerics
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
@@ -234,6 +234,11 @@ def summarize_study(
         "Cost": describe_cost(study, trials, gain),
     }
     left_out = study.workload.provenance.detail.get(LEFT_OUT, "")
+    numerics = (
+        (compare_numerics(found, use.proven.effective, by_variables=use.form is Form.VARIABLES).sentence,)
+        if use.form
+        else ()
+    )
     rounded = describe_rounded(find_rounded(trials, study.workload))
     has_chunks = any(not collective.is_tunable for collective in study.workload.collectives)
     unchecked = _UNCHECKED_CHUNK if study.simulated and has_chunks else ""
@@ -247,7 +252,7 @@ def summarize_study(
         facts=tuple((word, sentence) for word, sentence in facts.items() if sentence),
         other=_describe_other_form(study, trials, found, use),
         warnings=tuple(filter(None, (stale, left_out, rounded, unchecked))),
-        notes=describe_proof(trials, study.workload, found.table),
+        notes=(*describe_proof(trials, study.workload, found.table), *numerics),
         parts=measure_parts(use, trials, study.workload),
     )
 

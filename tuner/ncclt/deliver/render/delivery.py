@@ -14,6 +14,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, compile_policy, rule_label
+from ncclt.nccl.numerics import Numerics, compare_bits
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE
 
 TABLE_FORMAT = "tuner-csv"
@@ -51,7 +52,16 @@ class Delivery:
             sentences.append(f"{self.recommendation.label}: replayed timings, nothing was launched")
         if words := describe_channels(self.proven.effective if self.proven else Policy()):
             sentences.append(words)
+        if self.proven and not self.proven.effective.is_default:
+            numerics = compare_numerics(self.recommendation, self.proven.effective, by_variables=not self.rules)
+            sentences.append(numerics.sentence)
         return sentences + [f"warning: {sentence}" for sentence in (*self.lost, *also_lost)]
+
+
+def compare_numerics(recommendation: Recommendation, policy: Policy, *, by_variables: bool) -> Numerics:
+    """Compare the bits of a job under one form of a recommendation with those of the NCCL default."""
+    version = recommendation.fingerprint.version
+    return compare_bits(policy, recommendation.collectives, version=version, by_variables=by_variables)
 
 
 def deliver_variables(recommendation: Recommendation) -> Delivery:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ncclt.client.answer import AnswerError, comment_lines, form_of, write
+from ncclt.core.attestation import Form
+from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.trial import TimesOrigin
-from ncclt.deliver.render.delivery import TABLE_FORMAT, deliver_table, deliver_variables
+from ncclt.deliver.render.delivery import TABLE_FORMAT, compare_numerics, deliver_table, deliver_variables
 from ncclt.deliver.render.table import FOREIGN_TABLE_FORMATS, render_foreign_table, render_table
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
 
@@ -171,4 +173,11 @@ def _document(recommendation: Recommendation) -> dict[str, Any]:
         "table": effective["rules"],
         "table_parameters": effective["parameters"],
         "table_verdict": table.verdict.to_document(),
+        "same_bits": {
+            form: compare_numerics(recommendation, policy, by_variables=form == Form.VARIABLES).same_bits.value
+            for form, policy in (
+                (Form.VARIABLES.value, delivery.proven.effective if delivery.proven else Policy()),
+                (Form.TABLE.value, table.effective),
+            )
+        },
     }

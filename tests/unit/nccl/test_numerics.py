@@ -1,0 +1,51 @@
+"""Which policies keep the bits of the NCCL default."""
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.policy import Policy, Rule
+from ncclt.nccl.numerics import SameBits, compare_bits
+
+AG, AR, RS, REDUCE = Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE
+RING = {"algorithm": Algorithm.RING}
+
+
+def bits(*rules, uses=tuple(Collective), parameters=(), version="2.28.9", by_variables=False):
+    policy = Policy(rules=rules, parameters=parameters)
+    found = compare_bits(policy, uses, version=NcclVersion.parse(version), by_variables=by_variables)
+    assert found.why
+    assert f": {found.same_bits}: " in found.sentence
+    return found.same_bits
+
+
+def test_the_default_and_what_only_moves_bytes_keep_the_bits():
+    assert bits() is SameBits.YES
+    assert bits(Rule(collective=AG, **RING, protocol=Protocol.LL, channels=4)) is SameBits.YES
+    assert bits(parameters=(("IB_QPS_PER_CONNECTION", 4), ("P2P_NET_CHUNKSIZE", 262144))) is SameBits.YES
+    assert bits(parameters=(("BUFFSIZE", 8388608),), uses=(AG, Collective.SEND_RECV)) is SameBits.YES
+
+
+@pytest.mark.parametrize("collective", [AR, RS, REDUCE])
+def test_a_forced_algorithm_of_a_reduction_changes_them(collective):
+    assert bits(Rule(collective=AG, **RING), Rule(collective=collective, **RING)) is SameBits.NO
+
+
+def test_the_split_of_an_all_reduce_changes_them_and_of_other_reductions_perhaps():
+    for change in ({"protocol": Protocol.SIMPLE}, {"channels": 8}):
+        assert bits(Rule(collective=AR, **change)) is SameBits.NO
+        assert bits(Rule(collective=RS, **change)) is SameBits.UNKNOWN
+        assert bits(Rule(collective=RS, **change), Rule(collective=AR, **RING)) is SameBits.NO
+
+
+def test_parameters_that_change_chunks_or_channels_are_unknown():
+    for name in ("BUFFSIZE", "NTHREADS", "MIN_CTAS"):
+        assert bits(parameters=((name, 64),)) is SameBits.UNKNOWN
+
+
+def test_variables_that_confine_the_other_collectives_are_unknown():
+    rule = Rule(collective=AG, **RING)
+    assert bits(rule, version="2.31.2", by_variables=True) is SameBits.UNKNOWN
+    assert bits(rule, version="2.31.2", by_variables=True, uses=(AG,)) is SameBits.YES
+    assert bits(rule, version="2.31.2") is SameBits.YES
