@@ -255,6 +255,13 @@ def test_a_table_from_a_file_is_used_and_what_differs_is_said(tmp_path, library)
         assert said in done.stderr
         assert "NCCLT_TABLE=1:r-1f3c:" in done.stderr
         assert "NCCLT_SIMULATED=1" in done.stderr
+        assert "Same bits as the NCCL default: unknown" in done.stderr, "the file does not say"
+
+
+def test_a_dry_run_says_whether_the_bits_of_the_default_are_kept(tmp_path, store, serving):
+    for where in (("--server", serving[0]), ("--storage", store.url)):
+        done = run(tmp_path, (*where, "--cluster", "leonardo", "--model", "bert", *SHAPE, "--dry-run"), SHOW)
+        assert "Same bits as the NCCL default: no" in done.stderr
 
 
 @pytest.mark.parametrize("command", [[], ["", "x"]])

@@ -101,6 +101,14 @@ def test_what_was_not_measured_is_told_wherever_the_result_is(recorded, command)
     assert "outside the landscape and left to NCCL" in study_report(command.store, study)
 
 
+def test_numerics_are_told_wherever_the_result_is(recorded, command):
+    said = "ame bits as the NCCL default: no: all_reduce is forced to ring"
+    text, document = recorded("-v"), json.loads(recorded("--json"))
+    study = command.store.studies.page().items[0].study
+    for shown in (text, " ".join(document["notes"]), command(show, study.id), study_report(command.store, study)):
+        assert said in shown
+
+
 def test_a_size_that_the_benchmark_could_not_send_is_told_wherever_the_result_is(recorded, command):
     recorded()
     study = command.store.studies.page().items[0].study
