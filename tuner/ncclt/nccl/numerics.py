@@ -14,7 +14,15 @@ from ncclt.core.policy import Policy, Rule
 _REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 
 _CARRYING = frozenset(
-    ("IB_QPS_PER_CONNECTION", "IB_SPLIT_DATA_ON_QPS", "NSOCKS_PERTHREAD", "P2P_NET_CHUNKSIZE", "SOCKET_NTHREADS")
+    (
+        "IB_QPS_PER_CONNECTION",
+        "IB_SPLIT_DATA_ON_QPS",
+        "NSOCKS_PERTHREAD",
+        "P2P_NET_CHUNKSIZE",
+        "P2P_NVL_CHUNKSIZE",
+        "P2P_PCI_CHUNKSIZE",
+        "SOCKET_NTHREADS",
+    )
 )
 """Parameters of transports and of send/recv alone, which never touch the split of a reduction."""
 
