@@ -225,6 +225,9 @@ class ClusterDocument(AnswerModel):
     driver: str = Field(default="", description="NVIDIA driver; empty = unknown")
     description: str
     sources: list[str]
+    site_variables: dict[str, str] = Field(
+        default_factory=dict, description="NCCL_* variables of the site that trials had; empty = none, or not launched"
+    )
 
 
 class CatalogueCluster(ClusterDocument):
@@ -447,6 +450,7 @@ class StudyDocument(AnswerModel):
     label: str = Field(description="SIMULATED, `recorded: SYSTEM, SOURCE`, or empty where they were measured")
     process_wide: list[str]
     seed: int
+    today: dict[str, str] = Field(default_factory=dict, description="tuning variables of the job, an arm of its own")
     state: StudyState
     reason: str
     created: str

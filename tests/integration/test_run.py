@@ -366,16 +366,16 @@ def test_env_prints_nothing_into_a_job_that_differs_from_the_measured_one(tmp_pa
         same = env(tmp_path, *where)
         assert (same.returncode, "NCCLT_RECOMMENDATION=0c0ffee1" in same.stdout) == (0, True), same.stderr
         for format in ("export", "mpirun-x", "docker-env"):
-            other = env(tmp_path, *where, "--format", format, NCCL_NET="Socket")
+            other = env(tmp_path, *where, "--format", format, NCCL_NTHREADS="64")
             assert (other.returncode, other.stdout) == (3, "")
-            assert "the measured one: NCCL_NET: not set measured, Socket here (the environment)" in other.stderr
+            assert "the measured one: NCCL_NTHREADS: not set measured, 64 here (the environment)" in other.stderr
         mixed = env(tmp_path, *where, "--allow-difference", "NCCL_MAX_CTAS", NCCL_MAX_CTAS=4)
         assert (mixed.returncode, mixed.stdout) == (3, "")
-        accepted = env(tmp_path, *where, "--allow-difference", "NCCL_NET", NCCL_NET="Socket")
-        assert (accepted.stdout, "NCCL_NET: not set" in accepted.stderr) == (same.stdout, True)
+        accepted = env(tmp_path, *where, "--allow-difference", "NCCL_NTHREADS", NCCL_NTHREADS="64")
+        assert (accepted.stdout, "NCCL_NTHREADS: not set" in accepted.stderr) == (same.stdout, True)
         again = env(tmp_path, *where, NCCL_ALGO="allreduce:tree")
         assert again.stdout == same.stdout, "what it exports replaces what an earlier one exported"
-        written = env(tmp_path, *where, "--output", "job.env", NCCL_NET="Socket")
+        written = env(tmp_path, *where, "--output", "job.env", NCCL_NTHREADS="64")
         assert written.returncode == 0, written.stderr
 
 

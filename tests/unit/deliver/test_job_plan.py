@@ -368,8 +368,14 @@ def test_home_and_named_conf_files_are_read_as_nccl_reads_them(tmp_path):
     (tmp_path / "other").write_text("NCCL_NTHREADS=64\n")
     home = {"HOME": str(tmp_path)}
     assert list(read_site((), home)) == ["NCCL_NET"]
-    assert list(read_variables((), home | {"NCCL_CONF_FILE": str(tmp_path / "other")})) == ["NCCL_NTHREADS"]
-    assert read_site((), home | {"NCCL_NET": "IB"})["NCCL_NET"].value == "IB"
+    named = home | {"NCCL_CONF_FILE": str(tmp_path / "other")}
+    assert list(read_variables((), named)) == ["NCCL_NTHREADS"]
+    # Tuning of a configuration file was in every trial, so the measured job has it and is no other one.
+    measured = replace(ANSWER, site_variables=(("NCCL_NTHREADS", "64"),))
+    assert plan(measured, environ=named).form is Form.TABLE
+    assert "NCCL_NTHREADS: 64 measured, not set here" in plan(measured).notes[-1]
+    assert plan(environ=named).form is None
+    assert read_site((), home | {"NCCL_NET": "IB"})["NCCL_NET"] == "IB"
 
 
 def test_what_the_answer_sets_itself_cannot_be_accepted_as_a_difference():

@@ -343,7 +343,7 @@ def _measured_times(store: Store, cluster: Cluster) -> MeasuredTimes:
         default = [
             measurement
             for trial in store.trials.find(study.id)
-            if trial.setting.is_default and trial.policy is None and trial.result.outcome is Outcome.OK
+            if trial.is_default and trial.result.outcome is Outcome.OK
             for measurement in trial.result.measurements
         ]
         if default:

@@ -100,7 +100,7 @@ class TuneView:
 
     def confirmed(self, trial: Trial, done: int, total: int) -> None:
         """Show one launch of the confirmation."""
-        name = "NCCL default" if trial.setting.is_default and trial.policy is None else trial.label
+        name = "NCCL default" if trial.is_default else trial.label
         self._show("confirm", "Confirming the best candidates", f"repeating {name}", trial, share=(done, total))
 
     def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,7 +106,7 @@ def verify(
     if not argv:
         raise UsageError("give the training's command after --", hint="for example: -- torchrun ... train.py")
     launcher = LocalLauncher(
-        keep_env=own_variables.of_job if published is None else own_variables.of_trials,
+        keep_env=own_variables.of_trials,
         keep_bytes=WHOLE if verbose else KEEP_BYTES,
     )
     with ExitStack() as stack:
@@ -115,12 +115,13 @@ def verify(
             request = VerifyRequest(
                 argv=argv,
                 base_argv=base_argv,
-                base_env=_variables("--base", base or []),
-                tuned_env=_variables("--env", env or []),
+                # The user's own tuning is part of both sides, and shown and kept as such.
+                base_env=_variables("--base", base or [], own=own_variables.tuning),
+                tuned_env=_variables("--env", env or [], own=own_variables.tuning),
                 cluster=target.cluster or "",
                 model=workload,
                 # Variables that neither side inherits; it may still set them itself.
-                removed_env=launcher.plan(argv, variables={}, timeout_s=how.timeout_s).unset_env,
+                removed_env=launcher.plan(argv, variables=own_variables.tuning, timeout_s=how.timeout_s).unset_env,
                 notes=(_SAME_WORK,) if base_argv else (),
                 how=how,
                 open_mpi=open_mpi_sides(argv, base_argv, environ=os.environ),
@@ -239,10 +240,10 @@ def _recommendation(model: str, target: Target, storage: str | None, *, id: str 
     return chosen(storage, wanted, partly=True)  # the launches measure it, and change nothing else
 
 
-def _variables(option: str, texts: Sequence[str]) -> Variables:
+def _variables(option: str, texts: Sequence[str], *, own: Mapping[str, str]) -> Variables:
     from ncclt.core.verification import sorted_variables
 
-    variables: dict[str, str] = {}
+    variables = dict(own)
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or "\0" in text:

@@ -230,11 +230,14 @@ class Fingerprint(Documented):
         return self.nodes * self.gpus_per_node
 
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
-        """Name every field in which `other` differs; where a field may be empty, empty matches any value."""
+        """Name every field in which `other` differs, but for the site's variables.
+
+        An unknown topology or driver on either side matches any.
+        """
         found = []
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name in ("topology_hash", "driver", "site_variables") and not (mine and theirs):
+            if field.name == "site_variables" or (field.name in ("topology_hash", "driver") and not (mine and theirs)):
                 continue
             if mine != theirs:
                 found.append(f"{field.name}: measured on {mine}, asked for {theirs}")

@@ -92,6 +92,12 @@ class PolicyVerdict(Documented):
     over_today: Verdict | None = None
 
     @property
+    def beats_today(self) -> bool:
+        """Return True if it beats what the user runs today too; settings of today that fail are beaten."""
+        over = self.over_today
+        return over is None or over.decision is Decision.TUNED or over.blocks < self.verdict.blocks
+
+    @property
     def effective(self) -> Policy:
         """Return the policy if it is proven, else the empty one."""
         return self.policy if self.verdict.decision is Decision.TUNED else Policy()
@@ -112,22 +118,24 @@ class Today(Documented):
     default: Verdict
 
     @property
+    def is_slower(self) -> bool:
+        """Return True if the variables cost time, as the A/B test shows."""
+        return self.default.decision is Decision.TUNED
+
+    @property
     def words(self) -> str:
-        """Return the cost or gain of the variables in one sentence."""
-        names = ", ".join(name for name, _ in self.variables)
-        low, high = self.default.interval
-        if self.default.decision is Decision.TUNED:
-            return (
-                f"your settings cost {(self.default.speedup - 1) * 100:.1f} % (95 % CI {(low - 1) * 100:.1f} to "
-                f"{(high - 1) * 100:.1f}): unset {names}"
-            )
+        """Return one sentence: what the variables cost or gain, or why that is not known."""
+        names, (low, high) = ", ".join(name for name, _ in self.variables), self.default.interval
+        interval = f"95 % CI {(low - 1) * 100:.1f} to {(high - 1) * 100:.1f}"
+        if self.is_slower:
+            return f"your settings cost {(self.default.speedup - 1) * 100:.1f} % ({interval}): unset {names}"
         if self.default.blocks and high < 1:
-            return (
-                f"your settings ({names}) are {(1 / self.default.speedup - 1) * 100:.1f} % faster than the NCCL default"
-            )
-        if self.default.decision is Decision.UNDECIDED:
-            return f"your settings ({names}) against the NCCL default: {self.default.reason}"
-        return f"your settings ({names}) cost less than {self.default.min_effect * 100:.3g} %"
+            faster = (1 / self.default.speedup - 1) * 100
+            return f"your settings ({names}) are {faster:.1f} % faster than the NCCL default"
+        if self.default.blocks and high < 1 + self.default.min_effect:
+            return f"your settings ({names}) cost less than {self.default.min_effect * 100:.3g} %"
+        reason = next(iter(self.default.reason.splitlines()), "")
+        return f"your settings ({names}), compared with the NCCL default: {reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

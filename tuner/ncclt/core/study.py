@@ -85,8 +85,15 @@ class Trial:
         return self.setting if self.policy is None else self.policy.setting_for(message)
 
     @property
+    def is_default(self) -> bool:
+        """Return True if it measured the NCCL default, neither a setting nor what the job runs today."""
+        return self.setting.is_default and self.policy is None and self.arm is not Arm.TODAY
+
+    @property
     def label(self) -> str:
         """Return the forced setting or policy as text."""
+        if self.arm is Arm.TODAY:
+            return Arm.TODAY.value
         if self.policy is None:
             return self.setting.label
         return f"policy of {count_noun(len(self.policy.rules), 'rule')}"

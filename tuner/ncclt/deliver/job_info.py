@@ -29,6 +29,7 @@ from ncclt.launch.argv import (
     parse_count,
 )
 from ncclt.nccl.parameters import CATALOGUE
+from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 from ncclt.nccl.variables import VariableClass, classify, read_environment, site_variables
 
 _RENDEZVOUS = ("--rdzv-id", "--rdzv_id")
@@ -106,7 +107,7 @@ class JobInfo:
         gpus: models seen on this machine, each once; empty = none seen, None = not looked for.
         fabrics: `infiniband` or `roce`, as this machine's adapters say; empty = none seen.
         variables: tuning that changes what was measured -> value and source.
-        site: variables of the site that can change times -> value and source.
+        site: variables that all jobs of the site have and that can change times -> value.
     """
 
     argv: Sequence[str] = ()
@@ -120,7 +121,7 @@ class JobInfo:
     gpus: tuple[str, ...] | None = None
     fabrics: tuple[str, ...] = ()
     variables: Mapping[str, Sourced] = field(default_factory=dict)
-    site: Mapping[str, Sourced] = field(default_factory=dict)
+    site: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def starts_elsewhere(self) -> bool:
@@ -228,10 +229,10 @@ def read_job(
 
 # --- variables that change what was measured ---
 
-_CHANGING = {row.variable: row for row in CATALOGUE if classify(row.variable)[0] is VariableClass.TUNING}
+_DEFAULTS = {row.variable: str(row.default) for row in CATALOGUE}
 
-CHANGING_VARIABLES = tuple(sorted(_CHANGING))
-"""Variables that are searched or change how NCCL communicates, as the catalogue knows them; a site's own are not."""
+CHANGING_VARIABLES = tuple(sorted(name for name in _DEFAULTS if classify(name)[0] is VariableClass.TUNING))
+"""Tuning variables that the catalogue knows."""
 
 _ASSIGNED = re.compile(r"(?:^|[\s,;'\"])(NCCLT?_[A-Z0-9_]+|PYTHONPATH)=([^\s,;'\"]*)")
 """As in `-x NCCL_ALGO=ring`, `--export=ALL,NCCL_ALGO=ring`, `env NCCL_ALGO=ring` and a script for `sh -c`."""
@@ -240,6 +241,9 @@ _HYDRA_OPTIONS = ("-genv", "-env")
 """MPICH and Intel MPI take name and value as two arguments."""
 
 OF_COMMAND = "the command itself"
+
+NO_OTHER_TUNER = ("", "none", "ncclt", LIBRARY_NAME)
+"""Last parts of NCCL_TUNER_PLUGIN that name no other tuner than ours."""
 
 
 def read_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
@@ -252,14 +256,16 @@ def read_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     return {
         name: found[name]
         for name in sorted(found)
-        if name in _CHANGING and str(_CHANGING[name].default) != found[name].value
+        if name.startswith("NCCL_")
+        and classify(name)[0] is VariableClass.TUNING
+        and _DEFAULTS.get(name) != found[name].value
+        and not (name == "NCCL_TUNER_PLUGIN" and PurePath(str(found[name].value)).name in NO_OTHER_TUNER)
     }
 
 
-def read_site(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
-    """Return the variables of the site in effect that can change times, each with its source."""
-    found = _in_effect(argv, environ)
-    return {name: found[name] for name, _value in site_variables({name: str(found[name].value) for name in found})}
+def read_site(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in effect that all trials and jobs of a site have, as `site_variables` of a measurement."""
+    return dict(site_variables({**environ, **read_command_variables(argv)}))
 
 
 def _in_effect(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:

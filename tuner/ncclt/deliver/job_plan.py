@@ -18,10 +18,10 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.agree import AGREEMENT_VARIABLE, agreement_environment
 from ncclt.deliver.answer import Answer
 from ncclt.deliver.attest import CHOICE_VARIABLES
-from ncclt.deliver.job_info import OF_COMMAND, JobInfo, Sourced, is_other_gpu, read_command_variables
+from ncclt.deliver.job_info import NO_OTHER_TUNER, OF_COMMAND, JobInfo, Sourced, is_other_gpu, read_command_variables
 from ncclt.errors import InputError, UsageError
 from ncclt.launch.argv import NODE_LAUNCHERS
-from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, LIBRARY_NAME, find
+from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, find
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, TABLE_VARIABLE
 from ncclt.nccl.variables import OF_ENVIRONMENT
 
@@ -34,9 +34,6 @@ DIFFERENCE_VARIABLE = "NCCLT_DIFFERENCE"
 
 _RIVALS_OF_TABLE = ("NCCLT_POLICY_SHM", TABLE_VARIABLE, POLICY_VARIABLE)
 """Variables that name another table (plugin/named_table.c)."""
-
-_NO_OTHER_TUNER = ("", "none", "ncclt", LIBRARY_NAME)
-"""Last parts of NCCL_TUNER_PLUGIN that name no other tuner than ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +117,7 @@ def plan_job(
         rest = {name: one for name, one in rest.items() if name not in own}
     if rest:
         return JobPlan(answer=answer, notes=(*notes, _refuse(rest, delivered)))
-    if "NCCL_TUNER_PLUGIN" in own and PurePath(theirs := job.environ["NCCL_TUNER_PLUGIN"]).name not in _NO_OTHER_TUNER:
+    if "NCCL_TUNER_PLUGIN" in own and PurePath(theirs := job.environ["NCCL_TUNER_PLUGIN"]).name not in NO_OTHER_TUNER:
         # It still answers what the table does not decide.
         delivered[DELEGATE_VARIABLE] = job.environ.get(DELEGATE_VARIABLE, theirs)
     if own:
@@ -220,14 +217,17 @@ def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo
     found = {
         name: _Difference(measured=delivered.get(name, _NOT_SET), value=str(one.value), source=one.source)
         for name, one in sorted(here.items())
-        if one.value != delivered.get(name) and (name in rivals or name not in delivered)
+        if one.value != delivered.get(name)
+        and (name in rivals or name not in delivered)
+        # A configuration file of the site, which the measurement had too.
+        and (name in delivered or name in rivals or one.value != dict(answer.site_variables or ()).get(name))
     }
     if answer.site_variables is not None:
         measured = dict(answer.site_variables)
-        for name in sorted({*measured, *job.site}):
-            before, here_now = measured.get(name, _NOT_SET), str(job.site[name].value) if name in job.site else _NOT_SET
-            if before != here_now:
-                found[name] = _Difference(measured=before, value=here_now, source=_OF_SITE)
+        for name in sorted({*measured, *job.site} - {*found, *delivered}):
+            before, now = measured.get(name, _NOT_SET), job.site.get(name, _NOT_SET)
+            if before != now:
+                found[name] = _Difference(measured=before, value=now, source=_OF_SITE)
     if job.gpus is not None and is_other_gpu(answer.gpu, job.gpus):
         found[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), source="this machine")
     if (
@@ -326,6 +326,7 @@ def effective_variables(plan: JobPlan, job: JobInfo) -> dict[str, str]:
     names = {*CHOICE_VARIABLES, AGREEMENT_VARIABLE, DELEGATE_VARIABLE, "NCCL_TUNER_PLUGIN", table, *given}
     found: dict[str, str] = {}
     if plan.form is not None:  # without a form, nothing on our side depends on them
-        found = {name: str(one.value) for name, one in job.variables.items() if name not in plan.unset_env}
+        own = {name: str(one.value) for name, one in job.variables.items() if name not in plan.unset_env}
+        found = {name: value for name, value in own.items() if not name.startswith("NCCL_TUNER_")}
     found |= {name: after[name] for name in names if name in after}
     return {name: PurePath(value).name if name in by_name else value for name, value in sorted(found.items())}

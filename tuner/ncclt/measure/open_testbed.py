@@ -34,6 +34,7 @@ from ncclt.nccl.variables import (
     OF_ENVIRONMENT,
     VariableClass,
     classify,
+    masked,
     read_environment,
     site_variables,
     split_variables,
@@ -88,33 +89,39 @@ def launched_testbed(
     benchmark, said = choose_benchmark(cluster, target, unused[host_sets[0]], collectives, ask=ask)
     timeouts, sampling = Timeouts(), SamplingLimit()
 
-    def parts(hosts: tuple[str, ...]) -> RunnerParts:
+    def parts(hosts: tuple[str, ...], *, own_tuning: bool = False) -> RunnerParts:
+        if hosts in unused and not own_tuning:
+            launcher = unused.pop(hosts)
+        else:
+            launcher = create_launcher(cluster, target, hosts, environ=environ, own_tuning=own_tuning)
         return RunnerParts(
             benchmark=benchmark,
             cluster=cluster,
-            launcher=unused.pop(hosts) if hosts in unused else create_launcher(cluster, target, hosts, environ=environ),
+            launcher=launcher,
             variables=lambda setting: dict(compiled(setting).variables),
             policy_variables=delivered,
-            timeouts=timeouts,
-            sampling=sampling,
+            # Under today's settings the default's launches have other times.
+            timeouts=Timeouts() if own_tuning else timeouts,
+            sampling=SamplingLimit() if own_tuning else sampling,
             scratch=target.scratch,
             place=",".join(hosts),
             delegate=environ.get(DELEGATE_VARIABLE, ""),
         )
 
     def persistent_runner(
-        hosts: tuple[str, ...], *, persistent: bool = True, plugin: Path | None = plugin
+        hosts: tuple[str, ...], *, persistent: bool = True, plugin: Path | None = plugin, own_tuning: bool = False
     ) -> PersistentRunner:
         host = environ.get(CONTROLLER_VARIABLE, "")
-        return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **parts(hosts))
+        made_of = parts(hosts, own_tuning=own_tuning)
+        return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **made_of)
 
-    def relaunching(hosts: tuple[str, ...], plugin: Path | None = plugin) -> Runner:
+    def relaunching(hosts: tuple[str, ...], plugin: Path | None = plugin, *, own_tuning: bool = False) -> Runner:
         if target.benchmark_name == "nccl_tests" and plugin is not None:
             return TableRunner(plugin=plugin, **parts(hosts))
         # Settings that only the plugin can force need it in fresh ranks as well, and variables the same ranks.
         if target.benchmark_name == "torch_collectives" and by_plugin:
-            return persistent_runner(hosts, persistent=False, plugin=plugin)
-        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts))
+            return persistent_runner(hosts, persistent=False, plugin=plugin, own_tuning=own_tuning)
+        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts, own_tuning=own_tuning))
 
     forced = partial(find_forcing_problem, version=cluster.version, collectives=collectives)
 
@@ -123,18 +130,12 @@ def launched_testbed(
         way_out = why and plugin is None and not forced(setting, plugin=True)
         return f"{why} ({target.how_with_plugin})" if way_out else why
 
-    today = tuple(split_variables(environ).tuning.items())
-
-    def as_today(hosts: tuple[str, ...]) -> LaunchedRunner:
-        own = create_launcher(cluster, target, hosts, environ=environ, own_tuning=True)
-        changed: RunnerParts = {**parts(hosts), "launcher": own, "timeouts": Timeouts()}
-        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **changed)
-
+    today = () if target.is_gloo else tuple(split_variables(environ).tuning.items())
     runners = [relaunching(hosts) for hosts in host_sets]
     return Testbed(
         runner=runners[0],
-        by_today=as_today(host_sets[0]) if today else None,
-        today=today,
+        by_today=relaunching(host_sets[0], None, own_tuning=True) if today else None,
+        today=tuple((name, masked(name, value)) for name, value in today),
         by_variables=relaunching(host_sets[0], None) if by_plugin else None,
         others=tuple(runners[1:]),
         persistent=tuple(map(persistent_runner, host_sets)) if target.persistent else (),
@@ -257,10 +258,11 @@ def choose_benchmark(
 
 def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> tuple[str, ...]:
     own = split_variables(environ)
+    in_which = "in no trial" if target.is_gloo else "only in trials of the A/B test"
     parts = {
         "kept in every trial (variables of the site)": own.site,
         "kept in every trial (unknown to ncclt)": own.unknown,
-        "your own tuning, only in trials of the A/B test": own.tuning,
+        f"your own tuning, {in_which}": own.tuning,
         "removed from trials (debugging)": own.debug,
     }
     notes = [f"{what}: {', '.join(variables)}" for what, variables in parts.items() if variables]
@@ -421,8 +423,7 @@ def open_testbed(
         installed, _why_unknown = ask_drivers(cluster, target, environ=environ)
         cluster = replace(cluster, driver=installed or cluster.driver)
     if not target.is_gloo:
-        effective = {name: value for name, (value, _source) in read_environment(environ).items()}
-        cluster = replace(cluster, site_variables=site_variables(effective))
+        cluster = replace(cluster, site_variables=site_variables(environ))
     return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
 
 

@@ -6,6 +6,7 @@ NVIDIA's user guide. The values of those that ncclt may set are in `ncclt.nccl.p
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -179,16 +180,33 @@ def _read_conf(path: Path) -> dict[str, str]:
             lines = file.read(1 << 20).splitlines()
     except OSError:
         return {}  # NCCL reads nothing there either
-    return {name.strip(): value for name, equals, value in (line.partition("=") for line in lines) if equals}
+    found: dict[str, str] = {}
+    for name, equals, value in (line.partition("=") for line in lines if not line.startswith("#")):
+        if equals:
+            found.setdefault(name.strip(), value)  # NCCL does not overwrite what is set
+    return found
 
 
-def site_variables(values: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return (name, value) of the site's variables that can change times, sorted; NCCL's own defaults are left out."""
-    return tuple(
-        (name, value)
-        for name, value in sorted(values.items())
-        if classify(name)[0] is VariableClass.SITE and name not in _OF_EVERY_START and _DEFAULTS.get(name) != value
-    )
+def site_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return (name, value) of what every trial and job of a site has and what can change times, sorted.
+
+    That is its class SITE, what ncclt does not know, and tuning that a configuration file sets. NCCL's own defaults are
+    left out, and values of variables that NCCL itself does not read are masked.
+    """
+    found = {}
+    for name, (value, source) in sorted(read_environment(environ).items()):
+        kind = classify(name)[0]
+        kept = kind in (VariableClass.SITE, VariableClass.UNKNOWN) or (
+            kind is VariableClass.TUNING and source != OF_ENVIRONMENT
+        )
+        if name.startswith("NCCL_") and kept and name not in _OF_EVERY_START and _DEFAULTS.get(name) != value:
+            found[name] = masked(name, value)
+    return tuple(found.items())
+
+
+def masked(name: str, value: str) -> str:
+    """Return the value of a variable for stores and pages: a hash, where it is a plugin's and may be a secret."""
+    return value if name in KNOWN else f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -577,7 +577,10 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     verdict = newest.table.verdict
     same_source = newest.source_digest == request.workload.digest()
     undecided, enough = verdict.decision is Decision.UNDECIDED, newest.is_searched_enough
-    more_blocks = undecided and verdict.blocks < request.budget.blocks and (verdict.blocks > 0 or enough)
+    over = newest.table.over_today
+    open_over_today = over is not None and over.decision is Decision.UNDECIDED and not newest.table.beats_today
+    blocks_help = open_over_today or (undecided and (verdict.blocks > 0 or enough))
+    more_blocks = blocks_help and verdict.blocks < request.budget.blocks
     launched = sum(t.phase is Phase.SEARCH for t in store.trials.find(study.id)) if undecided and not enough else 0
     more_trials = undecided and not enough and launched < request.budget.trials
     unproven = request.budget.prove_variables and newest.variables is None

@@ -185,9 +185,6 @@ def build_policy_verdict(
     over_today = None
     if any(trial.arm is Arm.TODAY for trial in last_proof(trials)):
         over_today = judge_arm(arm, policy, trials, workload, min_effect=min_effect, baseline=Arm.TODAY)
-        if verdict.decision is Decision.TUNED and over_today.decision is not Decision.TUNED:
-            why = f"faster than the NCCL default, but against what you run today: {over_today.reason}"
-            verdict = replace(verdict, decision=over_today.decision, reason=why)
     slower = _compare_arm_probes(arm, policy, trials, workload)
     if verdict.decision is Decision.TUNED:
         pairs = build_pairs(arm, policy, collect_evidence(trials).whole_blocks(arm), workload)

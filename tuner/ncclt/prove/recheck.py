@@ -123,6 +123,13 @@ def recheck(
             "measured, recorded and simulated times cannot be compared",
             hint=f"use --launcher {found.launcher}",
         )
+    then, here = found.fingerprint.site_variables, runner.cluster.site_variables
+    if then != here:
+        shown = [" ".join(f"{name}={value}" for name, value in one) or "none" for one in (then, here)]
+        raise UsageError(
+            f"the variables of the site are other ones here: {shown[1]}; {found.id} was measured with {shown[0]}",
+            hint="export those of the measurement, or tune again under these; nothing was recorded",
+        )
     arm, policy_verdict = find_served_arm(found)
     if reasons := _find_changed_conditions(request, runner.cluster.fingerprint()):
         return _build_recheck(request, reasons, (), launches=0, launcher="", now=now())
@@ -198,9 +205,7 @@ def _list_facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, st
         "nccl_version": "NCCL",
         "topology_hash": "topology hash",
     }
-    facts = [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
-    site = [" ".join(f"{name}={value}" for name, value in one.site_variables) for one in (then, here)]
-    return [*facts, ("variables of the site", site[0], site[1])]
+    return [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
 
 
 def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -> str:

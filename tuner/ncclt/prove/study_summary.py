@@ -221,7 +221,9 @@ def summarize_study(
     # A demonstration saves nothing, and neither does what is no longer served.
     is_used = not (study.label or found.stale)
     # Savings count from what the job runs today.
-    saving = use.proven.over_today or verdict
+    over = use.proven.over_today
+    saving = over if over and verdict.decision is over.decision is Decision.TUNED else verdict
+    is_used = is_used and use.proven.beats_today
     gain = estimate_gain(study, trials, saving, steps_per_day=steps_per_day) if is_used else None
     facts = {
         "Reason": "" if verdict.decision is Decision.TUNED else verdict.reason,
@@ -314,10 +316,8 @@ def scale_times(total_us: float, times_us: Mapping[Message, float], workload: Wo
 def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workload) -> str:
     verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
     demonstration = f" (demonstration on {ORIGIN_WORDS[found.origin]} timings)" if found.label else ""
-    if verdict.decision is Decision.KEEP_DEFAULT and found.today and found.today.default.decision is Decision.TUNED:
+    if verdict.decision is Decision.KEEP_DEFAULT and found.today and found.today.is_slower:
         return f"{verdict.decision}: for {what}, {found.today.words}"
-    if verdict.decision is Decision.KEEP_DEFAULT and found.today:
-        return f"{verdict.decision}: nothing beats what you run today for {what}"
     if verdict.decision is Decision.KEEP_DEFAULT:
         return f"{verdict.decision}: keeping the NCCL default for {what}{demonstration}"
     if verdict.decision is Decision.UNDECIDED:
@@ -329,13 +329,15 @@ def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workloa
     )
     if found.label:
         return f"demonstration: {what} {faster}, on {ORIGIN_WORDS[found.origin]} timings"
+    if not use.proven.beats_today:
+        return f"{verdict.decision}: {what} {faster}, but not than what you run today"
     over = use.proven.over_today
-    if over is not None:
+    if over is not None and over.decision is Decision.TUNED:
         faster = (
             f"communicates {over.speedup:.2f}x faster than what you run today (95 % CI {over.interval[0]:.2f} to "
             f"{over.interval[1]:.2f}, {over.blocks} blocks), {verdict.speedup:.2f}x faster than the NCCL default"
         )
-    saved = step_gain(workload, (over or verdict).speedup)
+    saved = step_gain(workload, (over if over and over.decision is Decision.TUNED else verdict).speedup)
     most = "at most " if workload.exposed_us is None else ""
     return f"{verdict.decision}: {what} {faster}{f'; steps are {most}{saved * 100:.2g} % shorter' if saved else ''}"
 

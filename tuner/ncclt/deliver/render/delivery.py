@@ -198,6 +198,8 @@ def _with_command(found: Recommendation, use: DeliveredForm, source: str, *, bui
         return DeliveredForm(form=use.form, proven=use.proven, why=why)
     if found.stale:
         return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
+    if not use.proven.beats_today:
+        return DeliveredForm(form=use.form, proven=use.proven, why="keep your settings, or tune with more --blocks")
     place, job = found.fingerprint, job_options(found, source=source)
     own = [name for name, _ in found.today.variables] if found.today else []
     if use.form is Form.VARIABLES:

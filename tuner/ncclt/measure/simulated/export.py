@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.setting import Setting
-from ncclt.core.study import Study, Trial
+from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Measurement, Outcome
 from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
@@ -21,7 +21,8 @@ def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list
         trials: of the study.
         version: of ncclt.
     """
-    good = [(t, m) for t in trials if t.result.outcome is Outcome.OK for m in t.result.measurements]
+    launched = [t for t in trials if t.result.outcome is Outcome.OK and t.arm is not Arm.TODAY]
+    good = [(t, m) for t in launched for m in t.result.measurements]
     whole = [(t, m) for t, m in good if m.message.group_size in (0, study.cluster.world_size) and not m.interpolated]
     parts = {m.message for _, m in good if m.message.group_size not in (0, study.cluster.world_size)}
     between = sum(m.interpolated for _, m in good)
@@ -37,7 +38,14 @@ def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list
 
 def exported_cluster(study: Study, rows: Sequence[LandscapeRow], *, name: str) -> Cluster:
     """Return the cluster of exported rows under a name of its own; what names hosts or people is left out."""
-    return replace(study.cluster, name=name, description=rows[0].system, sources=(rows[0].source,), calibration=None)
+    return replace(
+        study.cluster,
+        name=name,
+        description=rows[0].system,
+        sources=(rows[0].source,),
+        calibration=None,
+        site_variables=(),
+    )
 
 
 def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: str) -> list[LandscapeRow]:

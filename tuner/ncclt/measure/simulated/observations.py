@@ -15,7 +15,7 @@ from ncclt.core.message import Collective, Message, parse_dtype
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Trial
+from ncclt.core.study import Arm, Trial
 from ncclt.core.trial import Outcome
 from ncclt.errors import InputError, SettingError, UsageError
 from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
@@ -228,7 +228,7 @@ def observed_in_trials(trials: Iterable[Trial], nodes: int, source: str) -> Obse
     seen = [
         ObservedPoint(nodes=nodes, setting=trial.setting, message=one.message, time_us=one.time_us)
         for trial in trials
-        if trial.policy is None and trial.result.outcome is Outcome.OK
+        if trial.policy is None and trial.arm is not Arm.TODAY and trial.result.outcome is Outcome.OK
         for one in trial.result.measurements
         if not one.interpolated
     ]
