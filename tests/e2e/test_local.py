@@ -49,6 +49,7 @@ def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_ever
     ncclt.variables |= {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO"}
     done = ncclt(*tune, "-v")
 
+    assert "The A/B test also measures what you run today: NCCL_ALGO=Tree" in done.stderr
     assert "keep-default: for nasnetmobile on dgx-a100, your settings cost 100.0 % (95 % CI" in done.stdout
     assert ": unset NCCL_ALGO" in done.stdout
     assert "kept in every trial (variables of the site): NCCL_IB_HCA" in done.stdout + done.stderr

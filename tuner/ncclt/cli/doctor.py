@@ -87,7 +87,7 @@ def doctor(
     rules: Annotated[bool, typer.Option("--rules", help="List all rules.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find broken settings, links, files and GPUs of a node or job.
+    """Find broken settings, links and GPUs of a node or a job.
 
     Examines this machine (NCCL_* variables, nccl.conf, RDMA devices, GPUs), or with --from saved files of a job:
     `nvidia-smi topo -m`, `nvidia-smi -q -x`, NCCL logs and topology dumps, nccl.conf.

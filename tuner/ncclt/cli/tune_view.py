@@ -82,6 +82,9 @@ class TuneView:
             f"NCCL {cluster.nccl_version}, {count_noun(len(study.workload.messages), 'message')}"
         )
         say(f"ncclt: Search space: {describe_space(self._testbed, study.workload, study.process_wide)}")
+        if study.today:
+            mine = " ".join(f"{name}={value}" for name, value in study.today)
+            say(f"ncclt: The A/B test also measures what you run today: {mine}")
         if ceiling := describe_ceiling(study.workload):
             say(f"ncclt: Tuning can save {ceiling}")
         if resumed:
