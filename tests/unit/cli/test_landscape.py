@@ -13,12 +13,13 @@ from ncclt.core.cluster_file import cluster_toml
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Phase, Study, StudyState, Trial
+from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.simulated import load_landscape
 from ncclt.measure.simulated.export import export, exported_cluster
 from ncclt.measure.simulated.landscape_rows import write_rows
+from ncclt.measure.simulated.observations import observed_in_trials
 from ncclt.user_dirs import recorded_tables
 
 PLAIN = ("--setting", "default")
@@ -108,6 +109,21 @@ def test_a_launch_of_a_policy_is_written_by_what_it_forced_on_each_message(study
     landscape = load_landscape(tmp_path / "mine.csv")
     assert [landscape.time_samples(DEFAULT, message) for message in MESSAGES] == [(10.0, 11.0, 12.0), (20.0, 21.0)]
     assert [landscape.time_samples(LL, message) for message in MESSAGES] == [(8.0,), (19.0, 18.0)]
+
+
+def test_launches_of_what_a_job_runs_today_are_no_times_of_the_default(study):
+    today = replace(launch(6, DEFAULT, (90.0, 90.0)), phase=Phase.PROVE, arm=Arm.TODAY)
+    rows, _ = export(study, [*TRIALS, today], version="1.0")
+    assert rows == export(study, TRIALS, version="1.0")[0]
+    seen = observed_in_trials([TRIALS[0], today], 1, "s").seen
+    assert {one.time_us for one in seen if one.setting.is_default} == {10.0, 20.0, 5.0}
+    assert today.label == "today"
+
+
+def test_the_sites_variables_are_left_out(study):
+    site = replace(study, cluster=replace(study.cluster, site_variables=(("NCCL_SOCKET_IFNAME", "of_me"),)))
+    rows, _ = export(site, TRIALS, version="1.0")
+    assert exported_cluster(site, rows, name="x").site_variables == ()
 
 
 def test_hosts_are_left_out(study, tmp_path):

@@ -164,6 +164,13 @@ def test_override_replaces_them_and_takes_away_what_stands_against_the_table():
     assert "NCCL_IB_HCA" not in dict(planned.set_env)
 
 
+def test_override_removes_every_tuning_variable_also_those_that_are_never_searched():
+    """The measured arm had none of them."""
+    own = {"NCCL_NET_SHARED_BUFFERS": "0", "NCCL_TUNER_CONFIG_FILE": "/site/t.csv"}
+    assert plan(environ=own).form is None
+    assert plan(environ=own, override=True).unset_env == tuple(own)
+
+
 def test_an_equal_value_is_no_conflict():
     assert plan(plugin=None, environ={"NCCL_ALGO": "allreduce:ring"}).form is Form.VARIABLES
 

@@ -59,6 +59,15 @@ def test_what_changes_no_times_or_is_nccls_default_is_not_compared():
     assert site_variables({**same, "NCCL_PROTO": "LL", "NCCL_IB_HCA": "mlx5"}) == (("NCCL_IB_HCA", "mlx5"),)
 
 
+def test_what_every_trial_has_is_compared_and_values_of_plugins_are_masked(tmp_path):
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("# NCCL_IB_TC=1\nNCCL_BUFFSIZE=1048576\nNCCL_BUFFSIZE=2\n")
+    environ = {"NCCL_CONF_FILE": str(conf), "NCCL_UCX_API_KEY": "secret", "NCCL_OURS": "1", "NCCL_PROTO": "LL"}
+    found = dict(site_variables(environ))
+    assert (set(found), found["NCCL_BUFFSIZE"]) == ({"NCCL_BUFFSIZE", "NCCL_UCX_API_KEY", "NCCL_OURS"}, "1048576")
+    assert "secret" not in str(found)
+
+
 def test_variables_have_the_source_that_nccl_takes_first(tmp_path):
     named, home = tmp_path / "named.conf", tmp_path / ".nccl.conf"
     named.write_text("NCCL_IB_HCA=of_file\nNCCL_IB_TC=106\n")

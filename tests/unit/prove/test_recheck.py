@@ -248,6 +248,15 @@ def test_noise_alone_hardly_ever_makes_it_stale(request_):
     assert stale <= 2
 
 
+def test_other_variables_of_the_site_are_refused_and_say_nothing(request_):
+    """A timer without the site's exports would else make what jobs get stale."""
+    site = replace(CLUSTER, site_variables=(("NCCL_IB_TC", "3"),))
+    request = replace(request_, recommendation=replace(request_.recommendation, fingerprint=site.fingerprint()))
+    with pytest.raises(UsageError, match=r"other ones here: none; .* was measured with NCCL_IB_TC=3"):
+        checked(request, times(seed=2))
+    assert checked(request, times(seed=2), cluster=site)[0].freshness is Freshness.FRESH
+
+
 @pytest.mark.parametrize(("field", "value"), [("nccl_version", "2.30.7"), ("topology_hash", "b")])
 def test_another_nccl_or_topology_needs_no_launch(request_, field, value):
     then = replace(CLUSTER, topology_hash="a")
