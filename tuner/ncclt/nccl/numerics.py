@@ -1,4 +1,4 @@
-"""Whether a policy keeps the bits of the NCCL default: the order of floating-point additions under it."""
+"""Numerics of a policy: the order of floating-point additions under it, compared with the NCCL default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CARRYING = frozenset(
 
 
 class SameBits(StrEnum):
-    """Whether results have the bits that the NCCL default gives."""
+    """Agreement of results with the bits that the NCCL default gives."""
 
     YES = "yes"
     NO = "no"
@@ -101,7 +101,7 @@ def _splits(rule: Rule) -> bool:
 
 
 def _changed_order(rule: Rule) -> str:
-    """Return why a rule for a reducing collective changes the order of additions; empty if that is not certain."""
+    """Return the reason why a rule for a reducing collective changes the order of additions; empty if uncertain."""
     if rule.algorithm is not None:
         return f"{rule.collective} is forced to {rule.algorithm} and may add in another order"
     if rule.collective is Collective.ALL_REDUCE and _splits(rule):

@@ -88,7 +88,7 @@ def net_ratio(cluster: Cluster) -> int:
 
 
 def effective(parameters: Mapping[str, int], cluster: Cluster, messages: Collection[Message]) -> dict[str, int]:
-    """Return what NCCL makes of process-wide parameters for some messages: equal results are equal launches.
+    """Return the effect of process-wide parameters on some messages: equal effects are equal launches.
 
     Args:
         parameters: that are set, without `NCCL_`.

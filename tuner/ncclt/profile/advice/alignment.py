@@ -23,7 +23,7 @@ PUBLISHED: Mapping[Collective, str] = {
     "(horovod/horovod#3727)",
     Collective.REDUCE_SCATTER: "published: less than all_gather loses (horovod/horovod#3727)",
 }
-"""What was published on other clusters, by collective; no prediction for this one."""
+"""Published gains on other clusters, by collective; no prediction for this one."""
 
 UNKNOWN = "gain not known: no study of this cluster has times of the exact and of an aligned size"
 
@@ -72,7 +72,7 @@ class UnalignedMessage:
 
     @property
     def gain(self) -> str:
-        """Return what padding gains, in words."""
+        """Return the gain of padding in words."""
         if not self.divides:
             return "not known: no whole elements per rank, the size is of another number of ranks"
         if not self.begins_unaligned:
