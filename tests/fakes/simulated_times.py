@@ -26,7 +26,7 @@ def setting_for(forced, collective, version):
 
 
 def times(request):
-    cluster = Cluster(**request["cluster"] | {"sources": ()})
+    cluster = Cluster(**request["cluster"] | {"sources": (), "site_variables": ()})
     runner = SimulatedRunner(cluster, seed=0)
     collective = next(collective for collective, program in PROGRAMS.items() if program == request["program"])
     setting = setting_for(request["forced"], collective, cluster.version)
