@@ -33,7 +33,7 @@ from landscapes import FEWEST_FOR_P95, FEWEST_GIVEN, Case, percentile_95, record
 from ncclt.core.budget import Budget
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision
+from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Phase, Study, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -136,14 +136,8 @@ class Unwatched:
         """Ignore it."""
 
 
-def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
-    """Run one study to its verdict in a store of its own."""
-    testbed = Testbed(
-        runner=Replayed(case, sigma=sigma, seed=seed),
-        reason="bench",
-        covers=case.covers,
-        recorded=tuple(setting for setting in case.settings if not setting.is_default),
-    )
+def run_tune(case: Case, testbed: Testbed, *, seed: int) -> tuple[Recommendation, tuple[Trial, ...]]:
+    """Run one study to its verdict in a store of its own; return its result and its trials."""
     request = TuneRequest(workload=case.workload, budget=Budget(process_wide=(), seed=seed))
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as store:
         result = tune(
@@ -155,10 +149,21 @@ def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
             clock=time.monotonic,
             now=lambda: "2026-01-01T00:00:00+00:00",
         )
-    found = result.recommendation
-    assert found is not None, "it is not interrupted"
+    assert result.recommendation is not None, "it is not interrupted"
+    return result.recommendation, result.trials
+
+
+def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
+    """Run one study to its verdict."""
+    testbed = Testbed(
+        runner=Replayed(case, sigma=sigma, seed=seed),
+        reason="bench",
+        covers=case.covers,
+        recorded=tuple(setting for setting in case.settings if not setting.is_default),
+    )
+    found, trials = run_tune(case, testbed, seed=seed)
     return Cost(
-        launches={phase: sum(trial.phase is phase for trial in result.trials) for phase in Phase},
+        launches={phase: sum(trial.phase is phase for trial in trials) for phase in Phase},
         tuned=found.table.verdict.decision is Decision.TUNED,
         gain=case.default_us / case.policy_us(found.table.effective) - 1,
     )

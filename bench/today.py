@@ -1,9 +1,10 @@
-"""What does a study say of the settings that a job runs today?
+"""Verdicts of studies on the settings that a job runs today.
 
 Every study runs through the pipeline of `ncclt tune` with three arms: the NCCL default, today's settings, and the
 policy. The launches are replayed from recorded times with lognormal noise, as in bench/study_cost.py. Today's settings
 are the best, the median and the worst single recorded setting of a workload. `true` is what the recording says, beside
-what the study concluded with its 95 % interval; above 1, the default or the policy is faster than today.
+what the study concluded with its 95 % interval; above 1, the default or the policy is faster than today. The last line
+counts the intervals that hold the true ratio.
 
     python bench/today.py --landscape FILE.csv [--landscape ...] [--workload bert] [--noise 0.02] [--seed 0] [--json]
 """
@@ -13,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,17 +21,14 @@ from pathlib import Path
 import optuna
 
 from landscapes import Case, recorded_cases
-from ncclt.core.budget import Budget
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, Verdict
+from ncclt.core.recommendation import Verdict
 from ncclt.core.setting import Setting
 from ncclt.core.trial import TrialResult
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline.tune import TuneRequest, tune
-from ncclt.store import open_store
-from study_cost import Replayed, Unwatched
+from study_cost import Replayed, run_tune
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +74,7 @@ def rank_settings(case: Case) -> list[tuple[float, Setting]]:
 
 
 def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed: int) -> Row:
-    """Run one study to its verdict in a store of its own."""
+    """Run one study to its verdict."""
     testbed = Testbed(
         runner=Replayed(case, sigma=sigma, seed=seed),
         by_today=Today(case, today, sigma=sigma, seed=seed + 1_000_003),
@@ -87,23 +83,12 @@ def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed
         covers=case.covers,
         recorded=tuple(setting for setting in case.settings if not setting.is_default),
     )
-    request = TuneRequest(workload=case.workload, budget=Budget(process_wide=(), seed=seed))
-    with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/ncclt.db") as store:
-        result = tune(
-            request,
-            testbed,
-            store,
-            watcher=Unwatched(),
-            interrupted=lambda: "",
-            clock=time.monotonic,
-            now=lambda: "2026-01-01T00:00:00+00:00",
-        )
-    found = result.recommendation
-    assert found is not None, "it is not interrupted"
+    found, trials = run_tune(case, testbed, seed=seed)
     assert found.today is not None, "its arm was measured"
     table = found.table
-    policy = table.policy if table.verdict.decision is Decision.TUNED else Policy()
     over: Verdict | None = table.over_today
+    # The interval is of the policy that was launched, whatever was decided.
+    policy = table.policy if over is not None else Policy()
     return Row(
         landscape=case.landscape,
         workload=case.mix,
@@ -118,7 +103,7 @@ def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed
         policy_interval=over.interval if over else None,
         policy_true=today_us / case.policy_us(policy),
         policy_over_default=case.default_us / case.policy_us(policy),
-        launches=len(result.trials),
+        launches=len(trials),
     )
 
 
@@ -174,8 +159,13 @@ def main(argv: Sequence[str]) -> int:
                 rows.append(run_study(case, today, today_us, sigma=options.noise, seed=options.seed))
                 if not options.json:
                     show(rows[-1])
+    pairs = [(row.default_interval, row.default_true) for row in rows]
+    pairs += [(row.policy_interval, row.policy_true) for row in rows if row.policy_interval is not None]
+    held = sum(low <= true <= high for (low, high), true in pairs)
     if options.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+        print(json.dumps({"rows": [asdict(row) for row in rows], "intervals": len(pairs), "held": held}))
+    else:
+        print(f"{held} of {len(pairs)} intervals hold the true ratio")
     return 0
 
 

@@ -164,6 +164,20 @@ def test_override_replaces_them_and_takes_away_what_stands_against_the_table():
     assert "NCCL_IB_HCA" not in dict(planned.set_env)
 
 
+def test_interfaces_of_one_node_never_divide_a_job():
+    """Nodes may name them differently, and a node that refuses what others use would keep the job from starting."""
+    measured = replace(ANSWER, site_variables=(("NCCL_IB_TC", "106"), ("NCCL_SOCKET_IFNAME", "ib0")))
+    here = {"NCCL_IB_TC": "106", "NCCL_SOCKET_IFNAME": "bond0", "NCCL_OF_THIS_RANK": "1"}
+
+    def planned(environ, *, alone):
+        options = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": True}
+        return plan_job(measured, job(environ=environ, decides_alone=alone), **options)
+
+    assert planned(here, alone=False).form is Form.TABLE
+    assert planned(here, alone=True).form is None
+    assert planned(here | {"NCCL_IB_TC": "1"}, alone=False).form is None
+
+
 def test_override_removes_every_tuning_variable_also_those_that_are_never_searched():
     """The measured arm had none of them."""
     own = {"NCCL_NET_SHARED_BUFFERS": "0", "NCCL_TUNER_CONFIG_FILE": "/site/t.csv"}

@@ -1,4 +1,4 @@
-"""Which policies keep the bits of the NCCL default."""
+"""Agreement of policies with the bits of the NCCL default."""
 
 import pytest
 

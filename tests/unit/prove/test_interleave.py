@@ -13,7 +13,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Today
+from ncclt.core.recommendation import Decision, Today, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.trial import Outcome
@@ -390,6 +390,30 @@ def test_settings_of_today_that_cost_time_are_found_without_any_policy(cluster, 
     today = Today(variables=(("NCCL_PROTO", "Simple"),), default=verdict)
     said = r"your settings cost [56]\.\d % \(95 % CI [0-9. to]+\): unset NCCL_PROTO"
     assert re.fullmatch(said, today.words), today.words
+
+
+def test_what_today_costs_or_gains_is_said_as_it_was_seen(subtests):
+    def said(decision, speedup, interval, reason="", blocks=4):
+        numbers = {"speedup": speedup, "interval": interval, "blocks": blocks, "default_us": 1.0, "policy_us": 1.0}
+        verdict = Verdict(decision=decision, reason=reason, **numbers)
+        return Today(variables=(("NCCL_PROTO", "LL"), ("NCCL_ALGO", "Tree")), default=verdict).words
+
+    keep, names = Decision.KEEP_DEFAULT, "NCCL_PROTO, NCCL_ALGO"
+    cases = {
+        said(Decision.TUNED, 1.06, (1.05, 1.07)): f"cost 6.0 % (95 % CI 5.0 to 7.0): unset {names}",
+        said(
+            keep, 1.3, (1.2, 1.4), "64 KiB is 9 % slower"
+        ): f"({names}) cost 30.0 % (95 % CI 20.0 to 40.0) in all, but without them 64 KiB is 9 % slower",
+        said(keep, 0.8, (0.75, 0.85)): f"({names}) are 25.0 % faster than the NCCL default",
+        said(keep, 1.0, (0.99, 1.01)): f"({names}) cost less than 2 %",
+        said(keep, 1.0, (0.0, math.inf), "the policy failed: crashed\nmore", 0): f"({names}), compared with the NCCL "
+        "default: the policy failed: crashed",
+        said(Decision.UNDECIDED, 1.1, (0.9, 1.3), "inconclusive"): f"({names}), compared with the NCCL default: "
+        "inconclusive",
+    }
+    for words, expected in cases.items():
+        with subtests.test(expected=expected):
+            assert words == f"your settings {expected}"
 
 
 def test_a_policy_is_judged_by_what_the_job_runs_today(cluster, workload):

@@ -19,6 +19,7 @@ from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.job_info import (
     JobInfo,
     Sourced,
+    decides_alone,
     detect_fabrics,
     detect_gpus,
     is_started_on_every_node,
@@ -393,6 +394,7 @@ def _compare(arguments: argparse.Namespace, answer: Answer) -> None:
         fabrics=detect_fabrics(),
         variables=read_variables((), os.environ),
         site=read_site((), os.environ),
+        decides_alone=decides_alone(os.environ, ()),
     )
     # A node that only starts the others needs no GPU.
     starts_ranks = is_started_on_every_node((), os.environ) and not job.is_batch_script

@@ -45,7 +45,7 @@ def report(
     if done.returncode:
         raise typer.Exit(done.returncode)
     if output == "-":
-        # In UTF-8, which the page names, whatever the locale is; not by `buffer`, whose errors nobody reports.
+        # UTF-8 as the page declares, whatever the locale. Errors of `buffer` itself would go unreported.
         cast("TextIOWrapper", sys.stdout).reconfigure(encoding="utf-8")
         Styled(sys.stdout).write(done.stdout.decode())
         return

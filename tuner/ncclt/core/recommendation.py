@@ -126,15 +126,17 @@ class Today(Documented):
     def words(self) -> str:
         """Return one sentence: what the variables cost or gain, or why that is not known."""
         names, (low, high) = ", ".join(name for name, _ in self.variables), self.default.interval
-        interval = f"95 % CI {(low - 1) * 100:.1f} to {(high - 1) * 100:.1f}"
+        reason = next(iter(self.default.reason.splitlines()), "")
+        cost = f"{(self.default.speedup - 1) * 100:.1f} % (95 % CI {(low - 1) * 100:.1f} to {(high - 1) * 100:.1f})"
         if self.is_slower:
-            return f"your settings cost {(self.default.speedup - 1) * 100:.1f} % ({interval}): unset {names}"
+            return f"your settings cost {cost}: unset {names}"
+        if self.default.blocks and low > 1 and self.default.decision is Decision.KEEP_DEFAULT:
+            return f"your settings ({names}) cost {cost} in all, but without them {reason}"
         if self.default.blocks and high < 1:
             faster = (1 / self.default.speedup - 1) * 100
             return f"your settings ({names}) are {faster:.1f} % faster than the NCCL default"
         if self.default.blocks and high < 1 + self.default.min_effect:
             return f"your settings ({names}) cost less than {self.default.min_effect * 100:.3g} %"
-        reason = next(iter(self.default.reason.splitlines()), "")
         return f"your settings ({names}), compared with the NCCL default: {reason}"
 
 

@@ -23,7 +23,7 @@ from ncclt.errors import InputError, UsageError
 from ncclt.launch.argv import NODE_LAUNCHERS
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE, find
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, TABLE_VARIABLE
-from ncclt.nccl.variables import OF_ENVIRONMENT
+from ncclt.nccl.variables import OF_ENVIRONMENT, may_differ_by_node
 
 GPU, GPU_MISSING, FABRIC = "GPU", "NO_GPU", "FABRIC"
 """Names of differences that no variable shows, for --allow-difference."""
@@ -224,7 +224,10 @@ def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo
     }
     if answer.site_variables is not None:
         measured = dict(answer.site_variables)
-        for name in sorted({*measured, *job.site} - {*found, *delivered}):
+        compared = {*measured, *job.site} - {*found, *delivered}
+        if not job.decides_alone:  # or one node would start with settings that another refuses
+            compared = {name for name in compared if not may_differ_by_node(name)}
+        for name in sorted(compared):
             before, now = measured.get(name, _NOT_SET), job.site.get(name, _NOT_SET)
             if before != now:
                 found[name] = _Difference(measured=before, value=now, source=_OF_SITE)

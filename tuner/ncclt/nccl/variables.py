@@ -131,6 +131,16 @@ _CLASSES: dict[str, tuple[VariableClass, str]] = {
 KNOWN = frozenset(_CLASSES)
 """Full names of the variables of the newest NCCL, of PyTorch and of builds; plugins have more."""
 
+PER_RANK = frozenset(
+    f"NCCL_{name}"
+    for name in (
+        "SOCKET_IFNAME", "OOB_NET_IFNAME", "IB_HCA", "IB_GID_INDEX", "HOSTID", "DEBUG", "DEBUG_FILE", "DEBUG_SUBSYS",
+        "TOPO_FILE", "TOPO_DUMP_FILE", "TOPO_DUMP_FILE_RANK", "GRAPH_DUMP_FILE", "GRAPH_DUMP_FILE_RANK", "RAS_ADDR",
+        "MNNVL_CLIQUE_ID", "CONF_FILE",
+    )
+)  # fmt: skip
+"""Variables that may differ between the ranks of a job."""
+
 _OF_EVERY_START = frozenset(
     f"NCCL_{name}"
     for name in (
@@ -202,6 +212,11 @@ def site_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if name.startswith("NCCL_") and kept and name not in _OF_EVERY_START and _DEFAULTS.get(name) != value:
             found[name] = masked(name, value)
     return tuple(found.items())
+
+
+def may_differ_by_node(name: str) -> bool:
+    """Return True if nodes of one job may have different values: interfaces, files, variables of plugins."""
+    return name in PER_RANK or name not in KNOWN
 
 
 def masked(name: str, value: str) -> str:

@@ -329,9 +329,11 @@ def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workloa
     )
     if found.label:
         return f"demonstration: {what} {faster}, on {ORIGIN_WORDS[found.origin]} timings"
-    if not use.proven.beats_today:
-        return f"{verdict.decision}: {what} {faster}, but not than what you run today"
     over = use.proven.over_today
+    if over is not None and not use.proven.beats_today:
+        is_open = over.decision is Decision.UNDECIDED
+        gain = "no verdict yet" if is_open else f"no gain of {over.min_effect * 100:.3g} % or more"
+        return f"{verdict.decision}: {what} {faster}; over what you run today, {gain}"
     if over is not None and over.decision is Decision.TUNED:
         faster = (
             f"communicates {over.speedup:.2f}x faster than what you run today (95 % CI {over.interval[0]:.2f} to "

@@ -1,4 +1,4 @@
-"""How a job that ran under the doctor ended, and what was seen of it without NCCL."""
+"""The end of a job under the doctor, and a job without NCCL."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who set which NCCL variable, as far as a log, files and this machine show it."""
+"""Origin of each NCCL variable: log, files and this machine."""
 
 import pytest
 

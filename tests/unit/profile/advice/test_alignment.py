@@ -1,4 +1,4 @@
-"""Which messages are to be padded, and what is said of the gain."""
+"""Advice to pad messages, with a gain only where both sizes were measured."""
 
 import pytest
 

@@ -261,7 +261,7 @@ class _Output:
             except OSError:
                 pass
             finally:
-                # Where nobody reads our output any more, the command learns it, as it would without us.
+                # Our reader has gone: close the pipe, so that the command gets SIGPIPE as it would without us.
                 os.close(self._ours)
 
 

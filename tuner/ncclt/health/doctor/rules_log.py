@@ -11,10 +11,10 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
 from ncclt.health.doctor.gpu_report import GpuModel, gpu_model
-from ncclt.health.doctor.variables import PER_RANK, READ_BY_EVERY_RANK
+from ncclt.health.doctor.variables import READ_BY_EVERY_RANK
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts, Process
-from ncclt.nccl.variables import VariableClass, classify
+from ncclt.nccl.variables import PER_RANK, VariableClass, classify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,16 +73,6 @@ REPLACED: dict[str, tuple[str, str]] = {
 }
 """Variable -> (NCCL that prefers another one, which); the old ones still act."""
 
-PER_RANK = frozenset(
-    f"NCCL_{name}"
-    for name in (
-        "SOCKET_IFNAME", "OOB_NET_IFNAME", "IB_HCA", "IB_GID_INDEX", "HOSTID", "DEBUG", "DEBUG_FILE", "DEBUG_SUBSYS",
-        "TOPO_FILE", "TOPO_DUMP_FILE", "TOPO_DUMP_FILE_RANK", "GRAPH_DUMP_FILE", "GRAPH_DUMP_FILE_RANK", "RAS_ADDR",
-        "MNNVL_CLIQUE_ID", "CONF_FILE",
-    )
-)  # fmt: skip
-"""Variables that may differ between the ranks of a job."""
-
 READ_BY_EVERY_RANK = frozenset(
     f"NCCL_{name}"
     for name in (
