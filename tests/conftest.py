@@ -145,17 +145,23 @@ class Nursery:
     """Forks `ncclt` from a process that has loaded it (fakes/ncclt_nursery.py): a tenth of the time of a start."""
 
     def __init__(self, process):
-        self._process = process
+        self._process, self._begun = process, None
         assert process.stdout.readline() == "ready\n"
 
     def begin(self, words, environ, folder):
-        """Start `ncclt WORDS`, and return its process id."""
+        """Start `ncclt WORDS`, and return its process id; ends what a test that failed has not waited for."""
+        if self._begun is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._begun, signal.SIGKILL)
+            self.end()
         self._process.stdin.write(json.dumps([[*map(str, words)], environ, str(folder)]) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        self._begun = int(self._process.stdout.readline())
+        return self._begun
 
     def end(self):
         """Wait for what was begun, and return its exit code, stdout and stderr."""
+        self._begun = None
         return json.loads(self._process.stdout.readline())
 
     def __call__(self, words, environ, folder):

@@ -556,6 +556,14 @@ class BlockDocument(AnswerModel):
     decision: Decision
 
 
+class RecomputedVerdict(AnswerModel):
+    """A verdict as it was published, and judged again from the stored trials."""
+
+    verdict: VerdictDocument
+    recomputed: VerdictDocument
+    same: bool
+
+
 class ArmEvidenceDocument(AnswerModel):
     """Evidence for one form of the result."""
 
@@ -564,6 +572,14 @@ class ArmEvidenceDocument(AnswerModel):
     recomputed: VerdictDocument | None = Field(description="from the stored trials; null = nothing was launched")
     same: bool | None
     blocks: list[BlockDocument]
+    over_today: RecomputedVerdict | None = Field(default=None, description="null = the job set no tuning variables")
+
+
+class TodayEvidence(AnswerModel):
+    """Evidence for the NCCL default in comparison with the tuning variables that the job set."""
+
+    variables: dict[str, str]
+    over_today: RecomputedVerdict
 
 
 class EvidenceDocument(AnswerModel):
@@ -575,6 +591,7 @@ class EvidenceDocument(AnswerModel):
     study: str
     stale: str
     arms: list[ArmEvidenceDocument]
+    today: TodayEvidence | None
 
 
 class TrialList(AnswerModel):

@@ -57,6 +57,9 @@ def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_ever
         (study,) = (entry.study for entry in store.studies.page(limit=5).items)
         trials = store.trials.find(study.id)
         (found,) = store.recommendations.find(study=study.id)
+    evidence = ncclt("studies", "show", "--evidence", study.id, *STORE).stdout
+    assert "NCCL default over what you run today (NCCL_ALGO): tuned: communication is faster: +100.0 %" in evidence
+    assert evidence.count("recomputed: same") == 1
     assert found.today.variables == study.today == (("NCCL_ALGO", "Tree"),)
     assert found.fingerprint.site_variables == (("NCCL_IB_HCA", "mlx5_0"),)
     assert {trial.arm for trial in trials} >= {Arm.DEFAULT, Arm.TODAY}

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import ncclt
+
 _HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("run_starting", _HERE / "test_run.py")
 alone = importlib.util.module_from_spec(_spec)
@@ -420,3 +422,9 @@ def test_few_descriptors_are_enough_to_start_the_job(tmp_path, words):
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr
+
+
+def test_a_start_that_a_failed_test_left_behind_answers_no_later_one(tmp_path, nursery):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    nursery.begin(["serve", "--port", "0"], environment, tmp_path)
+    assert nursery(["--version"], environment, tmp_path)[:2] == [0, f"ncclt {ncclt.__version__}\n"]

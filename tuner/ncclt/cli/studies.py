@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -279,11 +279,23 @@ def print_evidence(document: dict[str, Any]) -> None:
             ],
             numbers=("block", "default, ms", "policy, ms", "log ratios", "speed-up so far"),
         )
-        if arm["same"]:
-            print("recomputed: same")
-        else:
-            print(f"recomputed: DIFFERENT: {arm['recomputed']['decision']}: {arm['recomputed']['reason']}")
-            note(f"judged by ncclt {__version__}; another version may judge by other rules")
+        _print_recomputed(arm)
+        if over := arm.get("over_today"):
+            print(f"over what you run today: {over['verdict']['decision']}: {over['verdict']['reason']}")
+            _print_recomputed(over)
+    if today := document["today"]:
+        names, default = ", ".join(today["variables"]), today["over_today"]
+        verdict = default["verdict"]
+        print(f"\nNCCL default over what you run today ({names}): {verdict['decision']}: {verdict['reason']}")
+        _print_recomputed(default)
+
+
+def _print_recomputed(judged: Mapping[str, Any]) -> None:
+    if judged["same"]:
+        print("recomputed: same")
+    else:
+        print(f"recomputed: DIFFERENT: {judged['recomputed']['decision']}: {judged['recomputed']['reason']}")
+        note(f"judged by ncclt {__version__}; another version may judge by other rules")
 
 
 def _joined(values: Sequence[float], factor: float, form: str) -> str:

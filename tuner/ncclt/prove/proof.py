@@ -282,6 +282,22 @@ def _time_us(launch: ArmLaunch) -> float:
     return launch.time_us
 
 
+def _compare_with_today(
+    arm: Arm, policy: Policy, published: Verdict | None, trials: Sequence[Trial], workload: Workload
+) -> dict[str, Any]:
+    """Return the verdict of an arm over today's settings as published, and recomputed; empty without such an arm."""
+    if published is None:
+        return {}
+    again = judge_arm(arm, policy, trials, workload, min_effect=published.min_effect, baseline=Arm.TODAY)
+    return {
+        "over_today": {
+            "verdict": published.to_document(),
+            "recomputed": again.to_document(),
+            "same": again == published,
+        }
+    }
+
+
 def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
     """Return the blocks of every arm, and its verdict recomputed from the trials.
 
@@ -306,6 +322,7 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
                 "recomputed": again.to_document() if measured else None,
                 "same": again == verdict if measured else None,
                 "blocks": describe_blocks(arm, policy, trials, workload, min_effect=min_effect),
+                **_compare_with_today(arm, policy, published.over_today, trials, workload),
             }
         )
     return {
@@ -315,4 +332,10 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
         "origin": str(found.origin),
         "stale": found.stale,
         "arms": arms,
+        "today": {
+            "variables": dict(found.today.variables),
+            **_compare_with_today(Arm.DEFAULT, Policy(), found.today.default, trials, workload),
+        }
+        if found.today
+        else None,
     }
