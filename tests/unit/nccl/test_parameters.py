@@ -59,6 +59,9 @@ def test_some_values_make_sense_together_only(subtests):
         ({"NSOCKS_PERTHREAD": 4}, False),
         ({"IB_SPLIT_DATA_ON_QPS": 1}, False),
         ({"IB_SPLIT_DATA_ON_QPS": 1, "IB_QPS_PER_CONNECTION": 4}, True),
+        ({"P2P_NET_CHUNKSIZE": 1 << 20, "BUFFSIZE": 8 << 20}, True),
+        ({"P2P_NET_CHUNKSIZE": 1 << 20, "BUFFSIZE": 16 << 20}, False),
+        ({"P2P_NET_CHUNKSIZE": 1 << 19, "BUFFSIZE": 16 << 20}, True),
     ]:
         with subtests.test(values=values, sensible=sensible):
             assert go_together(values) is sensible

@@ -480,7 +480,7 @@ def test_messages_without_an_algorithm_are_tuned_by_their_chunk(store, name, mes
 
     tried = {t.setting for t in result.trials if t.phase is Phase.SEARCH}
     times_us = {round(place.runner.expected_us(setting, message), 6) for setting in tried}
-    assert len(tried) == len(times_us) == 6, "no two arms are the same launch"
+    assert len(tried) == len(times_us) == 5, "no two arms are the same launch"
     found = result.recommendation
     assert found.table.verdict.decision in (Decision.TUNED, Decision.KEEP_DEFAULT)
     if found.table.verdict.decision is Decision.TUNED:

@@ -142,10 +142,11 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("CTA_POLICY", "2.27", _PROC, _OFF_ON_AUTO, 0, "0 default, 1 efficiency, 2 zero"),
     _row("WORK_FIFO_BYTES", "2.22", _PROC, _BYTES, _MIB),
     # Send and receive, all to all.
-    # At most BUFFSIZE / 8, see p2p_chunk.py. 2 MiB is what NVIDIA-NeMo/Megatron-Bridge#3226 sets.
-    _row("P2P_NET_CHUNKSIZE", "2.14", _FRESH, _P2P_CHUNK, 128 * _KIB,
-         "send_recv and all_to_all between nodes; memory per GPU: 32 x chunk x P2P channels, fewer than 64 with 2 MiB",
-         safe=True, ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB, _MIB, 2 * _MIB)),
+    # At most BUFFSIZE / 8, see p2p_chunk.py. Not the 2 MiB of NVIDIA-NeMo/Megatron-Bridge#3226: with 64 P2P channels the
+    # size of the buffers, channels x 16 x chunk, overflows NCCL's int (net.cc:666), and MIN_CTAS can open as many.
+    _row("P2P_NET_CHUNKSIZE", "2.14", _FRESH, _CHUNK, 128 * _KIB,
+         "send_recv and all_to_all between nodes; memory per GPU: 32 x chunk x P2P channels", safe=True,
+         ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB, _MIB)),
     _row("P2P_PCI_CHUNKSIZE", "2.16", _FRESH, _P2P_CHUNK, 128 * _KIB, "send_recv and all_to_all in a node, over PCIe",
          safe=True, ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB, _MIB, 2 * _MIB)),
     _row("P2P_NVL_CHUNKSIZE", "2.16", _FRESH, _P2P_CHUNK, 512 * _KIB, "send_recv and all_to_all in a node, over NVLink",
@@ -300,13 +301,18 @@ def searchable(version: NcclVersion, *, beside_compute: bool = False) -> tuple[P
 MOST_SOCKETS = 64
 """NCCL's MAX_SOCKETS: threads times sockets per thread (net_socket.cc)."""
 
+_MOST_DOUBLED, _BUFFER_OF_2_MIB = 512 * _KIB, 16 * _MIB
+"""Largest P2P_NET_CHUNKSIZE that is no 2 MiB after NCCL doubles it on Arm, and the BUFFSIZE from which 2 MiB fit."""
+
 
 def go_together(values: Mapping[str, int]) -> bool:
     """Return True if values of several parameters can be combined.
 
     More sockets than NCCL has are cut silently; sockets per thread have no effect without threads, and data can only be
-    split over several queue pairs.
+    split over several queue pairs. A chunk of 2 MiB between nodes overflows with 64 P2P channels (net.cc:666).
     """
+    if values.get("P2P_NET_CHUNKSIZE", 0) > _MOST_DOUBLED and values.get("BUFFSIZE", 0) >= _BUFFER_OF_2_MIB:
+        return False
     threads, sockets = values.get("SOCKET_NTHREADS", 0), values.get("NSOCKS_PERTHREAD", 0)
     if threads * sockets > MOST_SOCKETS or (sockets and not threads):
         return False
