@@ -112,6 +112,19 @@ def test_a_chunk_other_than_delivered_did_not_take_effect_in_full(subtests):
                 assert ("P2P chunk of 128 KiB between nodes" in found.reason) is (effect is Effect.PARTLY)
 
 
+def test_a_chunk_that_may_be_the_default_of_another_cpu_is_in_doubt(subtests):
+    """NCCL doubles it on Arm since 2.29.2, and neither a delivery nor a log names the CPU."""
+    pair = ("NCCL_P2P_NET_CHUNKSIZE", "65536")
+    for version, effect in [("2.28.9", Effect.PARTLY), ("2.29.7", Effect.TOOK_EFFECT)]:
+        with subtests.test(version=version):
+            delivered = replace(TABLE, form=Form.VARIABLES, policy=Policy(), variables=(pair,), nccl_version=version)
+            log = replace(LOG, nccl_version=version)
+            observed = seen(sources=(log,), variables={pair[0]: (pair[1],)}, p2p_chunks=((2, 128 * KIB),))
+            found = judged(observed, delivered)
+            assert found.effect is effect
+            assert any("cannot tell whether NCCL used" in note for note in found.notes) is (version == "2.29.7")
+
+
 def test_what_did_not_take_effect_says_why(subtests):
     for observed, said in [
         (

@@ -186,10 +186,12 @@ def test_a_trial_whose_log_shows_another_p2p_chunk_is_substituted(runner, subtes
     """A trial requests no log, but a file of the site can."""
     log = "n1:4:5 [0] NCCL INFO comm 0xa rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
     wanted = Setting(parameters=(("BUFFSIZE", 8 << 20), ("P2P_NET_CHUNKSIZE", 1 << 20)))
+    small = Setting(parameters=(("P2P_NET_CHUNKSIZE", 1 << 16),))
     for setting, chunk, outcome in [
         (wanted, 1 << 20, Outcome.OK),
         (wanted, None, Outcome.OK),
         (wanted, 1 << 17, Outcome.SUBSTITUTED),
+        (small, 1 << 17, Outcome.SUBSTITUTED),
         (DEFAULT, 1 << 17, Outcome.OK),
     ]:
         with subtests.test(setting=setting.label, chunk=chunk):

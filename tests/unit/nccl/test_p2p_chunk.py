@@ -8,7 +8,7 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.testbed import simulated_testbed
-from ncclt.nccl.p2p_chunk import default_process_wide, effective, find_chunk_problem
+from ncclt.nccl.p2p_chunk import default_process_wide, effective, find_chunk_doubt, find_chunk_problem
 from ncclt.nccl.parameters import CATALOGUE, go_together, parameter
 from ncclt.search.space import build_space, describe_space
 from ncclt.store.shipped import named_clusters, profiles_folder
@@ -180,6 +180,28 @@ def test_buffers_between_nodes_never_overflow_the_int_of_nccl(cluster):
     chunks = [effective(dict(setting.parameters), cluster, [SEND])[NET] for setting in space.distinct]
     assert max(chunks) == MIB
     assert 64 * 16 * max(chunks) < 2**31
+
+
+def test_an_ignored_chunk_is_named_where_the_cpu_is_known_and_in_doubt_elsewhere(subtests):
+    """64 KiB doubled, as on Arm, is the default of x86; 256 KiB is that of Arm."""
+    for asked, logged, used_at in [(64 * KIB, 128 * KIB, 2), (256 * KIB, 256 * KIB, 1)]:
+        given, chunks = {NET: asked}, [(2, logged)]
+        with subtests.test(asked=asked):
+            assert find_chunk_problem(given, chunks, ratio=used_at) == ""
+            assert find_chunk_problem(given, chunks, ratio=3 - used_at).endswith(
+                f"between nodes despite NCCL_{NET}={asked}"
+            )
+            assert find_chunk_problem(given, chunks) == ""
+            assert find_chunk_doubt(given, chunks).startswith(f"cannot tell whether NCCL used NCCL_{NET}={asked}")
+    for given, chunks in [
+        ({NET: 64 * KIB}, [(2, 64 * KIB)]),
+        ({NET: 128 * KIB}, [(2, 128 * KIB)]),
+        ({NET: 64 * KIB}, [(1, 128 * KIB)]),
+        ({NET: 256 * KIB, "BUFFSIZE": MIB}, [(2, 128 * KIB)]),
+        ({NVL: 64 * KIB}, [(2, 128 * KIB)]),
+    ]:
+        with subtests.test(given=given):
+            assert find_chunk_doubt(given, chunks) == ""
 
 
 def test_every_chunk_of_a_ladder_fits_the_largest_buffer():

@@ -27,7 +27,7 @@ from ncclt.core.message import format_bytes
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy, Rule
-from ncclt.nccl.p2p_chunk import find_chunk_problem
+from ncclt.nccl.p2p_chunk import DOUBLED_SINCE, find_chunk_doubt, find_chunk_problem
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE, SET_BY_RULES
 
 CHOICE_VARIABLES = tuple(sorted(f"NCCL_{name}" for name in {*SET_BY_RULES, COMPETES_WITH_COMPUTE}))
@@ -89,7 +89,7 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         rows=tuple(counted[:MOST_ROWS]),
         sources=seen.sources,
         hosts=seen.hosts,
-        notes=(*seen.notes, *_notes(counted)),
+        notes=(*seen.notes, *_notes(counted), *_chunk_doubts(delivered, seen)),
         evidence=seen.evidence,
         created=created,
     )
@@ -230,8 +230,21 @@ def _causes(delivered: DeliveredPolicy, seen: Observed) -> list[str]:
 
 def _find_chunk_problem(delivered: DeliveredPolicy, seen: Observed) -> str:
     """Return the difference between the P2P chunk that was delivered and the logged one; empty = none was seen."""
-    numbers = {name.removeprefix("NCCL_"): int(value) for name, value in delivered.variables if value.isdecimal()}
-    return find_chunk_problem(numbers, seen.p2p_chunks)
+    return find_chunk_problem(_numbers(delivered), seen.p2p_chunks, ratio=None if _may_double(delivered) else 1)
+
+
+def _chunk_doubts(delivered: DeliveredPolicy, seen: Observed) -> tuple[str, ...]:
+    doubt = find_chunk_doubt(_numbers(delivered), seen.p2p_chunks) if _may_double(delivered) else ""
+    return (doubt,) if doubt else ()
+
+
+def _numbers(delivered: DeliveredPolicy) -> dict[str, int]:
+    return {name.removeprefix("NCCL_"): int(value) for name, value in delivered.variables if value.isdecimal()}
+
+
+def _may_double(delivered: DeliveredPolicy) -> bool:
+    """Return True if this NCCL doubles the chunk between nodes on some hosts; a delivery does not name the CPU."""
+    return NcclVersion.parse(delivered.nccl_version) >= DOUBLED_SINCE
 
 
 def _refuses(line: str, groups: Collection[int]) -> bool:

@@ -28,7 +28,7 @@ from ncclt.measure.outcome import judge, require_place
 from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.log.lines import P2P_CHUNK
 from ncclt.nccl.log.startup import LogReader
-from ncclt.nccl.p2p_chunk import find_chunk_problem
+from ncclt.nccl.p2p_chunk import find_chunk_problem, net_ratio
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 ASKING_S = 120.0
@@ -223,7 +223,7 @@ class LaunchedRunner(RealRunner):
                 raise KeyboardInterrupt
             wall_s += launch.wall_s
             result = attested(command, judge(benchmark, command, launch, limit_s=limit_s))
-            result = _with_chunk(result, dict(forced.parameters), launch)
+            result = _with_chunk(result, dict(forced.parameters), launch, ratio=net_ratio(self.cluster))
             measured |= {m.message: m for m in result.measurements}
             if result.outcome is not Outcome.OK:
                 break
@@ -243,7 +243,7 @@ class LaunchedRunner(RealRunner):
         )
 
 
-def _with_chunk(result: TrialResult, parameters: Mapping[str, int], launch: LaunchResult) -> TrialResult:
+def _with_chunk(result: TrialResult, parameters: Mapping[str, int], launch: LaunchResult, *, ratio: int) -> TrialResult:
     """Return the result, or `substituted` where NCCL's log is in the output and shows another P2P chunk than asked for.
 
     Trials do not request a log; a file of the site, such as /etc/nccl.conf, may.
@@ -253,7 +253,7 @@ def _with_chunk(result: TrialResult, parameters: Mapping[str, int], launch: Laun
         return result
     reader = LogReader()
     reader.read(output.splitlines(), "the output")
-    problem = find_chunk_problem(parameters, reader.facts().p2p_chunks)
+    problem = find_chunk_problem(parameters, reader.facts().p2p_chunks, ratio=ratio)
     return replace(result, outcome=Outcome.SUBSTITUTED, detail=problem, measurements=()) if problem else result
 
 

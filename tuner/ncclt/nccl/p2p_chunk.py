@@ -32,7 +32,8 @@ DEFAULTS = {
 
 BETWEEN_NODES, CHUNKS_IN_NODE = "P2P_NET_CHUNKSIZE", ("P2P_NVL_CHUNKSIZE", "P2P_PCI_CHUNKSIZE")
 
-_DOUBLED_SINCE = NcclVersion(2, 29, 2)
+DOUBLED_SINCE = NcclVersion(2, 29, 2)
+"""First version that doubles P2P_NET_CHUNKSIZE on some hosts."""
 
 _TUNABLE_ONLY = ("BUFFSIZE", "NTHREADS")
 """Parameters without an effect of their own on send_recv and all_to_all.
@@ -83,7 +84,7 @@ def find_chunk(name: str, parameters: Mapping[str, int], *, ratio: int = 1) -> i
 
 def net_ratio(cluster: Cluster) -> int:
     """Return the factor that NCCL puts before P2P_NET_CHUNKSIZE on a cluster."""
-    doubled = cluster.cpu == "arm" and cluster.compute_capability >= 100 and cluster.version >= _DOUBLED_SINCE
+    doubled = cluster.cpu == "arm" and cluster.compute_capability >= 100 and cluster.version >= DOUBLED_SINCE
     return 2 if doubled else 1
 
 
@@ -104,20 +105,22 @@ def effective(parameters: Mapping[str, int], cluster: Cluster, messages: Collect
     return found | {name: find_chunk(name, parameters, ratio=ratio) for name in chunk_names(cluster, messages)}
 
 
-def find_chunk_problem(parameters: Mapping[str, int], logged: Iterable[tuple[int, int]]) -> str:
+def find_chunk_problem(
+    parameters: Mapping[str, int], logged: Iterable[tuple[int, int]], *, ratio: int | None = None
+) -> str:
     """Return the difference between the chunks that parameters ask for and those that NCCL logged; empty = none.
 
-    Nothing is said where no parameter asks for a chunk. A doubled chunk between nodes is right: a log does not tell
-    whether the host is an Arm one.
+    Nothing is said where no parameter asks for a chunk, or where `find_chunk_doubt` cannot tell.
 
     Args:
         parameters: process-wide ones that were requested, without `NCCL_`.
         logged: nodes of a communicator, 0 = not logged, and its chunk in bytes (`P2P Chunksize set to`).
+        ratio: result of `net_ratio`; None = unknown, as from a log, which does not name the CPU.
     """
     asked = [name for name in (BETWEEN_NODES, *CHUNKS_IN_NODE) if name in parameters]
     if not asked:
         return ""
-    between = {find_chunk(BETWEEN_NODES, parameters, ratio=ratio) for ratio in (1, 2)}
+    between = {find_chunk(BETWEEN_NODES, parameters, ratio=one) for one in ((1, 2) if ratio is None else (ratio,))}
     in_node = {find_chunk(name, parameters) for name in CHUNKS_IN_NODE}
     for nodes, chunk in sorted(set(logged)):
         # A parameter that is not set asks for nothing.
@@ -126,5 +129,28 @@ def find_chunk_problem(parameters: Mapping[str, int], logged: Iterable[tuple[int
         if asked_here and chunk not in fits:
             place = "" if not nodes else " between nodes" if nodes > 1 else " in a node"
             wanted = " ".join(f"NCCL_{name}={parameters[name]}" for name in asked_here)
-            return f"NCCL used a P2P chunk of {format_bytes(chunk)}{place}, which {wanted} does not ask for"
+            return f"NCCL used a P2P chunk of {format_bytes(chunk)}{place} despite {wanted}"
+    return ""
+
+
+def find_chunk_doubt(parameters: Mapping[str, int], logged: Iterable[tuple[int, int]]) -> str:
+    """Name a logged chunk that does not tell whether P2P_NET_CHUNKSIZE was used, because the CPU is unknown.
+
+    The value that was asked for gives it on one kind of CPU, and NCCL's own value on the other; empty = none.
+
+    Args:
+        parameters, logged: as for `find_chunk_problem`.
+    """
+    if BETWEEN_NODES not in parameters:
+        return ""
+    unset = {name: value for name, value in parameters.items() if name != BETWEEN_NODES}
+    used = {ratio: find_chunk(BETWEEN_NODES, parameters, ratio=ratio) for ratio in (1, 2)}
+    for nodes, chunk in sorted(set(logged)):
+        for ratio, other in ((1, 2), (2, 1)) if nodes != 1 else ():
+            if chunk == used[ratio] != used[other] and chunk == find_chunk(BETWEEN_NODES, unset, ratio=other):
+                kinds = ("Arm with Blackwell", "other hosts") if ratio == 2 else ("other hosts", "Arm with Blackwell")
+                return (
+                    f"cannot tell whether NCCL used NCCL_{BETWEEN_NODES}={parameters[BETWEEN_NODES]}: the logged chunk "
+                    f"of {format_bytes(chunk)} results from it on {kinds[0]}, and from NCCL's default on {kinds[1]}"
+                )
     return ""

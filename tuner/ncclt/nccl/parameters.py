@@ -142,8 +142,8 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("CTA_POLICY", "2.27", _PROC, _OFF_ON_AUTO, 0, "0 default, 1 efficiency, 2 zero"),
     _row("WORK_FIFO_BYTES", "2.22", _PROC, _BYTES, _MIB),
     # Send and receive, all to all.
-    # At most BUFFSIZE / 8, see p2p_chunk.py. Not the 2 MiB of NVIDIA-NeMo/Megatron-Bridge#3226: with 64 P2P channels the
-    # size of the buffers, channels x 16 x chunk, overflows NCCL's int (net.cc:666), and MIN_CTAS can open as many.
+    # At most BUFFSIZE / 8, see p2p_chunk.py. Not the 2 MiB of NVIDIA-NeMo/Megatron-Bridge#3226: with 64 P2P channels,
+    # as MIN_CTAS can open, the size of the buffers, channels x 16 x chunk, overflows NCCL's int (net.cc:666).
     _row("P2P_NET_CHUNKSIZE", "2.14", _FRESH, _CHUNK, 128 * _KIB,
          "send_recv and all_to_all between nodes; memory per GPU: 32 x chunk x P2P channels", safe=True,
          ladder=(64 * _KIB, 256 * _KIB, 512 * _KIB, _MIB)),
