@@ -24,10 +24,31 @@ def test_the_default_and_what_only_moves_bytes_keep_the_bits():
     assert bits() is SameBits.YES
     assert bits(Rule(collective=AG, **RING, protocol=Protocol.LL, channels=4)) is SameBits.YES
     assert bits(parameters=(("IB_QPS_PER_CONNECTION", 4), ("P2P_NET_CHUNKSIZE", 262144))) is SameBits.YES
-    assert bits(parameters=(("BUFFSIZE", 8388608),), uses=(AG, Collective.SEND_RECV)) is SameBits.YES
 
 
-@pytest.mark.parametrize("collective", [AR, RS, REDUCE])
+def test_what_acts_on_the_whole_process_is_unknown_whatever_the_profile_has(subtests):
+    """A job also reduces a loss or a gradient norm, which a profile of its all_gathers lacks."""
+    cap, ring = Rule(collective=AG, channels=4), Rule(collective=AG, **RING)
+    for rules, more, found in [
+        ((), {"parameters": (("BUFFSIZE", 8388608),)}, SameBits.UNKNOWN),
+        ((cap,), {"by_variables": True}, SameBits.UNKNOWN),
+        ((cap,), {}, SameBits.YES),
+        ((ring,), {"by_variables": True, "version": "2.23.4"}, SameBits.UNKNOWN),
+        ((ring,), {"version": "2.23.4"}, SameBits.YES),
+        ((ring,), {"by_variables": True, "version": "2.24.3"}, SameBits.YES),
+        ((ring,), {"by_variables": True, "version": "2.31.2"}, SameBits.UNKNOWN),
+        ((Rule(collective=AG, protocol=Protocol.LL),), {"by_variables": True, "version": "2.23.4"}, SameBits.UNKNOWN),
+    ]:
+        with subtests.test(rules=rules, **more):
+            assert bits(*rules, uses=(AG, Collective.SEND_RECV), **more) is found
+
+
+def test_a_reduce_forced_to_its_only_algorithm_keeps_the_bits():
+    assert bits(Rule(collective=REDUCE, **RING)) is SameBits.YES
+    assert bits(Rule(collective=REDUCE, **RING, channels=4)) is SameBits.UNKNOWN
+
+
+@pytest.mark.parametrize("collective", [AR, RS])
 def test_a_forced_algorithm_of_a_reduction_changes_them(collective):
     assert bits(Rule(collective=AG, **RING), Rule(collective=collective, **RING)) is SameBits.NO
 
@@ -47,5 +68,4 @@ def test_parameters_that_change_chunks_or_channels_are_unknown():
 def test_variables_that_confine_the_other_collectives_are_unknown():
     rule = Rule(collective=AG, **RING)
     assert bits(rule, version="2.31.2", by_variables=True) is SameBits.UNKNOWN
-    assert bits(rule, version="2.31.2", by_variables=True, uses=(AG,)) is SameBits.YES
     assert bits(rule, version="2.31.2") is SameBits.YES

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ncclt.core.algo_proto_text import BASE_NEEDED_SINCE
+from ncclt.core.algo_proto_text import BASE_NEEDED_SINCE, PER_COLLECTIVE_SINCE
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
@@ -62,16 +62,17 @@ def compare_bits(
     Sources, NCCL 2.30.7: src/device/all_reduce.h, reduce_scatter.h, reduce.h, and ncclCollCbdPart in
     src/include/device.h. Not tried on a GPU.
 
-    - all_gather, broadcast, all_to_all and send_recv add nothing: yes under every setting. So do parameters of
+    - all_gather, broadcast, all_to_all and send_recv add nothing: yes for what acts on them alone. So are parameters of
       transports and of send/recv.
     - Ring, Tree, NVLS and CollNet add in different orders (NVLS and CollNet in the switch). An algorithm that is forced
-      on a reducing collective is no, even if NCCL might have chosen the same.
+      on all_reduce or reduce_scatter is no, even if NCCL might have chosen the same; reduce has a ring alone.
     - all_reduce on a ring: the sum of a chunk begins at the rank that its number gives, and the chunks follow from
       the channels and the protocol's chunk size. Either of them forced is no.
     - reduce_scatter and reduce with channels or a protocol alone: the channel decides which ring an element takes, and
-      whether rings differ depends on the topology: unknown. So do BUFFSIZE, NTHREADS and numbers of channels of the
-      process: their effect depends on size and topology.
-    - From NCCL 2.31, variables that force one collective confine the choice for the others: unknown for those.
+      whether rings differ depends on the topology: unknown.
+    - What acts on the whole process is unknown whatever the collectives: a job may reduce what its profile lacks, such
+      as a loss. That is BUFFSIZE, NTHREADS, MIN_CTAS, and by variables also the channels; NCCL_ALGO and NCCL_PROTO
+      before 2.24, whose list is for all collectives, and from 2.31, where it confines those that it does not name.
 
     Integers and sums of two ranks never differ; a policy knows neither, so the answer is on the safe side.
 
@@ -87,13 +88,21 @@ def compare_bits(
         return Numerics(same_bits=SameBits.NO, why=changed)
     if split := next((f"{r.collective} has its protocol or channels forced" for r in forced if _splits(r)), ""):
         return Numerics(same_bits=SameBits.UNKNOWN, why=f"{split}, and rings of channels may differ")
-    if reducing and (names := [f"NCCL_{name}" for name, _ in policy.parameters if name not in _CARRYING]):
-        return Numerics(same_bits=SameBits.UNKNOWN, why=f"{', '.join(names)} may change the split of {reducing[0]}")
-    confines = by_variables and version >= BASE_NEEDED_SINCE and any(r.algorithm or r.protocol for r in policy.rules)
-    if reducing and confines:
-        why = f"forcing other collectives by variables confines the choice for {reducing[0]}"
+    if names := _list_process_wide(policy, version, by_variables=by_variables):
+        why = f"{', '.join(names)} may change the order of additions in every reduction of the process"
         return Numerics(same_bits=SameBits.UNKNOWN, why=why)
     return Numerics(same_bits=SameBits.YES, why="nothing that adds numbers is changed")
+
+
+def _list_process_wide(policy: Policy, version: NcclVersion, *, by_variables: bool) -> list[str]:
+    """List what acts on reductions of the whole process, whatever collective it was chosen for."""
+    found = [f"NCCL_{name}" for name, _ in policy.parameters if name not in _CARRYING]
+    if by_variables:
+        if not PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE:
+            found += ["NCCL_ALGO"] if any(rule.algorithm for rule in policy.rules) else []
+            found += ["NCCL_PROTO"] if any(rule.protocol for rule in policy.rules) else []
+        found += ["the maximum of channels"] if any(rule.channels is not None for rule in policy.rules) else []
+    return found
 
 
 def _splits(rule: Rule) -> bool:
@@ -102,8 +111,8 @@ def _splits(rule: Rule) -> bool:
 
 def _changed_order(rule: Rule) -> str:
     """Return the reason why a rule for a reducing collective changes the order of additions; empty if uncertain."""
-    if rule.algorithm is not None:
-        return f"{rule.collective} is forced to {rule.algorithm} and may add in another order"
+    if rule.algorithm is not None and rule.collective is not Collective.REDUCE:
+        return f"{rule.collective} is forced to {rule.algorithm}, which adds in another order unless NCCL chose it too"
     if rule.collective is Collective.ALL_REDUCE and _splits(rule):
         return "all_reduce has its protocol or channels forced, which moves the chunks and where their sums begin"
     return ""
