@@ -68,7 +68,7 @@ def ours(folder: Path, model: str, trials: int) -> dict[str, Any]:
             marks.append(time.perf_counter() - runner.seconds)
 
         started = time.perf_counter()
-        space = build_space(testbed, workload, request.budget.process_wide)
+        space = build_space(testbed, workload, study.process_wide)
         with (
             StudyTrialLog(store, study, lambda: "") as trial_log,
             OptunaStudy(space, study, storage_url=store.optuna_url) as optuna_study,

@@ -86,7 +86,8 @@ def test_no_two_arms_are_run_alike_and_no_effect_is_missed(cluster, messages):
     if cluster.nodes == 1:
         messages = [replace(one, spans_nodes=False, group_size=2) for one in messages]
     testbed = simulated_testbed(cluster, seed=0, reason="test")
-    for names in (None, (NET,), ("BUFFSIZE", "NTHREADS", NET), ("BUFFSIZE", NVL, PCI)):
+    default = default_process_wide(cluster, messages)
+    for names in (default, (NET,), ("BUFFSIZE", "NTHREADS", NET), ("BUFFSIZE", NVL, PCI)):
         space = build_space(testbed, workload(*messages), names)
         ratio = 2 if cluster is GB200 else 1
         tunable = any(one.collective.is_tunable for one in messages)
@@ -106,9 +107,8 @@ def test_no_two_arms_are_run_alike_and_no_effect_is_missed(cluster, messages):
 
         arms = {s.parameters for s in space.distinct}
         assert len({run(dict(arm)) for arm in arms}) == len(arms)
-        searched = names if names is not None else default_process_wide(cluster, messages)
-        grid = itertools.product(*((None, *parameter(name).ladder) for name in searched))
-        asked = [{n: v for n, v in zip(searched, values, strict=True) if v} for values in grid]
+        grid = itertools.product(*((None, *parameter(name).ladder) for name in names))
+        asked = [{n: v for n, v in zip(names, values, strict=True) if v} for values in grid]
         every = {run(values) for values in asked if go_together(values)}
         assert {run(dict(arm)) for arm in arms} == every
         for arm in arms:
@@ -132,7 +132,7 @@ def test_what_is_searched_follows_the_messages(cluster, messages, names):
 
 
 def test_a_pipeline_between_nodes_has_five_arms_up_to_one_mib():
-    space = build_space(simulated_testbed(H100, seed=0, reason="test"), workload(SEND), None)
+    space = build_space(simulated_testbed(H100, seed=0, reason="test"), workload(SEND), ("BUFFSIZE", NET))
     assert {s.label for s in space.distinct} == {
         "default",
         f"{NET}={64 * KIB}",
@@ -145,9 +145,9 @@ def test_a_pipeline_between_nodes_has_five_arms_up_to_one_mib():
 def test_parameters_that_change_nothing_are_named(subtests):
     testbed = simulated_testbed(H100, seed=0, reason="test")
     for messages, names, said in [
-        ((SEND,), None, "5 settings"),
-        ((SEND,), ("BUFFSIZE",), "1 setting (NCCL runs these messages alike whatever BUFFSIZE says)"),
-        ((SEND,), (NET, "NTHREADS"), "4 settings (NCCL runs these messages alike whatever NTHREADS says)"),
+        ((SEND,), ("BUFFSIZE", NET), "5 settings"),
+        ((SEND,), ("BUFFSIZE",), "1 setting (BUFFSIZE: no effect on these messages)"),
+        ((SEND,), (NET, "NTHREADS"), "4 settings (NTHREADS: no effect on these messages)"),
     ]:
         with subtests.test(names=names):
             assert describe_space(testbed, workload(*messages), names) == said
@@ -176,7 +176,7 @@ def test_a_logged_chunk_is_compared_with_what_was_asked(subtests):
 def test_buffers_between_nodes_never_overflow_the_int_of_nccl(cluster):
     """net.cc:666: P2P channels, at most 64, x 16 x chunk."""
     assert not parameter(NET).allows(2 * MIB)
-    space = build_space(simulated_testbed(cluster, seed=0, reason="test"), workload(SEND, REDUCE), None)
+    space = build_space(simulated_testbed(cluster, seed=0, reason="test"), workload(SEND, REDUCE), ("BUFFSIZE", NET))
     chunks = [effective(dict(setting.parameters), cluster, [SEND])[NET] for setting in space.distinct]
     assert max(chunks) == MIB
     assert 64 * 16 * max(chunks) < 2**31

@@ -193,8 +193,8 @@ def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
     from ncclt.search.space import build_space
 
     workload, notes = testbed.cut(request.workload)
-    space = build_space(testbed, workload, request.budget.process_wide)
     study = build_study(request, testbed, workload)
+    space = build_space(testbed, workload, study.process_wide)
     return plan_document(study, testbed, space, request, notes)
 
 

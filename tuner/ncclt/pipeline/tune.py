@@ -346,10 +346,11 @@ def tune(
     # Whatever can be refused is refused before anything is stored.
     if request.printed_costs is not None:
         request.printed_costs.require(testbed.runner.cluster)
-    space = build_space(testbed, workload, request.budget.process_wide)
-    if count_excluded(testbed, workload, request.budget.process_wide):
-        notes += (f"search space: {describe_space(testbed, workload, request.budget.process_wide)}",)
-    study = store.studies.open(build_study(request, testbed, workload))
+    study = build_study(request, testbed, workload)
+    space = build_space(testbed, workload, study.process_wide)
+    if count_excluded(testbed, workload, study.process_wide):
+        notes += (f"search space: {describe_space(testbed, workload, study.process_wide)}",)
+    study = store.studies.open(study)
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
     if not request.budget.more and (published := _find_published(request, store, study)) is not None:

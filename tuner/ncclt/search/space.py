@@ -264,13 +264,13 @@ def _parameters_name(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO
 
 
-def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...] | None) -> SearchSpace:
+def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
     """Build the search space of a workload on a testbed.
 
     Args:
         testbed: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
         workload: decides which collectives are tried.
-        process_wide: names of the process-wide parameters to search; None = `default_process_wide`.
+        process_wide: names of the process-wide parameters to search, those of the study.
 
     Raises:
         UsageError: a parameter that may not be searched there.
@@ -288,8 +288,7 @@ def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, .
     cluster = testbed.runner.cluster
     messages = tuple(calls.message for calls in workload.messages)
     default = default_process_wide(cluster, messages)
-    names = default if process_wide is None else process_wide
-    ladders = process_wide_ladders(names, cluster, default=default, beside_compute=testbed.beside_compute)
+    ladders = process_wide_ladders(process_wide, cluster, default=default, beside_compute=testbed.beside_compute)
     return cluster_space(
         workload.collectives,
         cluster,
@@ -299,7 +298,7 @@ def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, .
     )
 
 
-def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...] | None) -> dict[str, int]:
+def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> dict[str, int]:
     """Count the settings that are not searched although NCCL accepts them or they were recorded, by reason.
 
     Args:
@@ -311,13 +310,13 @@ def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str
     return {why: number for why, number in found.most_common() if why}
 
 
-def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...] | None) -> str:
+def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
     """Describe the search space: its size, why settings are left out, and which parameters change nothing."""
     space = build_space(testbed, workload, process_wide)
     searched, missing = len(space.distinct), count_excluded(testbed, workload, process_wide)
     why = [f"{number} excluded: {reason}" for reason, number in missing.items()]
-    if testbed.recorded is None and (idle := [name for name in process_wide or () if name not in space.axes]):
-        why.append(f"NCCL runs these messages alike whatever {' and '.join(idle)} says")
+    if testbed.recorded is None and (idle := [name for name in process_wide if name not in space.axes]):
+        why.append(f"{', '.join(idle)}: no effect on these messages")
     size = f"{searched} of {searched + sum(missing.values())} settings" if missing else count_noun(searched, "setting")
     return f"{size} ({'; '.join(why)})" if why else size
 
