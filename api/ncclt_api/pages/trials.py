@@ -208,7 +208,7 @@ def trials_as_csv(store: Store, study: Study, only: TrialFilter) -> Iterator[str
 def _parts(store: Store, study: Study, only: TrialFilter) -> Iterator[Sequence[Trial]]:
     skip = 0
     while items := store.trials.select(study.id, only, skip=skip, limit=_AT_ONCE).items:
-        yield store.trials.with_measurements(study.id, [trial for trial, _ in items])
+        yield store.trials.with_measurements(study.id, [item.trial for item in items])
         skip += len(items)
 
 

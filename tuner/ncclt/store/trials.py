@@ -54,17 +54,29 @@ class TrialFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTrial:
+    """One trial without its measurements.
+
+    Attributes:
+        trial: the trial.
+        call_us: median time of one call of the message of the filter, µs; None = no message was chosen.
+    """
+
+    trial: Trial
+    call_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPart:
     """Some trials of a study.
 
     Attributes:
-        items: trials without their measurements, in the order that was asked for, each with the median time of one
-            call of the message of the filter, µs; None = no message was chosen.
+        items: in the order that was asked for.
         matching: number of trials that the filter lets through.
         total, failed: number of all trials of the study, and of those without a time per step.
     """
 
-    items: tuple[tuple[Trial, float | None], ...]
+    items: tuple[ListedTrial, ...]
     matching: int
     total: int
     failed: int
@@ -210,7 +222,9 @@ class Trials(StorePart):
             for row in connection.execute(query):
                 with stored(f"trial {row.number} of study {study_id}"):
                     samples = json.loads(row.samples_us) if only.message is not None else ()
-                    items.append((_trial(row), statistics.median(samples) if samples else None))
+                    items.append(
+                        ListedTrial(trial=_trial(row), call_us=statistics.median(samples) if samples else None)
+                    )
             return TrialPart(items=tuple(items), matching=matching, total=total, failed=total - scored)
 
     def _require_study(self, connection: Connection, study_id: str) -> None:
