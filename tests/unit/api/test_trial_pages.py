@@ -68,7 +68,9 @@ def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
     message = empty_store.studies.get(ID).workload.messages[0].message
     part = empty_store.trials.select(ID, TrialFilter(message=message), limit=3)
     expected = [
-        next(m.time_us for m in empty_store.trials.get(ID, one.trial.number).result.measurements if m.message == message)
+        next(
+            m.time_us for m in empty_store.trials.get(ID, one.trial.number).result.measurements if m.message == message
+        )
         for one in part.items
     ]
     assert [one.call_us for one in part.items] == expected

@@ -207,9 +207,10 @@ def test_unaligned_shards_are_named_and_padding_is_predicted_from_measured_times
         assert (first["speedup"], first["saved_us_per_step"]) == ((None, None) if simulated else (2.0, 3500.0))
         assert "gain not known" in second["gain"]
     text = command(advise, *words)
-    assert "Alignment: 2 messages (100 % of the bytes) with parts of no multiple of 16 B" in text
+    assert "Alignment: in 2 messages (100 % of the bytes), the bytes per rank are not a multiple of 16." in text
     size = "67,108,944 B bfloat16, 8,388,618 B per rank: add 3 elements per rank"
-    assert f"  all_gather of {size}; measured: 700.0 µs as it is, 350.0 µs aligned (2.00x, 3.5 ms per step)\n" in text
+    said = "measured: 700.0 µs as it is (1 launch), 350.0 µs aligned (1 launch): 2.00x, 3.5 ms per step"
+    assert f"  all_gather of {size}; {said}\n" in text
     assert f"  reduce_scatter of {size}\n" in text
     assert "  reduce_scatter: gain not known" in text
 

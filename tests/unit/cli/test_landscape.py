@@ -111,6 +111,25 @@ def test_a_launch_of_a_policy_is_written_by_what_it_forced_on_each_message(study
     assert [landscape.time_samples(LL, message) for message in MESSAGES] == [(8.0,), (19.0, 18.0)]
 
 
+def test_a_rounded_size_is_exported_as_it_was_sent(study, tmp_path):
+    """Two messages that nccl-tests rounds to one size share its time, and are replayed from it."""
+    odd = tuple(replace(MESSAGES[0], collective=Collective.ALL_GATHER, size_bytes=size) for size in (4084, 4092))
+    measured = tuple(Measurement(message=one, samples_us=(7.0,), measured_bytes=4096) for one in odd)
+    more = [
+        replace(launch(number, setting, ()), result=TrialResult(outcome=Outcome.OK, measurements=measured))
+        for number, setting in ((6, DEFAULT), (7, LL))
+    ]
+    rows, notes = exported(study, tmp_path / "mine.csv", more)
+    sent = [(row.size_bytes, row.repetition) for row in rows if row.collective is Collective.ALL_GATHER]
+    assert sent == [(4096, 1), (4096, 1)]
+    assert "2 messages exported at the nearest size that the benchmark can send" in notes
+    landscape = load_landscape(tmp_path / "mine.csv")
+    assert landscape.time_samples(DEFAULT, odd[0]) == (7.0,)
+    assert not landscape.is_exact(DEFAULT, odd[0])
+    assert landscape.time_samples(DEFAULT, replace(odd[0], size_bytes=2048)) == ()
+    assert {one.message.size_bytes for one in observed_in_trials(more, 1, "s").seen} == {4096}
+
+
 def test_launches_of_what_a_job_runs_today_are_no_times_of_the_default(study):
     today = replace(launch(6, DEFAULT, (90.0, 90.0)), phase=Phase.PROVE, arm=Arm.TODAY)
     rows, _ = export(study, [*TRIALS, today], version="1.0")

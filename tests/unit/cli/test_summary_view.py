@@ -16,7 +16,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
-from ncclt.prove.study_summary import MessageRow, summarize_study
+from ncclt.prove.study_summary import MessageRow, describe_rounded, summarize_study
 from ncclt.testing.landscapes import write_landscape
 from ncclt.testing.samples import sample_study
 from ncclt_api.pages.report import study_report
@@ -107,6 +107,14 @@ def test_numerics_are_told_wherever_the_result_is(recorded, command):
     study = command.store.studies.page().items[0].study
     for shown in (text, " ".join(document["notes"]), command(show, study.id), study_report(command.store, study)):
         assert said in shown
+
+
+def test_a_benchmark_is_recommended_only_for_sizes_that_it_can_send():
+    whole = Message(collective=Collective.ALL_GATHER, dtype="bfloat16", size_bytes=4112, group_size=8)
+    broken = replace(whole, size_bytes=4100)
+    assert describe_rounded({whole: 4096}).endswith("; --benchmark torch_collectives sends exact sizes")
+    assert describe_rounded({whole: 4096, broken: 4096}).endswith("torch_collectives sends 1 of 2 sizes exactly")
+    assert "torch_collectives" not in describe_rounded({broken: 4096})
 
 
 def test_a_size_that_the_benchmark_could_not_send_is_told_wherever_the_result_is(recorded, command):

@@ -16,7 +16,7 @@ from ncclt.cli.output import note, print_json, print_table
 from ncclt.core.duration import format_duration
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
-from ncclt.core.trial import Measurement, Outcome
+from ncclt.core.trial import Measurement, Outcome, TimesOrigin
 from ncclt.errors import InputError, UsageError
 from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, build_curves, compute_seconds
 
@@ -100,9 +100,11 @@ def advise(
     compute_s, source = _compute(workload, where, given)
     estimated = None
     placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
-    # A simulated cluster knows nothing of alignment.
+    # Simulated times ignore alignment.
     real = found[0].measurements if found and not found[0].simulated else ()
-    unaligned = find_unaligned(placed, real)
+    unaligned = find_unaligned(
+        placed, real, origin=TimesOrigin.RECORDED if found and found[0].recorded else TimesOrigin.MEASURED
+    )
     if cluster is not None:
         estimated = estimate(placed, where, compute_s=compute_s, measured=found[0].curves)
     asked = given.compute_ms is not None or given.tflops is not None
@@ -218,8 +220,9 @@ def _unaligned_document(one: UnalignedMessage) -> dict[str, Any]:
         "padded_bytes": message.padded_bytes,
         "padding_elements_per_rank": one.padding,
         "begins_unaligned": one.begins_unaligned,
-        "time_us": one.times_us[0] if one.times_us else None,
-        "padded_time_us": one.times_us[1] if one.times_us else None,
+        "time_us": one.times.exact_us if one.times else None,
+        "padded_time_us": one.times.padded_us if one.times else None,
+        "padded_is_interpolated": not one.times.padded_launches if one.times else None,
         "speedup": one.speedup,
         "saved_us_per_step": one.saved_us,
         "gain": one.gain,
@@ -232,15 +235,15 @@ def _print_unaligned(placed: Workload, unaligned: Sequence[UnalignedMessage]) ->
     if parts:
         share = sum(one.calls.bytes_per_step for one in parts) / placed.bytes_per_step * 100
         print(
-            f"Alignment: {count_noun(len(parts), 'message')} ({share:.3g} % of the bytes) with parts of no multiple of "
-            "16 B, which NCCL copies element by element (Simple, LL128). To pad:"
+            f"Alignment: in {count_noun(len(parts), 'message')} ({share:.3g} % of the bytes), the bytes per rank are "
+            "not a multiple of 16. NCCL (Simple, LL128) copies these more slowly. Pad them:"
         )
     gains: dict[str, None] = {}
     for one in parts[:_ROWS]:
         message, elements = one.calls.message, count_noun(one.padding, "element")
         size = f"{message.collective} of {message.size_bytes:,} B {message.dtype}, {message.rank_bytes:,.0f} B per rank"
-        print(f"  {size}: add {elements} per rank{f'; {one.gain}' if one.times_us else ''}")
-        gains |= {} if one.times_us else {f"{message.collective}: {one.gain}": None}
+        print(f"  {size}: add {elements} per rank{f'; {one.gain}' if one.times else ''}")
+        gains |= {} if one.times else {f"{message.collective}: {one.gain}": None}
     if len(parts) > _ROWS:
         print(f"  ... and {count_noun(len(parts) - _ROWS, 'more message')}")
     for sentence in gains:

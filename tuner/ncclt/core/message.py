@@ -54,9 +54,10 @@ DTYPE_SIZES: dict[str, int] = {
 """Bytes per element of every dtype that a message can have."""
 
 VECTOR_BYTES = 16
-"""Bytes that a thread of NCCL copies at once if all pointers are multiples of it. Otherwise it copies single elements,
-in all_gather single bytes (2.30.7: reduceCopy in device/common_kernel.h). The LL128 protocol stages such data in shared
-memory (device/prims_ll128.h); LL is not affected (NVIDIA/nccl#413)."""
+"""Bytes that a thread of NCCL copies at once if all pointers are multiples of it. Otherwise reductions copy single
+elements; all_gather, broadcast, send_recv and all_to_all copy single bytes, whatever the dtype (2.30.7: reduceCopy in
+device/common_kernel.h). The LL128 protocol stages such data in shared memory (device/prims_ll128.h); LL is not affected
+(NVIDIA/nccl#413)."""
 
 MOST_BYTES = 2**53
 """No call moves more; a larger number is damage (and would not survive JSON, whose numbers are doubles)."""
@@ -164,6 +165,14 @@ class Message(Documented):
         return self.size_bytes / self.parts
 
     @property
+    def is_divisible(self) -> bool:
+        """Return True if all parts have equally many whole elements; its group size is known.
+
+        Otherwise nothing can send exactly this size: it was recorded on another number of ranks.
+        """
+        return self.size_bytes % (self.parts * DTYPE_SIZES[self.dtype]) == 0
+
+    @property
     def is_aligned(self) -> bool:
         """Return True if the bytes per rank are a multiple of `VECTOR_BYTES`; its group size is known.
 
@@ -177,6 +186,11 @@ class Message(Documented):
         """Return the next size that is aligned."""
         unit = VECTOR_BYTES * self.parts
         return -(-self.size_bytes // unit) * unit
+
+    @property
+    def rounding_bytes(self) -> int:
+        """Return the max distance to the size that nccl-tests sends, which has aligned parts; 0 without parts."""
+        return VECTOR_BYTES * self.parts if self.collective.has_rank_parts else 0
 
     @property
     def parts(self) -> int:

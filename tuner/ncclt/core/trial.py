@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol as Port
 from typing import runtime_checkable
@@ -62,6 +62,11 @@ class Measurement:
     wrong: int | None = 0
     interpolated: bool = False
     measured_bytes: int | None = None
+
+    @property
+    def sent(self) -> Message:
+        """Return the message with the size whose time this is."""
+        return replace(self.message, size_bytes=self.measured_bytes or self.message.size_bytes)
 
     @property
     def time_us(self) -> float:

@@ -108,9 +108,9 @@ def effective(parameters: Mapping[str, int], cluster: Cluster, messages: Collect
 def find_chunk_problem(
     parameters: Mapping[str, int], logged: Iterable[tuple[int, int]], *, ratio: int | None = None
 ) -> str:
-    """Return the difference between the chunks that parameters ask for and those that NCCL logged; empty = none.
+    """Return the difference between the requested chunks and those that NCCL logged; empty = none.
 
-    Nothing is said where no parameter asks for a chunk, or where `find_chunk_doubt` cannot tell.
+    Without a requested chunk, and where `find_chunk_doubt` finds doubt, there is no difference.
 
     Args:
         parameters: process-wide ones that were requested, without `NCCL_`.
@@ -134,9 +134,9 @@ def find_chunk_problem(
 
 
 def find_chunk_doubt(parameters: Mapping[str, int], logged: Iterable[tuple[int, int]]) -> str:
-    """Name a logged chunk that does not tell whether P2P_NET_CHUNKSIZE was used, because the CPU is unknown.
+    """Return the doubt about P2P_NET_CHUNKSIZE that a logged chunk leaves while the CPU is unknown; empty = none.
 
-    The value that was asked for gives it on one kind of CPU, and NCCL's own value on the other; empty = none.
+    The requested value gives this chunk on one kind of CPU, and the NCCL default gives it on the other.
 
     Args:
         parameters, logged: as for `find_chunk_problem`.

@@ -273,11 +273,15 @@ def describe_rounded(rounded: Mapping[Message, int]) -> str:
     if len(rounded) > _SHOWN_SIZES:
         shown.append(f"{len(rounded) - _SHOWN_SIZES} more")
     unaligned = any(message.collective.has_rank_parts and not message.is_aligned for message in rounded)
-    slower = "; parts of no multiple of 16 B can be slower than that" if unaligned else ""
-    return (
-        f"measured at the nearest size that the benchmark can send: {', '.join(shown)}{slower}; "
-        "--benchmark torch_collectives sends exact sizes"
+    slower = "; the exact size can be slower, because its parts are not aligned to 16 B" if unaligned else ""
+    exact = sum(message.is_divisible for message in rounded)
+    where = "sends exact sizes" if exact == len(rounded) else f"sends {exact} of {len(rounded)} sizes exactly"
+    remedy = (
+        f"--benchmark torch_collectives {where}"
+        if exact
+        else "no benchmark can send a size that does not divide by ranks and dtype"
     )
+    return f"measured at the nearest size that the benchmark can send: {', '.join(shown)}{slower}; {remedy}"
 
 
 _SHOWN_SIZES = 3

@@ -299,7 +299,7 @@ def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, .
 
 
 def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> dict[str, int]:
-    """Count the settings that are not searched although NCCL accepts them or they were recorded, by reason.
+    """Count the settings that NCCL accepts, or that were recorded, but that are excluded from the search, by reason.
 
     Args:
         testbed, workload, process_wide: as for `build_space`.
@@ -311,7 +311,7 @@ def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str
 
 
 def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
-    """Describe the search space: its size, why settings are left out, and which parameters change nothing."""
+    """Return the size of the search space, with reasons for excluded settings and with ineffective parameters."""
     space = build_space(testbed, workload, process_wide)
     searched, missing = len(space.distinct), count_excluded(testbed, workload, process_wide)
     why = [f"{number} excluded: {reason}" for reason, number in missing.items()]

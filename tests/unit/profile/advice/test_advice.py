@@ -15,6 +15,7 @@ from ncclt.profile.advice.advice import advise
 from ncclt.profile.advice.changes import Ddp
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.model.workload import ddp_messages
+from ncclt.profile.views.estimate import CurvePoint
 from ncclt.testing.samples import sample_cluster
 
 torch = pytest.importorskip("torch")
@@ -153,7 +154,7 @@ def test_numbers_of_nodes_are_rows():
 
 def test_measured_curves_stand_in_for_the_cost_model():
     workload = _workload(_calls(REDUCE, 10**8))
-    slow = {(REDUCE, 8, False): ((2**20, 1e3), (2**28, 1e6))}
+    slow = {(REDUCE, 8, False): (CurvePoint(2**20, 1e3), CurvePoint(2**28, 1e6))}
     plain, measured = (_advise(workload, compute_us=1e5, measured=m) for m in ({}, slow))
     assert measured.as_is.step_us > 2 * plain.as_is.step_us
     assert any("cost model" in note for note in plain.notes)

@@ -3,7 +3,7 @@
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.trial import Measurement
+from ncclt.core.trial import Measurement, TimesOrigin
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.profile.advice.alignment import UNKNOWN, find_unaligned
 
@@ -16,9 +16,9 @@ def message(collective=Collective.ALL_GATHER, size_bytes=SHARD, dtype="bfloat16"
     return Message(collective=collective, dtype=dtype, size_bytes=size_bytes, group_size=8)
 
 
-def found_of(*messages, measured=()):
+def found_of(*messages, measured=(), **more):
     calls = tuple(MessageCalls(message=one, calls_per_step=2) for one in messages)
-    return find_unaligned(Workload(name="w", messages=calls, provenance=Provenance(source="test")), measured)
+    return find_unaligned(Workload(name="w", messages=calls, provenance=Provenance(source="test")), measured, **more)
 
 
 def timed(size_bytes, time_us, **more):
@@ -48,14 +48,21 @@ def test_the_gain_is_that_of_the_exact_and_an_aligned_size_measured_here():
     (one,) = found_of(message(), measured=measured)
     assert one.speedup == pytest.approx(3.5)
     assert one.saved_us == pytest.approx(1000.0)
-    assert one.gain == "measured: 700.0 µs as it is, 200.0 µs aligned (3.50x, 1 ms per step)"
+    assert one.gain == ("measured: 700.0 µs as it is (1 launch), 200.0 µs aligned (1 launch): 3.50x, 1 ms per step")
+
+
+def test_pooled_interpolated_and_recorded_times_are_named():
+    near = [timed(48 * MIB, 150.0), timed(96 * MIB, 300.0)]
+    exact = [timed(SHARD, 700.0), timed(SHARD, 900.0)]
+    (one,) = found_of(message(), measured=[*exact, *near], origin=TimesOrigin.RECORDED)
+    assert one.gain.startswith("recorded: 800.0 µs as it is (2 launches), 200.0 µs aligned (interpolated): 4.00x")
 
 
 def test_an_aligned_time_is_read_between_near_sizes_only():
     (one,) = found_of(message(), measured=[timed(SHARD, 700.0), timed(48 * MIB, 150.0), timed(96 * MIB, 300.0)])
-    assert one.times_us[1] == pytest.approx(200.0, rel=0.01)
+    assert one.times.padded_us == pytest.approx(200.0, rel=0.01)
     (far,) = found_of(message(), measured=[timed(SHARD, 700.0), timed(MIB, 3.0), timed(1024 * MIB, 3000.0)])
-    assert far.times_us is None
+    assert far.times is None
 
 
 def test_what_was_not_measured_says_nothing(subtests):
@@ -67,7 +74,7 @@ def test_what_was_not_measured_says_nothing(subtests):
     }.items():
         with subtests.test(why):
             (one,) = found_of(message(), measured=[timed(SHARD, 200.0, **changes), timed(SHARD + 48, 200.0)])
-            assert one.times_us is None
+            assert one.times is None
 
 
 def test_a_size_of_another_number_of_ranks_is_not_called_unaligned():

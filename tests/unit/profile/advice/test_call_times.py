@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.profile.advice.call_times import call_times
+from ncclt.profile.views.estimate import CurvePoint
 from ncclt.testing.samples import sample_cluster
 
 REDUCE, GATHER = Collective.ALL_REDUCE, Collective.ALL_GATHER
 ONE_NODE = sample_cluster("one").sized(nodes=1)
 TWO_NODES = ONE_NODE.sized(nodes=2)
-CURVE = {(REDUCE, ONE_NODE.world_size, False): ((2**20, 100.0), (2**24, 1000.0))}
+CURVE = {(REDUCE, ONE_NODE.world_size, False): (CurvePoint(2**20, 100.0), CurvePoint(2**24, 1000.0))}
 
 
 def _workload(*recorded, collective=REDUCE):

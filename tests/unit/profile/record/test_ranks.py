@@ -45,6 +45,14 @@ def test_a_broken_journal_is_a_failure_with_its_name(tmp_path):
         assert "host.7.json" in report.failures[0]
 
 
+def test_a_journal_without_an_entry_names_it(tmp_path):
+    for name in FACTS:
+        _write(tmp_path, "host.7.json", json.dumps({key: value for key, value in FACTS.items() if key != name}))
+        (report,) = read_reports(tmp_path)
+        assert report.state == "failed"
+        assert f"no {name};" in report.failures[0]
+
+
 def test_overhead_is_that_of_the_median_rank():
     reports = [_report(outside_s=(0.1, 0.1, 9.0), inside_s=(0.1 + extra, 0.1 + extra)) for extra in (0.01, 0.5, 0.02)]
     cost = measure_overhead(reports)

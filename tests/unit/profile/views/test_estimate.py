@@ -10,6 +10,7 @@ from ncclt.core.trial import Measurement
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile.views.estimate import (
+    CurvePoint,
     build_curves,
     compute_seconds,
     estimate,
@@ -85,7 +86,7 @@ def test_direct_links_to_other_gpus_stay_idle():
 
 
 def test_a_curve_is_taken_where_it_reaches_and_the_links_beyond_it():
-    curve = ((1000, 10.0), (4000, 40.0))
+    curve = (CurvePoint(1000, 10.0), CurvePoint(4000, 40.0))
     assert read_curve(curve, 1000) == (10.0, "measured")
     assert read_curve(curve, 4000) == (40.0, "measured")
     time_us, source = read_curve(curve, 2000)
@@ -93,6 +94,20 @@ def test_a_curve_is_taken_where_it_reaches_and_the_links_beyond_it():
     assert read_curve(curve, 999) is None
     assert read_curve(curve, 4001) is None
     assert read_curve((), 8) is None
+    assert read_curve(curve, 990, rounding=16) == (10.0, "nearest")
+    assert read_curve(curve, 983, rounding=16) is None
+
+
+def test_a_rounded_or_interpolated_time_is_not_called_measured():
+    """nccl-tests rounds parts to 16 bytes: a time belongs to the size that was sent."""
+    gather = _message(1000, collective=Collective.ALL_GATHER)
+    for changes, origin in (({"measured_bytes": 1024}, "nearest"), ({"interpolated": True}, "interpolated")):
+        measured = build_curves([Measurement(message=gather, samples_us=(30.0,), **changes)])
+        (row,) = estimate(_workload(gather), H100, measured=measured).messages
+        assert (row.time_us, row.source) == (30.0, origin)
+    both = [Measurement(message=gather, samples_us=(t,), interpolated=t > 30) for t in (30.0, 50.0, 60.0)]
+    ((point,),) = build_curves(both).values()
+    assert point == CurvePoint(1000, 30.0)
 
 
 def test_measured_times_replace_those_of_the_links_for_their_kind_alone():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.plural import count_noun
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Measurement, Outcome
@@ -23,7 +24,9 @@ def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list
     """
     launched = [t for t in trials if t.result.outcome is Outcome.OK and t.arm is not Arm.TODAY]
     good = [(t, m) for t in launched for m in t.result.measurements]
-    whole = [(t, m) for t, m in good if m.message.group_size in (0, study.cluster.world_size) and not m.interpolated]
+    measured = [(t, m) for t, m in good if m.message.group_size in (0, study.cluster.world_size) and not m.interpolated]
+    # Messages that a benchmark rounds to the same size share one time.
+    whole = list({(t.number, m.sent): (t, m) for t, m in reversed(measured)}.values())[::-1]
     parts = {m.message for _, m in good if m.message.group_size not in (0, study.cluster.world_size)}
     between = sum(m.interpolated for _, m in good)
     notes = []
@@ -31,8 +34,8 @@ def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list
         notes.append(f"{len(parts)} messages of smaller groups were left out: a landscape is of one shape of job")
     if between:
         notes.append(f"{between} interpolated times were left out: they were not measured")
-    if rounded := {m.message for _, m in whole if m.measured_bytes}:
-        notes.append(f"times of {len(rounded)} messages are of the nearest size that the benchmark could send")
+    if rounded := {m.message for _, m in measured if m.measured_bytes}:
+        notes.append(f"{count_noun(len(rounded), 'message')} exported at the nearest size that the benchmark can send")
     return _rows(study, whole, version), tuple(notes)
 
 
@@ -54,8 +57,8 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
     points: Counter[tuple[object, ...]] = Counter()
     for trial, measurement in measured:
         source = f"{origin}; persistent ranks" if trial.result.persistent else origin
-        setting = trial.setting_for(measurement.message)
-        point = (setting, measurement.message.collective, measurement.message.dtype, measurement.message.size_bytes)
+        setting, sent = trial.setting_for(measurement.message), measurement.sent
+        point = (setting, sent.collective, sent.dtype, sent.size_bytes)
         points[point] += 1
         rows.append(row_of(study.cluster, setting, measurement, source=source, repetition=points[point]))
     return rows
@@ -65,7 +68,7 @@ def row_of(
     cluster: Cluster, setting: Setting, measurement: Measurement, *, source: str, repetition: int
 ) -> LandscapeRow:
     """Return the row of one measurement of a message over the whole job."""
-    message = measurement.message
+    message = measurement.sent
     return LandscapeRow(
         system=f"{cluster.gpus_per_node}x {cluster.gpu} ({cluster.name})",
         gpus=cluster.world_size,

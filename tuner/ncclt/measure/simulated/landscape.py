@@ -88,7 +88,8 @@ class Landscape:
     def time_samples(self, setting: Setting, message: Message) -> tuple[float, ...]:
         """Return the recorded times, µs; between two sizes interpolated in log size and log time.
 
-        Up to twice the largest recorded size, the bandwidth of the largest applies.
+        Up to twice the largest recorded size, the bandwidth of the largest applies. Below the smallest one its time
+        applies to sizes that nccl-tests rounds up to it.
 
         Returns:
             One or more samples, or none where the setting was not recorded for this collective around this size.
@@ -106,7 +107,10 @@ class Landscape:
             return tuple(factor * time for time in samples) if factor <= _BEYOND and reaches_end else ()
         if curve[right][0] == message.size_bytes:
             return curve[right][1]
-        return _between(curve[right - 1], curve[right], message.size_bytes) if right else ()
+        if right == 0:
+            smallest, samples = curve[0]
+            return samples if smallest - message.size_bytes <= message.rounding_bytes else ()
+        return _between(curve[right - 1], curve[right], message.size_bytes)
 
     def sigma(self, setting: Setting, message: Message) -> float:
         """Return the recorded noise from launch to launch at the nearest recorded size; 0 where none was recorded."""

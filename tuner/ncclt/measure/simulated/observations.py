@@ -226,7 +226,7 @@ def observed_in_table(path: Path, cluster: Cluster) -> ObservedTimes:
 def observed_in_trials(trials: Iterable[Trial], nodes: int, source: str) -> ObservedTimes:
     """Return the times of a study's good launches of single settings."""
     seen = [
-        ObservedPoint(nodes=nodes, setting=trial.setting, message=one.message, time_us=one.time_us)
+        ObservedPoint(nodes=nodes, setting=trial.setting, message=one.sent, time_us=one.time_us)
         for trial in trials
         if trial.policy is None and trial.arm is not Arm.TODAY and trial.result.outcome is Outcome.OK
         for one in trial.result.measurements

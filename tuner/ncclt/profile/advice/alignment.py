@@ -1,9 +1,9 @@
-"""Messages whose parts begin off the 16 bytes that NCCL copies at once, and the gain of padding them.
+"""Messages whose parts begin off 16 bytes, which NCCL copies slowly, and the gain of padding them.
 
 Sources: the copy itself in NCCL 2.30.7 (see `ncclt.core.message.VECTOR_BYTES`); NVIDIA/nccl#413, where NVIDIA calls the
 loss of all_gather under Simple and LL128 expected; pytorch/pytorch#195450, which reports it for the layout of FSDP2,
-single node and RoCE; horovod/horovod#3727, the one published pair of times. What a part loses depends on protocol,
-links and GPU, so a gain is predicted from times of the same cluster alone.
+single node and RoCE; horovod/horovod#3727, the one published pair of times. The loss depends on protocol, links and
+GPU, so a gain is predicted from times of the same cluster alone.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
-from ncclt.core.trial import Measurement
+from ncclt.core.plural import count_noun
+from ncclt.core.trial import Measurement, TimesOrigin
 from ncclt.core.workload import MessageCalls, Workload
-from ncclt.profile.views.estimate import CurveKey, build_curves, read_curve
+from ncclt.profile.views.estimate import CurvePoint, read_curve
 
 PUBLISHED: Mapping[Collective, str] = {
     Collective.ALL_GATHER: "published: over 7 ms unaligned, under 2 ms aligned, at 6.29 MB in fp16 "
@@ -25,34 +26,54 @@ PUBLISHED: Mapping[Collective, str] = {
 }
 """Published gains on other clusters, by collective; no prediction for this one."""
 
-UNKNOWN = "gain not known: no study of this cluster has times of the exact and of an aligned size"
+UNKNOWN = "gain not known: no study of this cluster has measured both the exact and an aligned size"
 
 _NEAR = 2
-"""The time of an aligned size is read between measured ones at most this factor away."""
+"""Max factor between an aligned size and the measured sizes that its time is interpolated from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingTimes:
+    """Times of one call under the NCCL default, as it is and padded.
+
+    Attributes:
+        exact_us: median of the launches with the message's own size, µs.
+        launches: number of these.
+        padded_us: median of the launches with the padded size, µs, or interpolated between near aligned sizes.
+        padded_launches: number of these; 0 = interpolated.
+        origin: of all these times.
+    """
+
+    exact_us: float
+    launches: int
+    padded_us: float
+    padded_launches: int
+    origin: TimesOrigin
+
+    @property
+    def sentence(self) -> str:
+        """Return both times with their origin."""
+        exact = f"{self.exact_us:.1f} µs as it is ({count_noun(self.launches, 'launch', 'launches')})"
+        here = count_noun(self.padded_launches, "launch", "launches") if self.padded_launches else "interpolated"
+        return f"{self.origin}: {exact}, {self.padded_us:.1f} µs aligned ({here})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnalignedMessage:
-    """A message whose bytes per rank are no multiple of 16.
+    """A message whose bytes per rank are not a multiple of 16.
 
     Attributes:
         calls: the message, with its group size, and its calls per step.
-        times_us: of one call as it is and padded, µs, both measured; None = at least one is not known.
+        times: of one call; None = at least one of them is not known.
     """
 
     calls: MessageCalls
-    times_us: tuple[float, float] | None = None
-
-    @property
-    def divides(self) -> bool:
-        """Return True if ranks have equal parts of whole elements; otherwise the size is of another number of ranks."""
-        message = self.calls.message
-        return message.size_bytes % (message.parts * DTYPE_SIZES[message.dtype]) == 0
+    times: PaddingTimes | None = None
 
     @property
     def begins_unaligned(self) -> bool:
         """Return True if parts begin off 16 bytes; without parts only the last bytes of a message are affected."""
-        return self.calls.message.collective.has_rank_parts and self.divides
+        return self.calls.message.collective.has_rank_parts and self.calls.message.is_divisible
 
     @property
     def padding(self) -> int:
@@ -62,54 +83,64 @@ class UnalignedMessage:
 
     @property
     def speedup(self) -> float | None:
-        """Return the measured gain of a call by padding; None = not known."""
-        return self.times_us[0] / self.times_us[1] if self.times_us else None
+        """Return the gain of a call by padding; None = not known."""
+        return self.times.exact_us / self.times.padded_us if self.times else None
 
     @property
     def saved_us(self) -> float | None:
         """Return the communication that padding saves per step, µs; below 0 where it costs; None = not known."""
-        return (self.times_us[0] - self.times_us[1]) * self.calls.calls_per_step if self.times_us else None
+        return (self.times.exact_us - self.times.padded_us) * self.calls.calls_per_step if self.times else None
 
     @property
     def gain(self) -> str:
         """Return the gain of padding in words."""
-        if not self.divides:
-            return "not known: no whole elements per rank, the size is of another number of ranks"
+        if not self.calls.message.is_divisible:
+            return "not known: the size does not divide by ranks and dtype; it is of another number of ranks"
         if not self.begins_unaligned:
-            return "no gain expected: only its last bytes are copied one by one"
-        if self.times_us and self.saved_us is not None:
-            here = f"measured: {self.times_us[0]:.1f} µs as it is, {self.times_us[1]:.1f} µs aligned"
-            return f"{here} ({self.speedup:.2f}x, {self.saved_us / 1e3:.3g} ms per step)"
+            return "no gain expected: it begins aligned, and only its last bytes miss the 16-byte copy"
+        if self.times and self.saved_us is not None:
+            return f"{self.times.sentence}: {self.speedup:.2f}x, {self.saved_us / 1e3:.3g} ms per step"
         return "; ".join(filter(None, (UNKNOWN, PUBLISHED.get(self.calls.message.collective, ""))))
 
 
-def find_unaligned(workload: Workload, measured: Iterable[Measurement] = ()) -> tuple[UnalignedMessage, ...]:
-    """Return the messages whose bytes per rank are no multiple of 16, most bytes per step first.
+def find_unaligned(
+    workload: Workload, measured: Iterable[Measurement] = (), *, origin: TimesOrigin = TimesOrigin.MEASURED
+) -> tuple[UnalignedMessage, ...]:
+    """Return the messages whose bytes per rank are not a multiple of 16, most bytes per step first.
 
     Args:
         workload: placed, so that every group size is known.
-        measured: of the NCCL default on its cluster. A time of a size that stands for another one says nothing of the
-            exact size, and an interpolated one nothing of any.
+        measured: of the NCCL default on its cluster. A time of a rounded size is one of an aligned size; interpolated
+            times are left out.
+        origin: of these times.
     """
-    exact = [one for one in measured if not (one.interpolated or one.measured_bytes)]
     times: dict[Message, list[float]] = {}
-    for one in exact:
-        times.setdefault(one.message, []).append(one.time_us)
-    aligned = [one for one in exact if one.message.is_aligned]
-    curves = {dtype: build_curves(m for m in aligned if m.message.dtype == dtype) for dtype in DTYPE_SIZES}
+    for one in measured:
+        if not one.interpolated:
+            times.setdefault(one.sent, []).append(one.time_us)
 
-    def compare(message: Message) -> tuple[float, float] | None:
-        key: CurveKey = (message.collective, message.group_size, message.spans_nodes)
+    def compare(message: Message) -> PaddingTimes | None:
+        size = message.padded_bytes
         near = [
-            (size, time_us)
-            for size, time_us in curves[message.dtype].get(key, ())
-            if message.padded_bytes / _NEAR <= size <= message.padded_bytes * _NEAR
+            CurvePoint(other.size_bytes, statistics.median(found))
+            for other, found in times.items()
+            if replace(other, size_bytes=size) == replace(message, size_bytes=size)
+            and other.is_aligned
+            and size / _NEAR <= other.size_bytes <= size * _NEAR
         ]
-        padded = read_curve(near, message.padded_bytes)
-        return (statistics.median(times[message]), padded[0]) if message in times and padded else None
+        padded = read_curve(sorted(near), size)
+        if message not in times or padded is None:
+            return None
+        return PaddingTimes(
+            exact_us=statistics.median(times[message]),
+            launches=len(times[message]),
+            padded_us=padded[0],
+            padded_launches=len(times.get(replace(message, size_bytes=size), ())),
+            origin=origin,
+        )
 
     found = [
-        UnalignedMessage(calls=calls, times_us=compare(calls.message))
+        UnalignedMessage(calls=calls, times=compare(calls.message))
         for calls in workload.messages
         if calls.message.group_size > 1 and not calls.message.is_aligned
     ]

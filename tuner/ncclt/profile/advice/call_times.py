@@ -81,10 +81,11 @@ class CallTimes:
             found = read_curve(curve, size)
             if found is not None:
                 return found[0]
-            (first, least_us), (last, most_us) = curve[0], curve[-1]
-            if size > last:
-                return most_us * size / last
-            return least_us * min(1.0, _modelled_us(collective, size, where) / _modelled_us(collective, first, where))
+            first, last = curve[0], curve[-1]
+            if size > last.size_bytes:
+                return last.time_us * size / last.size_bytes
+            least_us = _modelled_us(collective, first.size_bytes, where)
+            return first.time_us * min(1.0, _modelled_us(collective, size, where) / least_us)
         modelled_us = _modelled_us(collective, size, where)
         if where != self.cluster and self._curve(collective, self.cluster):
             # What the model misses here it is taken to miss there.

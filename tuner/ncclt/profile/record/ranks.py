@@ -112,9 +112,15 @@ def explain_missing_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[
     )
 
 
+_ENTRIES = ("rank", "state", "steps_seen", "steps_recorded", "outside_s", "inside_s", "write_s", "failures")
+"""Entries of every journal (`ncclt.profile.record.injected.recorder`), even if its process was killed."""
+
+
 def _report(path: Path) -> RankReport:
     try:
         facts: Any = json.loads(path.read_text(encoding="utf-8"))
+        if missing := [name for name in _ENTRIES if name not in facts]:
+            raise ValueError(f"no {', '.join(missing)}; another release of ncclt may have written it")
         rank = facts["rank"]
         return RankReport(
             rank=None if rank is None else int(rank),

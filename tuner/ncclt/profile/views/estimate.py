@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message, bus_factor
@@ -24,7 +24,7 @@ section 5.1). Those of recomputed activations are not counted, as in model FLOP/
 _ELEMENT_BYTES = 8
 
 
-TimeOrigin = Literal["measured", "interpolated", "links"]
+TimeOrigin = Literal["measured", "nearest", "interpolated", "links"]
 """Origin of a message's time."""
 
 
@@ -142,22 +142,46 @@ def latency_us(cluster: Cluster, message: Message) -> float:
 CurveKey = tuple[Collective, int, bool]
 """Collective, group size, whether the group spans nodes."""
 
-Curve = tuple[tuple[int, float], ...]
-"""(size in bytes, µs) in order of size."""
+
+class CurvePoint(NamedTuple):
+    """Time of one size.
+
+    Attributes:
+        size_bytes: that was sent.
+        time_us: of one call, µs.
+        is_measured: False = interpolated between sizes that were measured.
+    """
+
+    size_bytes: int
+    time_us: float
+    is_measured: bool = True
+
+
+Curve = tuple[CurvePoint, ...]
+"""In order of size."""
 
 
 def build_curves(measured: Iterable[Measurement]) -> dict[CurveKey, Curve]:
-    """Return the median time by size of each kind of message; dtypes of one size count as one."""
-    times: dict[CurveKey, dict[int, list[float]]] = {}
+    """Return the median time by size of each kind of message; dtypes of one size count as one.
+
+    A size has interpolated times only where no launch measured it.
+    """
+    times: dict[CurveKey, dict[int, list[Measurement]]] = {}
     for one in measured:
-        message = one.message
+        sent = one.sent
         if one.samples_us and one.time_us > 0:
-            key = (message.collective, message.group_size, message.spans_nodes)
-            times.setdefault(key, {}).setdefault(message.size_bytes, []).append(one.time_us)
+            key = (sent.collective, sent.group_size, sent.spans_nodes)
+            times.setdefault(key, {}).setdefault(sent.size_bytes, []).append(one)
     return {
-        key: tuple((size, statistics.median(found)) for size, found in sorted(by_size.items()))
+        key: tuple(_build_point(size, found) for size, found in sorted(by_size.items()))
         for key, by_size in times.items()
     }
+
+
+def _build_point(size_bytes: int, found: Sequence[Measurement]) -> CurvePoint:
+    measured = [one for one in found if not one.interpolated]
+    time_us = statistics.median(one.time_us for one in measured or found)
+    return CurvePoint(size_bytes, time_us, is_measured=bool(measured))
 
 
 def estimate(
@@ -170,7 +194,8 @@ def estimate(
         cluster: sized to the job.
         compute_s: computation of one step, s; None = not known.
         measured: curves of the NCCL default there. Sizes on a curve are taken from it, those between two points
-            log-log from both; sizes beyond its ends come from the links, like kinds without a curve.
+            log-log from both. Beyond its ends by no more than a benchmark rounds sizes, the end is taken; other sizes
+            come from the links, like kinds without a curve.
     """
     rows: list[MessageTime] = []
     links_us = bus_bytes = 0.0
@@ -182,7 +207,8 @@ def estimate(
         carried = message.size_bytes * bus_factor(message.collective, message.group_size)
         at_links_us = latency_us(cluster, message) + carried / gbps / 1e3
         key = (message.collective, message.group_size, message.spans_nodes)
-        time_us, source = read_curve(measured.get(key, ()), message.size_bytes) or (at_links_us, "links")
+        found = read_curve(measured.get(key, ()), message.size_bytes, rounding=message.rounding_bytes)
+        time_us, source = found or (at_links_us, "links")
         rows.append(
             MessageTime(
                 message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
@@ -199,11 +225,21 @@ def estimate(
     )
 
 
-def read_curve(curve: Sequence[tuple[int, float]], size_bytes: int) -> tuple[float, TimeOrigin] | None:
-    """Return the time of a size, µs, from a curve in order of size; None where the size lies beyond its ends."""
-    for (size, time_us), (next_size, next_us) in pairwise(curve):
-        if size < size_bytes < next_size:
-            part = math.log(size_bytes / size) / math.log(next_size / size)
-            return time_us * (next_us / time_us) ** part, "interpolated"
-    exact = next((time_us for size, time_us in curve if size == size_bytes), None)
-    return None if exact is None else (exact, "measured")
+def read_curve(curve: Sequence[CurvePoint], size_bytes: int, *, rounding: int = 0) -> tuple[float, TimeOrigin] | None:
+    """Return the time of a size, µs, from a curve in order of size; None where the size lies beyond its ends.
+
+    Args:
+        curve: medians by size.
+        size_bytes: of the message.
+        rounding: bytes beyond an end at which the time of the end is still taken.
+    """
+    for left, right in pairwise(curve):
+        if left.size_bytes < size_bytes < right.size_bytes:
+            part = math.log(size_bytes / left.size_bytes) / math.log(right.size_bytes / left.size_bytes)
+            return left.time_us * (right.time_us / left.time_us) ** part, "interpolated"
+    point = min(curve, key=lambda one: abs(one.size_bytes - size_bytes), default=None)
+    if point is None or abs(point.size_bytes - size_bytes) > rounding:
+        return None
+    if not point.is_measured:
+        return point.time_us, "interpolated"
+    return point.time_us, "measured" if point.size_bytes == size_bytes else "nearest"
