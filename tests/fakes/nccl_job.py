@@ -5,6 +5,7 @@ arguments are set by the program itself. `stay` goes on until SIGTERM, and `deaf
 """
 
 import os
+import re
 import signal
 import sys
 import time
@@ -43,7 +44,8 @@ def lines(rank):
 print("the job begins", flush=True)
 if os.environ.get("NCCL_DEBUG") == "INFO":
     for rank in (0, 1):
-        path = os.environ.get("NCCL_DEBUG_FILE", "").replace("%h", "node-a").replace("%p", str(100 + rank))
+        filled = {"%h": "node-a", "%p": str(100 + rank), "%%": "%"}
+        path = "".join(filled.get(part, part) for part in re.split("(%.)", os.environ.get("NCCL_DEBUG_FILE", "")))
         try:
             with open(path, "w") as file:  # noqa: PTH123
                 file.writelines(lines(rank))

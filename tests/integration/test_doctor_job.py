@@ -155,6 +155,35 @@ def test_job_that_goes_on_is_ended(tmp_path, words):
     assert "the job begins\n" in done.stderr
 
 
+def test_job_that_clears_the_folder_of_its_log_goes_on(doctor):
+    done = doctor(["sh", "-c", "rm -rf .ncclt-record-*; sleep 1; echo the job goes on; exit 3"])
+
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("the job goes on\n")
+    assert "missing: the log of the job cannot be used: No such file or directory; does the job clear" in done.stdout
+
+
+def test_job_that_names_nccl_has_not_started_it(tmp_path):
+    argv = [sys.executable, "-c", LIMITED, "240", "0", "sh", "-c", "echo backend: NCCL 2; sleep 1; echo the NCCL INFO"]
+    done = subprocess.run(argv, cwd=tmp_path, env=_environ(), capture_output=True, text=True, timeout=240, check=True)
+
+    assert json.loads(done.stdout)["ending"].startswith("ended after ")
+
+
+@pytest.mark.parametrize("name", ["50%h", "a:b"])
+def test_log_is_read_in_a_folder_of_any_name(nursery, tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    code, printed, said = nursery(["doctor", "--json", "--", *JOB], _environ(), folder)
+
+    document = json.loads(printed)
+    assert (document["facts"]["log"]["processes"], document["facts"]["log"]["sources"]) == (
+        2,
+        ["node-a.100.log", "node-a.101.log"],
+    ), (code, said)
+    assert not list(folder.iterdir())
+
+
 def test_nothing_outlives_the_doctor(tmp_path):
     """Neither a daemon that the job leaves behind, nor the job of a doctor that is killed."""
     argv = [sys.executable, "-c", LIMITED, "240", "0", sys.executable, "-c", DAEMON]

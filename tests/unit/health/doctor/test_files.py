@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ncclt.errors import InputError
-from ncclt.health.doctor.files import read_files
+from ncclt.health.doctor import diagnose, files
+from ncclt.health.doctor.files import read_files, read_logs
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
 
@@ -103,3 +104,20 @@ def test_missing_files_and_empty_folders_are_refused(tmp_path):
     (tmp_path / "link").unlink()
     with pytest.raises(InputError, match="nothing in"):
         read_files([tmp_path])
+
+
+def test_logs_are_read_up_to_a_total_size_and_the_cut_is_named(tmp_path, monkeypatch):
+    """A long log takes no room from the others, and the verdict of what was cut is no clean one."""
+    monkeypatch.setattr(files, "MOST_LOG_BYTES", 4000)
+    for pid, lines in ((1, 500), (2, 3), (3, 3)):
+        (tmp_path / f"{pid}.log").write_text(f"n:{pid}:1 [0] NCCL INFO Using network IB\n" * lines)
+    paths = sorted(tmp_path.iterdir())
+    cut = ("logs are read up to 0 MiB in total: the end of 1.log was not",)
+    log, problems = read_logs(paths, ignored=frozenset())
+    saved = read_files(paths)
+
+    assert [process.pid for process in log.processes] == [2, 3, 1]
+    assert log.lines == 4000 // len("n:1:1 [0] NCCL INFO Using network IB\n")
+    assert (problems, saved.missing) == (cut, cut)
+    assert saved.log.lines == log.lines
+    assert diagnose(saved).verdict == "incomplete"

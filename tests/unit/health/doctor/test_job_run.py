@@ -1,9 +1,13 @@
-"""The end of a job under the doctor, and a job without NCCL."""
+"""The end of a job under the doctor, its output, and a job without NCCL."""
 
+import contextlib
+import os
+import threading
 from dataclasses import replace
 
 import pytest
 
+from ncclt.health.doctor import job
 from ncclt.health.doctor.facts import JobRun
 from ncclt.profile.record.ranks import RankReport
 
@@ -23,6 +27,80 @@ RANK = RankReport(rank=0, state="recorded", steps_seen=10, backend="gloo")
 def test_ending_names_who_ended_it(code, by, ending, has_failed):
     run = replace(RUN, exit_code=code, ended_by_ncclt=by)
     assert (run.ending, run.has_failed) == (ending, has_failed)
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "has_failed"),
+    [
+        (0, "ended by ncclt after 12 s (5 training steps recorded); exit code 0", False),
+        (7, "failed after 12 s (5 training steps recorded); exit code 7", True),
+        (139, "killed by SIGSEGV after 12 s (5 training steps recorded); exit code 139", True),
+    ],
+)
+def test_failure_behind_the_recorded_steps_is_a_failure(code, ending, has_failed):
+    run = replace(RUN, exit_code=code, recorded_steps=5)
+    assert (run.ending, run.has_failed) == (ending, has_failed)
+
+
+def _fill(descriptor):
+    os.set_blocking(descriptor, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(descriptor, b"x" * 4096)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_slow_reader_gets_the_whole_output_before_the_page(tmp_path, blocks, monkeypatch):
+    monkeypatch.setattr(job, "_LEFT_S", 0.0)
+    reading, writing = os.pipe()
+    _fill(writing)
+    os.set_blocking(writing, blocks)
+    got = []
+
+    def read():
+        while chunk := os.read(reading, 1 << 16):
+            got.append(chunk)
+
+    late = threading.Timer(0.5, read)
+    late.start()
+    with job._Output(tmp_path / "copy", writing) as output:
+        os.write(output.theirs, b"the job's last words\n")
+    os.set_blocking(writing, True)
+    os.write(writing, b"the page")
+    os.close(writing)
+    late.join()
+    os.close(reading)
+    assert b"".join(got).endswith(b"xthe job's last words\nthe page")
+
+
+def test_process_that_holds_the_output_open_holds_nothing_up(tmp_path):
+    reading, writing = os.pipe()
+    with job._Output(tmp_path / "copy", writing) as output:
+        held = os.dup(output.theirs)
+        os.write(held, b"said\n")
+    os.close(held)
+    os.close(writing)
+    with open(reading, "rb") as rest:  # noqa: PTH123
+        assert rest.read() == b"said\n"
+
+
+def test_output_that_cannot_be_written_is_reported_and_stops_no_job(tmp_path):
+    full = os.open("/dev/full", os.O_WRONLY)
+    with job._Output(tmp_path / "copy", full) as output:
+        for _ in range(100):
+            os.write(output.theirs, b"n:1:1 [0] NCCL INFO Using network IB\n" * 100)
+    os.close(full)
+    assert output.problems == ("output of the job was lost: No space left on device",)
+    assert (tmp_path / "copy").read_bytes().count(b"\n") == 10_000
+
+
+def test_lines_of_nccl_alone_are_copied(tmp_path):
+    null = os.open(os.devnull, os.O_WRONLY)
+    ours = b"n:1:1 [0] NCCL INFO Using network IB\nNCCL version 2.27.5+cuda12.8\nRCCL version : 2.22.3-HEAD:abc\n"
+    with job._Output(tmp_path / "copy", null) as output:
+        os.write(output.theirs, b"backend: NCCL (default)\nexport NCCL_ALGO=Ring for NCCL 2\n" + ours)
+    os.close(null)
+    assert (tmp_path / "copy").read_bytes() == ours
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ class JobRun:
     Attributes:
         argv: its command, without secrets.
         exit_code: as a shell gives it.
-        ended_by_ncclt: why ncclt has ended it, `5 training steps recorded`; empty = it ended by itself.
+        ended_by_ncclt: why ncclt has sent it SIGTERM, `limit: 60 s without ...`; empty = it has not.
+        recorded_steps: training steps after which its ranks leave; 0 = they did not come that far.
         wall_s: its run time, s.
         programs: its Python processes that loaded PyTorch.
         workload: what PyTorch's profiler recorded; None = nothing.
@@ -39,6 +40,7 @@ class JobRun:
     argv: tuple[str, ...]
     exit_code: int
     ended_by_ncclt: str
+    recorded_steps: int = 0
     wall_s: float
     programs: tuple[RankReport, ...] = ()
     workload: Workload | None = None
@@ -46,18 +48,22 @@ class JobRun:
 
     @property
     def has_failed(self) -> bool:
-        """Return True if the job failed by itself."""
+        """Return True if the job failed without a signal of ncclt; ranks that leave after their steps do not fail."""
         return bool(self.exit_code) and not self.ended_by_ncclt
 
     @property
     def ending(self) -> str:
         """Return the end of the job in words, without a full stop."""
+        steps = f"{count_noun(self.recorded_steps, 'training step')} recorded" if self.recorded_steps else ""
         ran = f"after {self.wall_s:.0f} s"
-        if self.ended_by_ncclt:
-            return f"ended by ncclt {ran} ({self.ended_by_ncclt}); exit code {self.exit_code}"
-        if self.exit_code > 128:
-            return f"killed by {signal_name(self.exit_code - 128)} {ran}; exit code {self.exit_code}"
-        return f"{'failed' if self.exit_code else 'ended'} {ran}; exit code {self.exit_code}"
+        why = f" ({self.ended_by_ncclt or steps})" if self.ended_by_ncclt or steps else ""
+        if self.ended_by_ncclt or (steps and not self.exit_code):
+            how = "ended by ncclt"
+        elif self.exit_code > 128:
+            how = f"killed by {signal_name(self.exit_code - 128)}"
+        else:
+            how = "failed" if self.exit_code else "ended"
+        return f"{how} {ran}{why}; exit code {self.exit_code}"
 
     @property
     def exposed_share(self) -> float | None:

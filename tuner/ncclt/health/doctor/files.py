@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -22,6 +22,7 @@ from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.matrix import is_matrix_header, parse_matrix
 from ncclt.health.doctor.nccl_topology import is_nccl_topology, parse_nccl_topology
 from ncclt.nccl.log.facts import LogFacts
+from ncclt.nccl.log.lines import BY_NCCL
 from ncclt.nccl.log.startup import LogReader, read_printed_costs
 from ncclt.profile.source import Meter, list_files, open_regular, read_document, regular_files, unpack
 
@@ -29,6 +30,12 @@ HEAD_BYTES = 256 * 1024
 """Read to recognise what a file is."""
 
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?[\"']?NCCL_\w+\s*=")
+
+MOST_LOG_BYTES = 256 * 1024 * 1024
+"""Max size of all logs that are read: enough for the start of a thousand ranks."""
+
+_MOST_NAMED = 3
+"""Most files named in one message."""
 
 _MOST_LINE_CHARACTERS = 64 * 1024
 """Longer lines are read in pieces: a file without line ends must not exhaust memory."""
@@ -77,42 +84,104 @@ def read_files(paths: Sequence[Path]) -> Facts:
         return _facts(files)
 
 
-def read_logs(paths: Sequence[Path], *, ignored: frozenset[str]) -> LogFacts:
+def read_logs(paths: Sequence[Path], *, ignored: frozenset[str]) -> tuple[LogFacts, tuple[str, ...]]:
     """Read the logs of one job.
 
     Args:
         paths: files that hold lines of NCCL alone; empty ones are left out.
         ignored: variables that were only set to get the log.
 
+    Returns:
+        the facts, and what was not read, one sentence each.
+
     Raises:
-        InputError: one cannot be read, or has more starts than any job.
+        OSError: one has gone.
     """
     log = LogReader(ignored=ignored)
-    for path in paths:
-        if path.stat().st_size:
+    problems: list[str] = []
+    full = [path for path in paths if path.stat().st_size]
+    problems += _read_in_turn(full, log, lambda _path, error: problems.append(error.message))
+    return log.facts(), tuple(problems)
+
+
+def _read_in_turn(paths: Sequence[Path], log: LogReader, refuse: Callable[[Path, InputError], None]) -> tuple[str, ...]:
+    """Read logs up to `MOST_LOG_BYTES` together, each at least up to an equal share; return what was not read.
+
+    Args:
+        paths: of the logs.
+        log: takes their lines.
+        refuse: called with each file that cannot be read.
+    """
+    left, cut = MOST_LOG_BYTES, []
+    # Short ones first: the rest of their shares is for the long ones.
+    ordered = sorted(paths, key=lambda path: path.stat().st_size > MOST_LOG_BYTES // len(paths))
+    for number, path in enumerate(ordered):
+        share = left // (len(ordered) - number)
+        try:
             with _lines(path) as lines:
-                log.read(lines, path.name)
-    return log.facts()
+                head = _Head(lines, share)
+                left -= share
+                log.read(head, path.name)
+        except InputError as error:
+            refuse(path, error)
+            continue
+        left += head.left
+        cut += [path.name] if head.is_cut else []
+    names = ", ".join(cut[:_MOST_NAMED]) + (f" and {len(cut) - _MOST_NAMED} more" if len(cut) > _MOST_NAMED else "")
+    return (f"logs are read up to {MOST_LOG_BYTES >> 20} MiB in total: the end of {names} was not",) if cut else ()
+
+
+class _Head:
+    """First lines of a file.
+
+    Args:
+        lines: all of them.
+        left: characters that are read of them.
+
+    Attributes:
+        left: characters that were not needed.
+        is_cut: there are more lines.
+    """
+
+    def __init__(self, lines: Iterator[str], left: int) -> None:
+        self._lines, self.left, self.is_cut = lines, left, False
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines."""
+        for line in self._lines:
+            if len(line) > self.left:
+                self.is_cut = True
+                return
+            self.left -= len(line)
+            yield line
 
 
 def _facts(paths: Sequence[Path]) -> Facts:
     log = LogReader()
     found: list[Facts] = []
+    logs: dict[Path, bool] = {}
     skipped: list[str] = []
     refused: list[InputError] = []
+
+    def refuse(error: InputError, *, required: bool) -> None:
+        if required:
+            refused.append(error)
+        else:
+            skipped.append(f"skipped: {error.message}")
+
     for path, required in list_files(paths):
         try:
-            if facts := _read(path, log):
-                found.append(facts)
+            kinds = _recognise_file(path)
+            if kinds:
+                found.append(_read(path, kinds))
+                logs |= {path: required} if Kind.LOG in kinds else {}
             elif required:
                 refused.append(_refusal(path))
             else:
                 skipped.append(f"{path.name} was skipped: it is not a file that the doctor can read")
         except InputError as error:
-            if required:
-                refused.append(error)
-            else:
-                skipped.append(f"skipped: {error.message}")
+            refuse(error, required=required)
+    skipped += _read_in_turn(tuple(logs), log, lambda path, error: refuse(error, required=logs[path]))
     if refused:
         raise InputError("; ".join(error.message for error in refused), hint=refused[0].hint)
     if not found:
@@ -131,8 +200,8 @@ def _facts(paths: Sequence[Path]) -> Facts:
     )
 
 
-def _read(path: Path, log: LogReader) -> Facts | None:
-    """Return the facts of a file, except for those of a log, which are left to its reader; None = an unknown kind.
+def _recognise_file(path: Path) -> frozenset[Kind]:
+    """Return the kinds of a file; empty = none that is known.
 
     Raises:
         InputError: it is empty, damaged or cannot be read.
@@ -143,8 +212,16 @@ def _read(path: Path, log: LogReader) -> Facts | None:
         raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
     kinds = recognise(head)
     # rocm-smi prints matrices too, and their cells are numbers.
-    if not kinds or (kinds == {Kind.MATRIX} and _AMD.search(head.decode(errors="replace"))):
-        return None
+    is_amd = kinds == {Kind.MATRIX} and _AMD.search(head.decode(errors="replace"))
+    return frozenset() if is_amd else kinds
+
+
+def _read(path: Path, kinds: frozenset[Kind]) -> Facts:
+    """Return the facts of a file, except for those of a log.
+
+    Raises:
+        InputError: it is damaged or cannot be read.
+    """
     facts = Facts()
     if Kind.GPU_REPORT in kinds:
         with _opened(path) as stream:
@@ -158,9 +235,6 @@ def _read(path: Path, log: LogReader) -> Facts | None:
     if Kind.ADAPTERS in kinds:
         with _lines(path) as lines:
             facts = replace(facts, adapters=parse_adapters(lines, path.name))
-    if Kind.LOG in kinds:
-        with _lines(path) as lines:
-            log.read(lines, path.name)
     if Kind.CONF in kinds:
         with _lines(path) as lines:
             facts = replace(facts, conf_files=(parse_conf_file(lines, path.name),))
@@ -232,7 +306,7 @@ def recognise(head: bytes) -> frozenset[Kind]:
     found = set()
     if any(is_matrix_header(line) for line in lines):
         found.add(Kind.MATRIX)
-    if any("NCCL INFO " in line or "NCCL WARN " in line for line in lines):
+    if any(map(BY_NCCL.search, lines)):
         found.add(Kind.LOG)
     if any(map(shows_adapters, lines)):
         found.add(Kind.ADAPTERS)

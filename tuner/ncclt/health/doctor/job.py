@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
+import select
 import shutil
 import signal
 import tempfile
@@ -13,22 +15,23 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from ncclt.errors import InputError, TraceError, UsageError, reason
 from ncclt.health.doctor.facts import Facts, JobRun
-from ncclt.health.doctor.files import read_logs
+from ncclt.health.doctor.files import MOST_LOG_BYTES, read_logs
 from ncclt.health.doctor.settings import LOG_NAMES, LOG_VARIABLES
 from ncclt.launch.mpi import is_open_mpi
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
 from ncclt.launch.process.reaper import reaper
 from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.log.facts import LogFacts
+from ncclt.nccl.log.lines import BY_NCCL
 from ncclt.profile.record.command import run_foreground
-from ncclt.profile.record.plan import Method, RecordOptions, RecordPlan, plan_recording
+from ncclt.profile.record.plan import Method, RecordOptions, RecordPlan, can_be_named, plan_recording
 from ncclt.profile.record.ranks import read_reports
 from ncclt.profile.record.session import make_folder, run_recording
 
@@ -41,8 +44,10 @@ _LEFT_S = 5.0
 _MOST_LINE_BYTES = 16 * 1024
 """Max length of a line of NCCL."""
 
-_MOST_LOG_BYTES = 256 * 1024 * 1024
-"""Max size of NCCL's lines on standard output: enough for a thousand ranks."""
+_OF_NCCL = re.compile(BY_NCCL.pattern.encode())
+
+_MOST_HELD_BYTES = 1024 * 1024
+"""More than a pipe holds by default (64 KiB), and what it may hold at most (pipe(7), fs.pipe-max-size)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +84,10 @@ def run_job(
         to_stderr: pass its standard output on to our standard error.
         limits: of its time.
 
+    Nothing of ours stops a command that has started: what goes wrong then is named in `missing`.
+
     Returns:
-        the log and the run; what could not be read is named in `missing`.
+        the log and the run.
 
     Raises:
         UsageError: the command cannot be started, or no folder can be written.
@@ -104,38 +111,38 @@ def run_job(
             start=lambda plan: _run(plan, window, environ, to_descriptor=2 if to_stderr else 1),
         )
         programs = read_reports(folder)
-        recorded = sum(program.state == "recorded" for program in programs)
-        ended_by_ncclt = window.reason or (f"{_STEPS} training steps recorded" if recorded else "")
-        log, missing = _read_logs(sorted((folder / "nccl").iterdir()))
-    except OSError as error:
-        raise UsageError(f"cannot read what the job wrote into {folder}: {reason(error)}") from error
+        log, problems = _read_logs(folder / "nccl")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     job = JobRun(
         argv=words_without_secrets(argv),
         exit_code=recording.exit_code,
-        ended_by_ncclt=ended_by_ncclt,
+        ended_by_ncclt=window.reason,
+        recorded_steps=_STEPS if any(program.state == "recorded" for program in programs) else 0,
         wall_s=window.wall_s,
         programs=programs,
         workload=recording.workload,
         unrecorded=recording.reason,
     )
-    return Facts(log=log, job=job, missing=missing)
+    return Facts(log=log, job=job, missing=(*window.problems, *problems))
 
 
 def _make_folder() -> Path:
     """Make the recording's folder in this one, which other nodes may see as well, or among temporary files."""
-    try:
-        return make_folder(Path(), keep=None)
-    except UsageError:
-        return make_folder(Path(tempfile.gettempdir()), keep=None)
+    with contextlib.suppress(OSError, UsageError):  # it is gone, or not ours to write
+        if can_be_named(here := Path().resolve()):
+            return make_folder(here, keep=None)
+    return make_folder(Path(tempfile.gettempdir()), keep=None)
 
 
-def _read_logs(paths: Iterable[Path]) -> tuple[LogFacts, tuple[str, ...]]:
+def _read_logs(folder: Path) -> tuple[LogFacts, tuple[str, ...]]:
     try:
-        return read_logs(tuple(paths), ignored=LOG_NAMES), ()
+        return read_logs(tuple(sorted(folder.iterdir())), ignored=LOG_NAMES)
+    except OSError as error:
+        why = f"{reason(error)}; does the job clear {folder.parent.parent}?"
     except (InputError, TraceError) as error:
-        return LogFacts(), (f"the log of the job cannot be used: {error.message}",)
+        why = error.message
+    return LogFacts(), (f"the log of the job cannot be used: {why}",)
 
 
 def _run(plan: RecordPlan, window: _RunLimit, environ: Mapping[str, str], *, to_descriptor: int) -> int:
@@ -157,9 +164,10 @@ def _run(plan: RecordPlan, window: _RunLimit, environ: Mapping[str, str], *, to_
                     watch=window.watch,
                 )
             finally:
+                window.close()
                 end_members(window.mark, grace_s=_LEFT_S)
     finally:
-        window.close()
+        window.problems += output.problems
         reaper().end(window.mark)
 
 
@@ -169,15 +177,21 @@ class _RunLimit:
     Args:
         folder: of the recording.
         limits: of the time.
+
+    Attributes:
+        reason: why the job was ended; empty = it was not.
+        problems: what went wrong on our side while the job ran.
     """
 
     def __init__(self, folder: Path, limits: TimeLimits) -> None:
         self.mark, self.folder = new_mark(), folder
         self.reason = ""
+        self.problems: tuple[str, ...] = ()
         self.wall_s = 0.0
         self._limits = limits
         self._began_s = time.monotonic()
         self._talks_s: float | None = None
+        self._counts_steps = False
         self._ended_s: float | None = None
 
     def watch(self, process_id: int) -> None:
@@ -187,13 +201,14 @@ class _RunLimit:
             if now_s - self._ended_s >= self._limits.grace:
                 end_members(self.mark, grace_s=_LEFT_S)
             return
-        if self._talks_s is None and any(path.stat().st_size for path in (self.folder / "nccl").iterdir()):
-            self._talks_s = now_s
+        with contextlib.suppress(OSError):  # the job may clear its folder: the limits hold, and the log is missing
+            if self._talks_s is None and any(path.stat().st_size for path in (self.folder / "nccl").iterdir()):
+                self._talks_s = now_s
+            self._counts_steps = self._counts_steps or any((self.folder / "ranks").iterdir())
         if self._talks_s is None:
             since_s, most_s, what = self._began_s, self._limits.silent, "without a line of NCCL"
         else:
-            counts_steps = any((self.folder / "ranks").iterdir())
-            most_s = self._limits.steps if counts_steps else self._limits.calls
+            most_s = self._limits.steps if self._counts_steps else self._limits.calls
             since_s, what = self._talks_s, "after NCCL's first line"
         if now_s - since_s >= most_s:
             self._ended_s, self.reason = now_s, f"limit: {most_s:g} s {what}"
@@ -216,6 +231,7 @@ class _Output:
 
     Attributes:
         theirs: descriptor for the command.
+        problems: what could not be passed on or copied, and why.
 
     Raises:
         OSError: there is no room for the copy, or no more descriptor.
@@ -224,6 +240,7 @@ class _Output:
     def __init__(self, path: Path, to: int) -> None:
         self._to = to
         self._copy = path.open("wb", buffering=0)
+        self.problems: tuple[str, ...] = ()
         if os.isatty(to):
             self._ours, self.theirs = pty.openpty()
             tty.setraw(self.theirs)
@@ -232,6 +249,7 @@ class _Output:
                 fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, size)
         else:
             self._ours, self.theirs = os.pipe()
+        self._end, self._ended = os.pipe()
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
 
     def __enter__(self) -> _Output:
@@ -242,30 +260,70 @@ class _Output:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Pass on the rest; all processes of the command have ended."""
+        """Pass on the rest, at the pace of our reader; all processes of the command that can be found have ended."""
         os.close(self.theirs)
-        self._thread.join(_LEFT_S)
+        os.close(self._ended)
+        self._thread.join()
+        os.close(self._end)
 
     def _pass_on(self) -> None:
-        rest, left = b"", _MOST_LOG_BYTES
-        with self._copy:
-            try:
-                while chunk := os.read(self._ours, 1 << 16):  # the end of a terminal is an error
-                    _write(self._to, chunk)
+        rest, left, held = b"", MOST_LOG_BYTES, _MOST_HELD_BYTES
+        waiting = select.poll()
+        waiting.register(self._ours, select.POLLIN)
+        waiting.register(self._end, select.POLLIN)
+        try:
+            with self._copy:
+                while held > 0:
+                    ready = {descriptor for descriptor, _event in waiting.poll()}
+                    if self._ours not in ready:
+                        return  # the command has ended, and a process that left it holds the pipe open
+                    if not (chunk := _read(self._ours)):
+                        return
+                    held -= len(chunk) if self._end in ready else 0
+                    self._write(chunk)
                     *lines, rest = (rest[-_MOST_LINE_BYTES:] + chunk).split(b"\n")
-                    for line in lines:
-                        if b"NCCL " in line and left > 0:
-                            left -= len(line)
-                            with contextlib.suppress(OSError):  # a full disk costs the log, never the output
-                                self._copy.write(line + b"\n")
-            except OSError:
-                pass
-            finally:
-                # Our reader has gone: close the pipe, so that the command gets SIGPIPE as it would without us.
-                os.close(self._ours)
+                    for line in filter(_OF_NCCL.search, lines):
+                        left -= len(line)
+                        self._keep(line, is_full=left < 0)
+        except BrokenPipeError:
+            pass  # our reader has gone: the pipe is closed, so that the command gets SIGPIPE as without us
+        finally:
+            os.close(self._ours)
+
+    def _write(self, chunk: bytes) -> None:
+        """Pass a chunk on.
+
+        Raises:
+            BrokenPipeError: the reader has gone.
+        """
+        view = memoryview(chunk)
+        while view:
+            try:
+                view = view[os.write(self._to, view) :]
+            except BlockingIOError:  # whoever shares our output has switched it
+                select.select([], [self._to], [])
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                self._report(f"output of the job was lost: {reason(error)}")
+                return
+
+    def _keep(self, line: bytes, *, is_full: bool) -> None:
+        if is_full:
+            self._report(f"NCCL's lines on standard output were read up to {MOST_LOG_BYTES >> 20} MiB")
+            return
+        try:
+            self._copy.write(line + b"\n")
+        except OSError as error:
+            self._report(f"NCCL's lines on standard output could not be kept: {reason(error)}")
+
+    def _report(self, problem: str) -> None:
+        self.problems = tuple(dict.fromkeys((*self.problems, problem)))
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _read(descriptor: int) -> bytes:
+    """Read what there is; empty at the end."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""  # the end of a terminal is an error

@@ -28,6 +28,9 @@ _PREFIX = re.compile(
 _LONGEST_LINE = 16 * 1024
 """Longest line that is read; trees of 64 channels take some 3000 characters, and nothing is longer."""
 
+BY_NCCL = re.compile(r"NCCL (?:INFO|WARN|ATTN|ERROR|ABORT) |[NR]CCL version ?:? ?\d")
+"""Mark of a line that NCCL or RCCL has written."""
+
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 DRIVER = re.compile(r"cudaDriverVersion (\d+)")
 VARIABLE = re.compile(r"(NCCL_[A-Z0-9_]+) set (?:by environment )?to (.*)")

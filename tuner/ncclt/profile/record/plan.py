@@ -138,8 +138,10 @@ def plan_recording(
     """
     if not any(argv[:1]):  # also an empty word, as of a variable that is not set
         raise UsageError("no command to record", hint="put it after --: ncclt profile record --name N -- torchrun ...")
-    if os.pathsep in str(folder) or "%" in str(folder):
-        raise UsageError(f"{folder} cannot be used: its name has a ':' or a '%'", hint="name another place with --dir")
+    if not can_be_named(folder):
+        raise UsageError(
+            f"{folder} cannot be used: its name has a '{os.pathsep}'", hint="name another place with --dir"
+        )
     method, steps = options.method, options.steps
     set_env: dict[str, str] = {}
     contents: dict[str, str] = {}
@@ -162,7 +164,8 @@ def plan_recording(
         set_env |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": NCCL_LOG_SUBSYSTEMS,
-            "NCCL_DEBUG_FILE": f"{folder}/nccl/%h.%p.log",  # NCCL puts in host and process
+            # NCCL fills in host and process, and reads %% as % (src/debug.cc).
+            "NCCL_DEBUG_FILE": f"{str(folder).replace('%', '%%')}/nccl/%h.%p.log",
         }
     elif method is Method.AUTO:
         notes.append("NCCL_DEBUG is already set and kept: no NCCL log is recorded with the traces")
@@ -178,6 +181,11 @@ def plan_recording(
         notes=tuple(notes),
         options=options,
     )
+
+
+def can_be_named(folder: Path) -> bool:
+    """Return True if PYTHONPATH can hold the name of a folder."""
+    return os.pathsep not in str(folder)
 
 
 def _torch_variables(inject: Path, environ: Mapping[str, str]) -> dict[str, str]:
