@@ -28,6 +28,7 @@ from ncclt.deliver.variant import ServedRevision, choose_variant
 from ncclt.errors import NccltError, StoreError
 from ncclt.store.store import Store
 from ncclt_api.access import may_see
+from ncclt_api.middleware import is_known
 from ncclt_api.telemetry import note
 from ncclt_api.tickets import Tickets
 
@@ -169,14 +170,6 @@ def split_job(query: bytes) -> tuple[bytes, str] | None:
         else:
             rest.append(part)
     return (b"&".join(rest), job) if len(job) <= MOST_JOB_NAME else None
-
-
-def is_known(etag: str, if_none_match: str | None) -> bool:
-    """Match the client's If-None-Match with this tag, by the weak comparison (RFC 9110, 13.1.2)."""
-    if if_none_match is None:
-        return False
-    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return "*" in tags or etag in tags
 
 
 class Answers:

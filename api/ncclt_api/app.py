@@ -22,7 +22,7 @@ from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, KnownKeys, declared_role
 from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
 from ncclt_api.large_answers import LargeAnswers, delegate_large_answers
-from ncclt_api.middleware import add_headers, answer_head, limit_body
+from ncclt_api.middleware import add_headers, answer_head, limit_body, tag_answers
 from ncclt_api.pages.study import StudyPages
 from ncclt_api.problems import add_problem_handlers
 from ncclt_api.proxy_users import ProxyPlan, ProxyUsers, note_peer
@@ -56,15 +56,22 @@ _ASSETS = Path(__file__).parent / "pages" / "assets"
 
 
 class _Service(FastAPI):
-    """FastAPI with a correct description of errors: by default it also lists each as plain JSON."""
+    """FastAPI with a correct description of what every route shares: by default it also lists errors as plain JSON."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
         document = super().openapi()
-        for operation in (operation for path in document["paths"].values() for operation in path.values()):
-            for status, response in operation["responses"].items():
-                if int(status) >= 400:
-                    response["content"].pop("application/json", None)
+        for path in document["paths"].values():
+            for method, operation in path.items():
+                responses = operation["responses"]
+                for status, response in responses.items():
+                    if int(status) >= 400:
+                        response["content"].pop("application/json", None)
+                if method == "get" and "security" in operation:
+                    responses.setdefault("304", {"description": "the client's If-None-Match has this answer"})
+                if "application/json" not in operation.get("requestBody", {}).get("content", {}):
+                    responses.pop("400", None)
+                operation["responses"] = dict(sorted(responses.items()))
         return document
 
 
@@ -149,6 +156,7 @@ def create_app(
     app.state.answers = Answers(lambda: app.state.store, fresh_s=fresh_s)
     app.state.optuna_dashboard_url = options.optuna_dashboard_url
     app.state.large_answers, app.state.jobs = large_answers, None
+    app.state.routes = []
     public: set[tuple[str, str]] = set()
     for router in (
         health.router,
@@ -172,12 +180,14 @@ def create_app(
     ):
         for route in router.routes:
             assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
+            app.state.routes.append(route)
             if declared_role(route) is None:
                 public |= {(method, route.path) for method in route.methods or ()}
         app.include_router(router)
     app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
     add_problem_handlers(app)
     # The middleware added last is the outermost.
+    app.add_middleware(tag_answers)
     app.add_middleware(AnswersMiddleware, answers=app.state.answers)
     if large_answers:
         app.add_middleware(delegate_large_answers, large=large_answers)

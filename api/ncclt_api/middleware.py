@@ -1,7 +1,8 @@
-"""Middleware around every answer: security headers, a limit to the size of requests, a request id."""
+"""Middleware around every answer: security headers, entity tags, a limit to the size of requests, a request id."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 
@@ -33,6 +34,8 @@ MOST_UPLOAD_BYTES = 256 * 1024 * 1024
 
 _UPLOAD = "/v1/workloads"
 
+_API = "/v1/"
+
 
 def limit_body(app: ASGIApp) -> ASGIApp:
     """Refuse a body that is too long as early as possible, whether or not its length was announced."""
@@ -57,6 +60,63 @@ def limit_body(app: ASGIApp) -> ASGIApp:
         await app(scope, receive_some, send)
 
     return limited
+
+
+def tag_answers(app: ASGIApp) -> ASGIApp:
+    """Give the API's answers in JSON an ETag, and answer 304 to a client that has the same answer."""
+
+    async def tagged(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "GET" or not _path(scope).startswith(_API):
+            await app(scope, receive, send)
+            return
+        start: Message | None = None
+        body = bytearray()
+
+        async def send_tagged(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                headers = Headers(raw=message["headers"])
+                is_json = message["status"] == 200 and headers.get("content-type") == "application/json"
+                if is_json and "etag" not in headers:
+                    start = message  # the tag comes from the body
+                    return
+            elif start is not None and message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+                if message.get("more_body"):
+                    return
+                await _send_tagged(start, bytes(body), send, Headers(scope=scope).get("if-none-match"))
+                return
+            await send(message)
+
+        await app(scope, receive, send_tagged)
+
+    return tagged
+
+
+async def _send_tagged(start: Message, body: bytes, send: Send, if_none_match: str | None) -> None:
+    # A weak one: the answer may be zipped after this.
+    etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = MutableHeaders(scope=start)
+    headers["ETag"] = etag
+    headers.setdefault("Cache-Control", "private, no-cache")
+    if is_known(etag, if_none_match):
+        del headers["Content-Length"], headers["Content-Type"]
+        start, body = {**start, "status": 304}, b""
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def is_known(etag: str, if_none_match: str | None) -> bool:
+    """Match the client's If-None-Match with this tag, by the weak comparison (RFC 9110, 13.1.2)."""
+    if if_none_match is None:
+        return False
+    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return "*" in tags or etag.removeprefix("W/") in tags
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def answer_head(app: ASGIApp) -> ASGIApp:

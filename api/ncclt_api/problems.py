@@ -14,8 +14,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Match
 
 from ncclt.errors import (
     ConflictError,
@@ -153,12 +155,22 @@ def _http(request: Request, error: Exception) -> Response:
         hint = person if wants_page(request) else "GET /v1/openapi.json lists the routes"
         problem = Problem(status=404, detail=f"there is nothing at {path}", hint=hint)
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("allow", "GET")
+        allowed = ", ".join(_allowed(request))
         hint = f"use {allowed}; GET /v1/openapi.json lists what can be written"
         problem = Problem(status=405, detail=f"{request.method} is not possible at {path}", hint=hint)
+        return problem_response(problem, request, {"Allow": allowed})
     else:
         problem = Problem(status=error.status_code, detail=str(error.detail))
     return problem_response(problem, request, dict(error.headers or {}))
+
+
+def _allowed(request: Request) -> list[str]:
+    """Return the methods of a path; the framework names those of its first route alone."""
+    routes: list[APIRoute] = request.app.state.routes
+    methods = {
+        one for route in routes if route.matches(request.scope)[0] is not Match.NONE for one in route.methods or ()
+    }
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 def _refused(request: Request, error: Exception) -> Response:
@@ -181,7 +193,7 @@ def _refused(request: Request, error: Exception) -> Response:
         for e, row in zip(errors, rows, strict=True)
     )
     problem = Problem(
-        status=422,
+        status=400 if any(row["type"] == "json_invalid" for row in rows) else 422,
         detail=detail,
         hint="go back, or start at the map"
         if wants_page(request)

@@ -37,7 +37,7 @@ def test_operations_have_unique_names_and_problems():
         **{f"/v1/recommendations/{{id}}/{verb}": {"post"} for verb in verbs},
     }
     for operation in (operation for methods in versioned.values() for operation in methods.values()):
-        assert {"404", "422", "503"} <= set(operation["responses"])
+        assert {"401", "403", "404", "422", "429", "503"} <= set(operation["responses"])
         assert list(operation["responses"]["422"]["content"]) == ["application/problem+json"]
 
 

@@ -125,7 +125,7 @@ def test_a_refused_body_is_named_in_a_sentence(client, subtests):
     ]:
         with subtests.test(body=body):
             answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-            assert (answer.status_code, answer.json()["detail"]) == (422, said)
+            assert (answer.status_code, answer.json()["detail"]) == (400 if body == b"nope" else 422, said)
 
 
 def test_our_own_refusals_stay_as_they_are():
@@ -196,3 +196,28 @@ def test_every_answer_forbids_foreign_content(client):
         headers = client.get(path).headers
         assert "default-src 'self'" in headers["content-security-policy"], path
         assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_allow_names_every_method_of_a_path(client):
+    for path, allowed in [
+        ("/v1/workloads", "GET, HEAD, POST"),
+        ("/v1/clusters/leonardo/rules", "GET, HEAD, PUT"),
+        ("/v1/step-times", "POST"),
+        ("/v1/studies", "GET, HEAD"),
+    ]:
+        answer = client.delete(path)
+        assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
+        assert f"use {allowed};" in answer.json()["hint"]
+
+
+def test_every_list_and_document_has_an_etag_that_changes_with_it(client):
+    for path in ("/v1/clusters", "/v1/workloads/bert", "/v1/studies", "/v1/recommendations", "/v1/jobs"):
+        first = client.get(path)
+        etag = first.headers["ETag"]
+        again = client.get(path, headers={"If-None-Match": etag})
+        assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", etag)
+        assert client.get(path, headers={"If-None-Match": '"other"'}).content == first.content
+    before = client.get("/v1/clusters/leonardo/rules").headers["ETag"]
+    assert client.put("/v1/clusters/leonardo/rules", json={"percent": 7}).status_code == 200
+    after = client.get("/v1/clusters/leonardo/rules", headers={"If-None-Match": before})
+    assert (after.status_code, after.json()["percent"]) == (200, 7)
