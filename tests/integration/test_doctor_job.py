@@ -65,7 +65,7 @@ def test_page_shows_what_nccl_uses_and_who_set_it(doctor, tmp_path):
     assert page.startswith("the job begins\nthe job ends\n\njob: ")
     assert "exit code 0" in page
     assert " ".join(page.split("NCCL_IB_HCA")[1].split()[:5]) == "mlx5_0 site shell 2 processes"
-    assert "Ring    tuning  launcher, container or program  2 processes" in page
+    assert "Ring    tuning  unknown: not this shell, nor a file of this node  2 processes" in page
     assert "NCCL_DEBUG_SUBSYS " not in page, "it is ncclt that set it"
     assert "1 x 2 ranks, 1 node  24 coll, 24 collnet, 0 nvls, 32 p2p  P2P/CUMEM x2  AllReduce RING/SIMPLE 4 MiB" in page
     assert "(3 calls)" in page

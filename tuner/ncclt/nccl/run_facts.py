@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,6 +13,8 @@ _PROGRAM = re.compile(r"\b([a-z]\w{1,40}_perf)(?:_mpi)?\b")
 _ASSIGNED = re.compile(r"""(?<![A-Za-z0-9_])(NCCL_[A-Z0-9_]+)=("[^"]*"|'[^']*'|(?:(?!,[A-Za-z_]+=)[^\s"';])*)""")
 _HYDRA = re.compile(r"-g?env (NCCL_[A-Z0-9_]+) (\S+)")  # MPICH, Intel MPI
 _EXPORTED = re.compile(r"(?:\++ ?)?(?:export |declare -x )?(?=NCCL_[A-Z0-9_]+=)")  # scripts (set -x), `export`, `env`
+_TRACED = re.compile(r"(?:\[[\d,]{1,20}\]<std\w{3}>:\s?|\d{1,6}: )?\++ (\S.*)")
+"""Line of `set -x`, also with the rank that Open MPI or srun puts in front."""
 _UNSET = re.compile(r"(?:\++ ?)?unset (NCCL_[A-Z0-9_]+)$")
 _LOGGED_VARIABLE = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]+) set (?:by environment )?to (\S+?)\.?$")
 _LOGGED_VERSION = re.compile(r"\bNCCL version (\d{1,2}\.\d{1,3}(?:\.\d{1,3})?)\b")  # with NCCL_DEBUG=VERSION or more
@@ -23,6 +26,7 @@ _OF_ONE_NODE = TORCHRUN_PROGRAMS | {"deepspeed"}
 _PROCESSES = ("-n", "-np", "--np", "--ntasks")
 _NODES = ("-N", "--nodes", "--nnodes", "--num_nodes")
 _PER_NODE = ("--ntasks-per-node", "--nproc-per-node", "--nproc_per_node", "--num_gpus")
+_DECLARING = ("export", "declare", "typeset")
 _SUBSTITUTED = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _GPUS, _THREADS = ("-g", "--ngpus"), ("-t", "--nthreads")
 _LONGEST_COMMAND = 16 * 1024
@@ -156,3 +160,23 @@ def assignments(line: str) -> dict[str, str]:
     ({'NCCL_IB_HCA': 'mlx5_0'}, {'NCCL_ALGO': 'Tree'})
     """
     return {name: value.strip("\"'") for name, value in (*_ASSIGNED.findall(line), *_HYDRA.findall(line))}
+
+
+def traced_assignments(line: str) -> dict[str, str]:
+    """Return the NCCL_* variables that a command sets which a shell has traced by `set -x`; other texts set nothing.
+
+    >>> traced_assignments("+ mpirun -x NCCL_ALGO=Tree ./job --note NCCL_PROTO=LL")
+    {'NCCL_ALGO': 'Tree'}
+    >>> traced_assignments("+ echo try NCCL_ALGO=Tree"), traced_assignments("hint: export NCCL_ALGO=Tree")
+    ({}, {})
+    """
+    traced = _TRACED.match(line)
+    if traced is None:
+        return {}
+    words = traced[1].split()
+    first = PurePath(words[0]).name
+    if first in _MPI | {"srun"}:
+        words = launcher_options(words, {first})
+    elif first not in _DECLARING:
+        words = list(itertools.takewhile(lambda word: word == "env" or _ASSIGNED.match(word), words))
+    return assignments(" ".join(words))

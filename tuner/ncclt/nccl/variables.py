@@ -221,7 +221,9 @@ def may_differ_by_node(name: str) -> bool:
 
 def masked(name: str, value: str) -> str:
     """Return the value of a variable for stores and pages: a hash, where it is a plugin's and may be a secret."""
-    return value if name in KNOWN else f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:12]}"
+    if name in KNOWN:
+        return value
+    return f"sha256:{hashlib.sha256(value.encode(errors='surrogatepass')).hexdigest()[:12]}"  # not all is UTF-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

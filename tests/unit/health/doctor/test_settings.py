@@ -1,12 +1,17 @@
 """Origin of each NCCL variable: log, files and this machine."""
 
+import json
+
 import pytest
 
+from ncclt.health.doctor import diagnose
+from ncclt.health.doctor.conf_file import parse_conf_file
 from ncclt.health.doctor.examine import examine_files
 from ncclt.health.doctor.facts import Facts, JobRun
 from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.settings import find_settings
 from ncclt.nccl.log.startup import LogReader
+from ncclt.nccl.variables import masked
 from ncclt.profile.record.ranks import RankReport
 
 PREFIX = "node-a:100:200 [0] NCCL INFO"
@@ -26,18 +31,18 @@ def _found(facts):
 def test_public_logs_tell_who_set_what(subtests, shared_data):
     """NCCL calls it the environment what a shell, a file and a program have set; a plugin names itself."""
     logs = {
-        "traces/nccl_log/eunomia_tuning_2.29.7.log": {("NCCL_P2P_DISABLE", "1"): ("environment or conf file", 2)},
+        "traces/nccl_log/eunomia_tuning_2.29.7.log": {("NCCL_P2P_DISABLE", "1"): ("unknown: no file of --from", 2)},
         "traces/nccl_log/wayne_tuning_2.29.2_g2_auto.log": {},
         "field/05a_tuner_without_symbol.log": {
-            ("NCCL_TUNER_PLUGIN", "/opt/site/libnccl-net-site.so"): ("environment or conf file", 2)
+            ("NCCL_TUNER_PLUGIN", "/opt/site/libnccl-net-site.so"): ("unknown: no file of --from", 2)
         },
         "field/05b_tuner_not_found.log": {
-            ("NCCL_TUNER_PLUGIN", "/opt/site/libtuner.so"): ("environment or conf file", 2)
+            ("NCCL_TUNER_PLUGIN", "/opt/site/libtuner.so"): ("unknown: no file of --from", 2)
         },
         "field/07_net_plugin_sets_proto.log": {("NCCL_PROTO", "simple"): ("plugin NET/OFI", 2)},
         "field/15b_forced_in_nccl_log.log": {
-            ("NCCL_ALGO", "Tree"): ("environment or conf file", 16),
-            ("NCCL_PROTO", "LL"): ("environment or conf file", 16),
+            ("NCCL_ALGO", "Tree"): ("unknown: no file of --from", 16),
+            ("NCCL_PROTO", "LL"): ("unknown: no file of --from", 16),
         },
     }
     for name, expected in logs.items():
@@ -54,10 +59,45 @@ def test_command_lines_and_scripts_in_a_log_are_sources():
     )
 
     assert _found(Facts(log=log)) == {
-        ("NCCL_IB_HCA", "mlx5_0,mlx5_1"): ("command or script (job.log:1)", 1),
-        ("NCCL_ALGO", "Tree"): ("command or script (job.log:2)", 0),
-        ("NCCL_ALGO", "Ring"): ("environment or conf file", 1),
+        ("NCCL_IB_HCA", "mlx5_0,mlx5_1"): ("traced command (job.log:1)", 1),
+        ("NCCL_ALGO", "Tree"): ("traced command (job.log:2)", 0),
+        ("NCCL_ALGO", "Ring"): ("unknown: no file of --from", 1),
     }
+
+
+def test_a_text_that_names_a_variable_sets_nothing():
+    log = _log(
+        "hint: export NCCL_ALGO=Tree",
+        "for deterministic results use NCCL_ALGO=Tree",
+        "+ echo NCCL_ALGO=Tree",
+        "+ mpirun ./train --note NCCL_ALGO=Tree",
+        "mpirun -x NCCL_ALGO=Tree ./train  # starts 8 ranks",
+        f"{PREFIX} NCCL_ALGO set by environment to Tree",
+    )
+
+    assert _found(Facts(log=log)) == {("NCCL_ALGO", "Tree"): ("unknown: no file of --from", 1)}
+
+
+def test_of_a_command_line_nothing_is_kept_but_its_nccl_variables():
+    command = "mpirun -x WANDB_API_KEY=k123 -x NCCL_ALGO=Tree -x NCCL_SITE_TOKEN=t456 ./train --password p789"
+    glued = f"+ WANDB_API_KEY=k123 srun ./train {PREFIX} NCCL_PROTO set by environment to LL"
+    log = _log(f"+ {command}", f"[1,0]<stdout>:+ {command}", glued)
+    machine = Facts(conf_files=(parse_conf_file(["WANDB_API_KEY=k123\n", "export NCCL_IB_HCA=mlx5_0\n"], "nccl.conf"),))
+
+    printed = json.dumps([diagnose(facts).to_document() for facts in (Facts(log=log), machine)])
+    assert not [secret for secret in ("k123", "t456", "p789", "mpirun", "srun") if secret in printed]
+    assert log.assigned["NCCL_ALGO"]["Tree"].text == "NCCL_ALGO=Tree"
+    assert list(log.assigned["NCCL_SITE_TOKEN"]) == [masked("NCCL_SITE_TOKEN", "t456")]
+    assert "export NCCL_IB_HCA=mlx5_0" in printed
+
+
+def test_a_process_counts_once_for_a_value_that_its_plugin_sets_too():
+    log = _log(
+        f"{PREFIX} NCCL_PROTO set by environment to simple",
+        f"{PREFIX} NET/OFI Setting NCCL_PROTO to simple",
+    )
+
+    assert _found(Facts(log=log)) == {("NCCL_PROTO", "simple"): ("plugin NET/OFI", 1)}
 
 
 def test_this_machine_and_the_ranks_of_a_job_are_compared_with_its_log(tmp_path):
@@ -87,7 +127,7 @@ def test_this_machine_and_the_ranks_of_a_job_are_compared_with_its_log(tmp_path)
         ("NCCL_IB_TIMEOUT", "22"): (str(tmp_path / "etc/nccl.conf"), 1),
         ("NCCL_BUFFSIZE", "8388608"): ("program, in Python", 1),
         ("NCCL_IB_SL", "1"): ("launcher or script", 0),
-        ("NCCL_ALGO", "Ring"): ("launcher, container or program", 1),
+        ("NCCL_ALGO", "Ring"): ("unknown: not this shell, nor a file of this node", 1),
     }
 
 

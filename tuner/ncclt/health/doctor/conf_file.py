@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ncclt.health.doctor.variables import shown_value
 from ncclt.nccl.log.evidence import Evidence, Variable, shortened
 
 MOST_VALUE_BYTES = 1023
+_MEANT = re.compile(r"NCCL_[A-Z0-9_]+")
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -40,8 +42,10 @@ def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
         line = raw.rstrip("\n")
         if line.startswith("#") or not line.strip():
             continue
-        evidence = Evidence(source=source, line=number, text=shortened(line))
         name, equals, value = line.partition("=")
+        meant = _MEANT.search(name)
+        text = f"{name}={shown_value(meant[0] if meant else name, value)}" if equals else line
+        evidence = Evidence(source=source, line=number, text=shortened(text))
         errors += [(what, evidence) for what in _find_errors(name, equals, value)]
         if equals:
             cut = _bytes(value)[:MOST_VALUE_BYTES].decode(errors="ignore")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ncclt.core.documents import Documented, Shape
@@ -16,6 +16,7 @@ from ncclt.health.doctor.rules_network import NETWORK_RULES
 from ncclt.health.doctor.rules_topology import TOPOLOGY_RULES
 from ncclt.health.doctor.rules_variables import CONF_RULES, VARIABLE_RULES
 from ncclt.health.doctor.settings import LOG_VARIABLES, SetVariable, find_settings
+from ncclt.health.doctor.variables import shown_value
 
 _SHOWN = 3
 """Logs named in one message."""
@@ -113,13 +114,13 @@ class Diagnosis:
 
     @property
     def settings(self) -> tuple[SetVariable, ...]:
-        """Return the NCCL variables that are set, and who set them."""
-        return find_settings(self.facts)
+        """Return the NCCL variables that are set, and who set them; values of plugins' own variables are masked."""
+        return tuple(replace(row, value=shown_value(row.name, row.value)) for row in find_settings(self.facts))
 
     @property
     def published(self) -> tuple[PublishedComparison, ...]:
         """Return the comparison with the settings published for this machine; empty = none published, or none known."""
-        return compare_with_published(self.facts, self.settings)
+        return compare_with_published(self.facts, find_settings(self.facts))
 
     @property
     def blocking(self) -> tuple[Finding, ...]:

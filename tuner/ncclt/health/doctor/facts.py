@@ -15,6 +15,7 @@ from ncclt.health.doctor.conf_file import ConfFile
 from ncclt.health.doctor.gpu_report import GpuReport
 from ncclt.health.doctor.matrix import TopologyMatrix
 from ncclt.health.doctor.nccl_topology import NcclTopology
+from ncclt.health.doctor.variables import shown_value
 from ncclt.measure.outcome import signal_name
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts
@@ -219,7 +220,10 @@ class Facts:
             "topologies": [topology.to_document() for topology in self.topologies],
             "gpu_reports": [report.to_document() for report in self.gpu_reports],
             "log": _log_document(self.log),
-            "variables": [{"name": v.name, "value": v.value, "from": v.evidence.source} for v in self.variables()],
+            "variables": [
+                {"name": v.name, "value": shown_value(v.name, v.value), "from": v.evidence.source}
+                for v in self.variables()
+            ],
             "conf_files": [file.source for file in self.conf_files],
             "adapters": [{"name": a.name, "link_layer": a.link_layer, "gbps": a.gbps} for a in self.adapters],
         }

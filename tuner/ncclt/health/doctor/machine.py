@@ -11,6 +11,7 @@ from pathlib import Path
 from ncclt.health.doctor.adapters import adapters_here, first_line
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.variables import shown_value
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.evidence import Evidence, Variable, shortened
 from ncclt.nccl.parameters import FILES, NamedFile
@@ -41,7 +42,11 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
     return Facts(
         here=True,
         environment=tuple(
-            Variable(name=name, value=value, evidence=Evidence(source="environment", text=shortened(f"{name}={value}")))
+            Variable(
+                name=name,
+                value=value,
+                evidence=Evidence(source="environment", text=shortened(f"{name}={shown_value(name, value)}")),
+            )
             for name, value in sorted(environ.items())
             if name.startswith("NCCL_")
         ),

@@ -21,6 +21,7 @@ from ncclt.health.doctor.variables import (
     is_known,
     is_number,
     known_names,
+    shown_value,
 )
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.variables import OLD_PYTORCH, VariableClass, classify
@@ -68,7 +69,7 @@ def _named(facts: Facts) -> Iterator[Variable]:
 
 
 def _setting(variable: Variable) -> str:
-    return f"{variable.name}={variable.value}"
+    return f"{variable.name}={shown_value(variable.name, variable.value)}"
 
 
 def _seen(variable: Variable, what: str, fix: str = "") -> Observation:
@@ -367,7 +368,7 @@ def _contradicts(facts: Facts) -> Iterator[Observation]:
         for row in file.assignments:
             value, where = taken.setdefault(row.name, (row.value, row.evidence))
             if value != row.value:
-                what = f"{file.source} sets {row.name}={row.value}, but {value} counts ({where.source})"
+                what = f"{file.source} sets {_setting(row)}, but {shown_value(row.name, value)} counts ({where.source})"
                 yield Observation(what=what, evidence=(row.evidence, where))
 
 

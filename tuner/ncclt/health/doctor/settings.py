@@ -60,17 +60,18 @@ def find_settings(facts: Facts) -> tuple[SetVariable, ...]:
     lines: dict[tuple[str, str], Evidence] = {}
     plugins: dict[tuple[str, str], str] = {}
     for process in facts.log.processes:
-        for name, said in (*process.variables.items(), *process.set_inside.items()):
-            pair = name, said.value
+        logged = (*process.variables.items(), *process.set_inside.items())
+        for name, said in logged:
+            lines.setdefault((name, said.value), said.evidence)
+        for pair in {(name, said.value) for name, said in logged}:
             counts[pair] = counts.get(pair, 0) + 1
-            lines.setdefault(pair, said.evidence)
         for name, said in process.set_inside.items():
             writer = _WRITER.search(said.evidence.text)
             plugins[name, said.value] = f"plugin {writer[1]}" if writer else "plugin"
     sources: dict[tuple[str, str], tuple[str, Evidence]] = {}
     for pair, set_by, evidence in _sources(facts):
         sources.setdefault(pair, (set_by, evidence))
-    unseen = "launcher, container or program" if facts.here else "environment or conf file"
+    unseen = f"unknown: {'not this shell, nor a file of this node' if facts.here else 'no file of --from'}"
     found = []
     for pair in sorted({*lines, *sources}):
         set_by, evidence = sources.get(pair, (unseen, Evidence(source="", text="")))
@@ -98,7 +99,7 @@ def _sources(facts: Facts) -> Iterator[tuple[tuple[str, str], str, Evidence]]:
                 yield (row.name, row.value), file.source, row.evidence
     for name, values in facts.log.assigned.items():
         for value, evidence in values.items():
-            yield (name, value), f"command or script ({evidence.source}:{evidence.line})", evidence
+            yield (name, value), f"traced command ({evidence.source}:{evidence.line})", evidence
     for rank in facts.job.programs if facts.job else ():
         seen = Evidence(source=f"{rank.host}, rank {'?' if rank.rank is None else rank.rank}", text="")
         for pair in rank.started_with:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ncclt.nccl.parameters import CATALOGUE, Parameter
-from ncclt.nccl.variables import KNOWN, VariableClass, classify
+from ncclt.nccl.variables import KNOWN, VariableClass, classify, masked
 
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 
@@ -86,6 +86,11 @@ READ_BY_EVERY_RANK = frozenset(
 def is_known(name: str) -> bool:
     """Return True if NCCL, a plugin, PyTorch or a build reads a variable of this name."""
     return name in REMOVED or classify(name)[0] is not VariableClass.UNKNOWN
+
+
+def shown_value(name: str, value: str) -> str:
+    """Return the value of a variable for the page: a hash, unless some NCCL reads it, for it may be a secret."""
+    return value if name in REMOVED else masked(name, value)
 
 
 def known_names() -> list[str]:

@@ -259,7 +259,7 @@ class LogFacts:
         cpu: `intel`, `amd` or `arm`; empty = not logged.
         jobs: processes that belong together, as (host, pid): those that shared a communicator.
         choices: of algorithms and protocols, in the order of the log.
-        assigned: variable -> value -> the command line or script line, printed between NCCL's, that sets it.
+        assigned: variable -> value, masked as for pages -> the line of `set -x` that sets it.
     """
 
     sources: tuple[str, ...] = ()

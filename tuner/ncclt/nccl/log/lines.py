@@ -72,7 +72,12 @@ CPU_VENDORS = {1: "intel", 2: "amd"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One message of NCCL and the thread that wrote it."""
+    """One message of NCCL and the thread that wrote it.
+
+    Attributes:
+        host, pid, tid, device, level, text: its parts.
+        written: all of it, without what others wrote on the same line.
+    """
 
     host: str
     pid: int
@@ -80,6 +85,7 @@ class LogLine:
     device: int
     level: str
     text: str
+    written: str
 
 
 def log_lines(line: str) -> Iterator[LogLine]:
@@ -96,6 +102,7 @@ def log_lines(line: str) -> Iterator[LogLine]:
             device=int(match["device"]),
             level=match["level"],
             text=line[match.end() : end].strip(),
+            written=line[match.start() : end].strip(),
         )
 
 

@@ -62,7 +62,8 @@ from ncclt.nccl.log.lines import (
     read_columns,
     read_row,
 )
-from ncclt.nccl.run_facts import assignments
+from ncclt.nccl.run_facts import traced_assignments
+from ncclt.nccl.variables import masked
 
 _MOST_STARTS = 200_000
 """Most starts of ranks: those of a job of 16384 ranks with a dozen communicators each."""
@@ -138,10 +139,10 @@ class LogReader:
                 by_others = True
                 for said in log_lines(line):
                     self._lines += 1
-                    self._take(said, Evidence(source=source, line=number, text=shortened(line).strip()))
+                    self._take(said, Evidence(source=source, line=number, text=shortened(said.written)))
                     by_others = False
                 if by_others and "NCCL_" in line and len(line) <= _LONGEST_COMMAND:
-                    self._take_command(line, Evidence(source=source, line=number, text=shortened(line).strip()))
+                    self._take_command(line, source, number)
             yield line
 
     def facts(self) -> LogFacts:
@@ -170,11 +171,13 @@ class LogReader:
             assigned={name: dict(values) for name, values in self._assigned.items()},
         )
 
-    def _take_command(self, line: str, evidence: Evidence) -> None:
-        """Store what a line that NCCL has not written sets: a command line, or a line of a script."""
-        for name, value in assignments(line).items():
+    def _take_command(self, line: str, source: str, number: int) -> None:
+        """Store what a command sets that a shell has traced (`set -x`); of the command itself nothing is kept."""
+        for name, value in traced_assignments(line).items():
             if len(self._assigned) < _MOST_OF_A_KIND:
-                self._assigned.setdefault(name, {}).setdefault(value, evidence)
+                shown = masked(name, value)
+                evidence = Evidence(source=source, line=number, text=shortened(f"{name}={shown}"))
+                self._assigned.setdefault(name, {}).setdefault(shown, evidence)
 
     def _take_choices(self, line: str) -> None:
         """Count the decisions of a line by collective, algorithm and protocol."""
