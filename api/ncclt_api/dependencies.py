@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlencode
 
-from fastapi import Depends, Request
-from pydantic import BaseModel, ConfigDict, model_validator
+from fastapi import Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
+from ncclt.errors import UsageError
 from ncclt.store.store import Store
 from ncclt_api.access import key_of
+
+_Item = TypeVar("_Item")
 
 MOST_NUMBER = 2**31 - 2
 """Of a request that is given to a database: a column holds no larger one, also not the next."""
@@ -68,6 +73,55 @@ class StrictQuery(BaseModel):
                 meant = f", did you mean {close[0]!r}?" if close else ""
                 raise ValueError(f"unknown query parameter {name!r}{meant}; the parameters are {', '.join(known)}")
         return values
+
+
+class PageQuery(StrictQuery):
+    """Page of a list."""
+
+    limit: int = Field(50, ge=1, le=500, description="max items on one page")
+    cursor: str | None = Field(None, max_length=300, description="next_cursor of the previous page")
+
+    @property
+    def number(self) -> int | None:
+        """Return the cursor of a list that is ordered by numbers; None = from its start.
+
+        Raises:
+            UsageError: the cursor is not such a number.
+        """
+        if self.cursor is None:
+            return None
+        if not (self.cursor.isascii() and self.cursor.isdecimal() and int(self.cursor) <= MOST_NUMBER):
+            raise wrong_cursor(self.cursor)
+        return int(self.cursor)
+
+    def cut(self, items: Sequence[_Item], key: Callable[[_Item], str]) -> tuple[Sequence[_Item], str | None]:
+        """Return the items of the page, and the cursor of the next one.
+
+        Args:
+            items: the whole list, in its order.
+            key: the unique name of an item, which is its cursor.
+
+        Raises:
+            UsageError: no item has the cursor.
+        """
+        start = 0
+        if self.cursor is not None:
+            start = next((place for place, item in enumerate(items, 1) if key(item) == self.cursor), -1)
+            if start < 0:
+                raise wrong_cursor(self.cursor)
+        shown = items[start : start + self.limit]
+        return shown, key(shown[-1]) if shown and start + self.limit < len(items) else None
+
+    def link(self, next_cursor: str | None, request: Request, response: Response) -> None:
+        """Add the Link header that leads to the next page, if there is one."""
+        if next_cursor is not None:
+            following = self.model_dump(exclude_none=True) | {"cursor": next_cursor}
+            response.headers["Link"] = f'<{request.url.path}?{urlencode(following)}>; rel="next"'
+
+
+def wrong_cursor(cursor: str) -> UsageError:
+    """Return the error for a cursor that no page had."""
+    return UsageError(f"{cursor!r} is not a cursor", hint="pass the next_cursor of the previous page")
 
 
 def normal_version(text: str | None) -> str | None:

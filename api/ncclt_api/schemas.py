@@ -16,6 +16,7 @@ from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
 from ncclt.core.cluster import LINK_CLASSES, Cluster
 from ncclt.core.message import Collective
 from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.revision import RevisionState
 from ncclt.core.study import Arm, Phase, Study, StudyEntry, StudyState, Trial, gpu_seconds
 from ncclt.core.ticket import TICKET_PATTERN
 from ncclt.core.trial import Outcome
@@ -145,8 +146,18 @@ class AttestationDocument(AnswerModel):
     created: str
 
 
-class AttestationList(AnswerModel):
-    """Attestations of one recommendation, newest first."""
+class Page(AnswerModel):
+    """One page of a list.
+
+    Attributes:
+        next_cursor: `cursor` of the next page; null = this is the last one.
+    """
+
+    next_cursor: str | None
+
+
+class AttestationList(Page):
+    """One page of the attestations of a recommendation, newest first."""
 
     items: list[AttestationDocument]
 
@@ -236,8 +247,8 @@ class CatalogueCluster(ClusterDocument):
     shipped: bool = Field(description="ships with ncclt; false = added here")
 
 
-class ClusterList(AnswerModel):
-    """All clusters of the catalogue."""
+class ClusterList(Page):
+    """One page of the clusters of the catalogue, by name."""
 
     items: list[CatalogueCluster]
 
@@ -311,8 +322,8 @@ class CatalogueWorkload(WorkloadDocument):
     shipped: bool = Field(description="ships with ncclt; false = added here")
 
 
-class WorkloadList(AnswerModel):
-    """All workloads of the catalogue."""
+class WorkloadList(Page):
+    """One page of the workloads of the catalogue, by name."""
 
     items: list[CatalogueWorkload]
 
@@ -424,17 +435,23 @@ class VerificationSummary(AnswerModel):
     created: str
 
 
-class ProvenRecommendation(RecommendationDocument):
-    """A published revision with the reports of real jobs."""
+class ListedRecommendation(RecommendationDocument):
+    """A published revision with its state."""
+
+    state: RevisionState
+
+
+class ProvenRecommendation(ListedRecommendation):
+    """A published revision with its state and the reports of real jobs."""
 
     verifications: list[VerificationSummary] = Field(description="newest first, the last few")
     attestations: list[AttestationSummary] = Field(description="newest first, the last few")
 
 
-class RecommendationList(AnswerModel):
-    """Published revisions, newest first."""
+class RecommendationList(Page):
+    """One page of published revisions, newest first."""
 
-    items: list[ProvenRecommendation]
+    items: list[ListedRecommendation]
 
 
 class StudyDocument(AnswerModel):
@@ -466,11 +483,10 @@ class StudySummaryDocument(StudyDocument):
     recommendation: RecommendationDocument | None
 
 
-class StudyList(AnswerModel):
+class StudyList(Page):
     """One page of studies, newest first."""
 
     items: list[StudySummaryDocument]
-    next_cursor: str | None
 
 
 class PartGainDocument(AnswerModel):
@@ -594,13 +610,12 @@ class EvidenceDocument(AnswerModel):
     today: TodayEvidence | None
 
 
-class TrialList(AnswerModel):
-    """One page of the trials of a study, by number; `next_after` is null on the last, and `after` of the next else."""
+class TrialList(Page):
+    """One page of the trials of a study, by number."""
 
     study: str
     simulated: bool
     items: list[TrialDocument]
-    next_after: int | None
 
 
 LAST_SHOWN = 5
@@ -690,7 +705,7 @@ class JobDocument(AnswerModel):
     result: JobResultDocument | None
 
 
-class JobList(AnswerModel):
+class JobList(Page):
     """One page of jobs, newest first."""
 
     items: list[JobDocument]
@@ -734,6 +749,7 @@ def proven_recommendation(store: Store, recommendation: Recommendation) -> Prove
     return ProvenRecommendation.model_validate(
         recommendation.to_document()
         | {
+            "state": store.revisions.status(recommendation.id).state,
             "verifications": [verification_summary(one) for one in verifications],
             "attestations": [
                 {"id": a.id, "effect": a.effect, "form": a.form, "reason": a.reason, "created": a.created}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentStore
+from ncclt_api.dependencies import CurrentStore, PageQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import (
     CatalogueCluster,
@@ -24,9 +26,13 @@ workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROB
 
 
 @clusters.get("", operation_id="listClusters", summary="All clusters, by name")
-def list_clusters(store: CurrentStore) -> ClusterList:
-    """List the shipped clusters and those that were added."""
-    return ClusterList(items=[cluster_document(*entry) for entry in store.clusters.entries()])
+def list_clusters(
+    query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> ClusterList:
+    """List one page of the shipped clusters and those that were added."""
+    page, following = query.cut(store.clusters.entries(), lambda entry: entry[0].name)
+    query.link(following, request, response)
+    return ClusterList(items=[cluster_document(*entry) for entry in page], next_cursor=following)
 
 
 @clusters.get("/{cluster}", operation_id="getCluster", summary="One cluster")
@@ -37,9 +43,13 @@ def get_cluster(cluster: str, store: CurrentStore) -> CatalogueCluster:
 
 
 @workloads.get("", operation_id="listWorkloads", summary="All workloads, by name")
-def list_workloads(store: CurrentStore) -> WorkloadList:
-    """List the shipped workloads and those that were imported."""
-    return WorkloadList(items=[workload_document(*entry) for entry in store.workloads.entries()])
+def list_workloads(
+    query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> WorkloadList:
+    """List one page of the shipped workloads and those that were imported."""
+    page, following = query.cut(store.workloads.entries(), lambda entry: entry[0].name)
+    query.link(following, request, response)
+    return WorkloadList(items=[workload_document(*entry) for entry in page], next_cursor=following)
 
 
 @workloads.get("/{name:path}", operation_id="getWorkload", summary="One workload")

@@ -20,7 +20,7 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery, normal_version
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PageQuery, StrictQuery, normal_version
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.uploads import keep_workload, read_uploaded
 from ncclt_api.schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList
@@ -79,20 +79,23 @@ def current_job(id: str, queue: CurrentQueue) -> JobStatus:
 CurrentJob = Annotated[JobStatus, Depends(current_job)]
 
 
-class JobsQuery(StrictQuery):
+class JobsQuery(PageQuery):
     """Filter and page of jobs."""
 
     cluster: str | None = Field(None, description="only jobs of this cluster")
     state: JobState | None = Field(None, description="only jobs in this state")
-    limit: int = Field(50, ge=1, le=200, description="jobs on one page")
-    offset: int = Field(0, ge=0, le=100_000, description="jobs to skip, newest first")
 
 
 @router.get("", operation_id="listJobs", summary="Tuning jobs, newest first", dependencies=needs(Role.READ))
-def list_jobs(query: Annotated[JobsQuery, Query()], queue: CurrentQueue) -> JobList:
+def list_jobs(
+    query: Annotated[JobsQuery, Query()], queue: CurrentQueue, request: Request, response: Response
+) -> JobList:
     """List one page of jobs."""
-    found = queue.statuses(cluster=query.cluster, state=query.state, limit=query.limit, offset=query.offset)
-    return JobList(items=[job_document(one) for one in found])
+    found = queue.statuses(cluster=query.cluster, state=query.state, limit=query.limit + 1, after=query.cursor)
+    shown = found[: query.limit]
+    following = shown[-1].job.id if len(found) > query.limit else None
+    query.link(following, request, response)
+    return JobList(items=[job_document(one) for one in shown], next_cursor=following)
 
 
 @router.post(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
+from fastapi import Request as HttpRequest
 from pydantic import Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.recommendation import Request
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, StrictQuery, normal_version
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PageQuery, StrictQuery, normal_version
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import ProvenRecommendation, RecommendationList, proven_recommendation
+from ncclt_api.schemas import ListedRecommendation, ProvenRecommendation, RecommendationList, proven_recommendation
 
 router = APIRouter(
     prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.READ)
@@ -41,22 +42,28 @@ class JobQuery(StrictQuery):
         )
 
 
-class RecommendationsQuery(JobQuery):
-    """Recommendation filter."""
+class RecommendationsQuery(PageQuery, JobQuery):
+    """Filter and page of recommendations."""
 
     cluster: str | None = Field(None, description="only for this cluster")
     model: str | None = Field(None, description="only for this workload")
 
 
 @router.get("", operation_id="listRecommendations", summary="Published revisions that fit, newest first")
-def list_recommendations(query: Annotated[RecommendationsQuery, Query()], store: CurrentStore) -> RecommendationList:
-    """List every revision that fits; an unknown cluster or workload is an error, not an empty list."""
+def list_recommendations(
+    query: Annotated[RecommendationsQuery, Query()], store: CurrentStore, http: HttpRequest, response: Response
+) -> RecommendationList:
+    """List one page of the revisions that fit; an unknown cluster or workload is an error, not an empty list."""
     request = query.request(cluster=query.cluster or "", model=query.model or "")
     published = store.recommendations.find(cluster=query.cluster, model=query.model)
     if not published:
         explain_absence(store, cluster=query.cluster, model=query.model)
     fitting = [r for r in published if not request.refusal(r.fingerprint)]
-    return RecommendationList(items=[proven_recommendation(store, r) for r in fitting])
+    page, following = query.cut(fitting, lambda one: one.id)
+    query.link(following, http, response)
+    states = {one.id: one.state for one in store.revisions.statuses(id=[one.id for one in page])}
+    items = [ListedRecommendation.model_validate(one.to_document() | {"state": states[one.id]}) for one in page]
+    return RecommendationList(items=items, next_cursor=following)
 
 
 @router.get("/{id}", operation_id="getRecommendation", summary="One published revision")

@@ -16,7 +16,7 @@ from ncclt.core.ticket import TICKET_PATTERN, read_ticket, shorten_name
 from ncclt.errors import InputError
 from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PageQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.tickets import sender_of
@@ -25,11 +25,10 @@ attestations = APIRouter(prefix="/v1/attestations", tags=["attestations"], respo
 step_times = APIRouter(prefix="/v1/step-times", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
-class AttestationsQuery(StrictQuery):
-    """Attestation filter."""
+class AttestationsQuery(PageQuery):
+    """Filter and page of attestations."""
 
     recommendation: str = Field(description="id of a published revision")
-    limit: int = Field(20, ge=1, le=200, description="max attestations")
 
 
 @attestations.get(
@@ -38,11 +37,15 @@ class AttestationsQuery(StrictQuery):
     summary="Attestations of a recommendation, newest first",
     dependencies=needs(Role.READ),
 )
-def list_attestations(query: Annotated[AttestationsQuery, Query()], store: CurrentStore) -> AttestationList:
-    """List the newest attestations; an unknown recommendation is an error, not an empty list."""
+def list_attestations(
+    query: Annotated[AttestationsQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> AttestationList:
+    """List one page of attestations; an unknown recommendation is an error, not an empty list."""
     known = store.recommendations.get(query.recommendation)
-    found = store.records.attestations([known.id], limit=query.limit)
-    return AttestationList(items=[AttestationDocument.model_validate(one.to_document()) for one in found])
+    page, following = query.cut(store.records.attestations([known.id]), lambda one: one.id)
+    query.link(following, request, response)
+    items = [AttestationDocument.model_validate(one.to_document()) for one in page]
+    return AttestationList(items=items, next_cursor=following)
 
 
 @attestations.post(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.revision import MOST_WHY, Action, Actor, ClusterRules, RevisionState
+from ncclt.core.revision import MOST_WHY, Action, Actor, ClusterRules, HistoryEvent, RevisionState
 from ncclt.core.rollout import RollOutState
-from ncclt.store.revisions import MOST_LISTED
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
-from ncclt_api.dependencies import MOST_NUMBER, CurrentRecommendation, CurrentStore, StrictQuery
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PageQuery
 from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import Page
 
 _CONFLICT: dict[int | str, dict[str, Any]] = {
     409: PROBLEMS[404] | {"description": "the state does not allow it, or another request came first"}
@@ -115,19 +116,10 @@ class EventDocument(BaseModel):
     created: str
 
 
-class HistoryDocument(BaseModel):
-    """Entries of the history, newest first."""
+class HistoryDocument(Page):
+    """One page of the history, newest first."""
 
     items: list[EventDocument]
-
-
-class HistoryQuery(StrictQuery):
-    """Query for entries of the history."""
-
-    before: int | None = Field(
-        None, ge=1, le=MOST_NUMBER, description="only entries with a lower number, for the next page"
-    )
-    limit: int = Field(100, ge=1, le=MOST_LISTED, description="max entries")
 
 
 def _revision(store: Store, id: str) -> RevisionDocument:
@@ -153,11 +145,15 @@ def get_state(found: CurrentRecommendation, store: CurrentStore) -> RevisionDocu
     dependencies=needs(Role.READ),
 )
 def get_history(
-    found: CurrentRecommendation, query: Annotated[HistoryQuery, Query()], store: CurrentStore
+    found: CurrentRecommendation,
+    query: Annotated[PageQuery, Query()],
+    store: CurrentStore,
+    request: Request,
+    response: Response,
 ) -> HistoryDocument:
-    """Return its entries of the history, newest first."""
-    events = store.revisions.history(recommendation=found.id, before=query.before, limit=query.limit)
-    return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
+    """Return one page of its history, newest first."""
+    events = store.revisions.history(recommendation=found.id, before=query.number, limit=query.limit + 1)
+    return _history(events, query, request, response)
 
 
 @router.post(
@@ -248,12 +244,22 @@ def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore,
     summary="History of a cluster",
     dependencies=needs(Role.READ),
 )
-def get_cluster_history(cluster: str, query: Annotated[HistoryQuery, Query()], store: CurrentStore) -> HistoryDocument:
-    """Return the entries of a cluster, newest first."""
-    events = store.revisions.history(cluster=cluster, before=query.before, limit=query.limit)
+def get_cluster_history(
+    cluster: str, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> HistoryDocument:
+    """Return one page of the history of a cluster, newest first."""
+    events = store.revisions.history(cluster=cluster, before=query.number, limit=query.limit + 1)
     if not events:
         store.clusters.get(cluster)
-    return HistoryDocument(items=[EventDocument.model_validate(one.to_document()) for one in events])
+    return _history(events, query, request, response)
+
+
+def _history(events: Sequence[HistoryEvent], query: PageQuery, request: Request, response: Response) -> HistoryDocument:
+    shown = events[: query.limit]
+    following = str(shown[-1].number) if len(events) > query.limit else None
+    query.link(following, request, response)
+    items = [EventDocument.model_validate(one.to_document()) for one in shown]
+    return HistoryDocument(items=items, next_cursor=following)
 
 
 @rules.get(

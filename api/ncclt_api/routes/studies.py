@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from ncclt.core.api_key import Role
 from ncclt.errors import NotFoundError
 from ncclt.prove.proof import evidence_document
 from ncclt_api.access import needs
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
+from ncclt_api.dependencies import CurrentStore, CurrentStudy, PageQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import (
     EvidenceDocument,
@@ -27,22 +26,20 @@ from ncclt_api.schemas import (
 router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS, dependencies=needs(Role.READ))
 
 
-class StudiesQuery(StrictQuery):
+class StudiesQuery(PageQuery):
     """Filter and page of studies."""
 
-    limit: int = Field(50, ge=1, le=200, description="studies on one page")
-    cursor: str | None = Field(None, description="next_cursor of the page before")
     cluster: str | None = Field(None, description="only studies of this cluster")
     model: str | None = Field(None, description="only studies of this workload")
 
 
 @router.get("", operation_id="listStudies", summary="Studies, newest first")
-def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, response: Response) -> StudyList:
+def list_studies(
+    query: Annotated[StudiesQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> StudyList:
     """List one page of studies; the Link header leads to the next."""
     page = store.studies.page(limit=query.limit, cursor=query.cursor, cluster=query.cluster, model=query.model)
-    if page.next_cursor:
-        following = query.model_dump(exclude_none=True) | {"cursor": page.next_cursor}
-        response.headers["Link"] = f'</v1/studies?{urlencode(following)}>; rel="next"'
+    query.link(page.next_cursor, request, response)
     return StudyList(items=[study_summary_document(item) for item in page.items], next_cursor=page.next_cursor)
 
 
@@ -52,27 +49,22 @@ def get_study(study: CurrentStudy, store: CurrentStore) -> StudyDetail:
     return study_detail(store, study, store.recommendations.find(study=study.id))
 
 
-class TrialsQuery(StrictQuery):
-    """Page of trials."""
-
-    limit: int = Field(200, ge=1, le=500, description="trials on one page")
-    after: int = Field(
-        -1, ge=-1, le=MOST_NUMBER, description="only trials with a higher number: `next_after` of the page before"
-    )
-
-
 @router.get("/{id}/trials", operation_id="listTrials", summary="The trials of a study")
 def list_trials(
-    study: CurrentStudy, query: Annotated[TrialsQuery, Query()], store: CurrentStore, response: Response
+    study: CurrentStudy,
+    query: Annotated[PageQuery, Query()],
+    store: CurrentStore,
+    request: Request,
+    response: Response,
 ) -> TrialList:
     """List one page of trials with their measurements, by number; the Link header leads to the next."""
-    page = store.trials.page(study.id, after=query.after, limit=query.limit)
-    following = page[-1].number if len(page) == query.limit else None
-    if following is not None:
-        path = f"/v1/studies/{study.id}/trials?limit={query.limit}&after={following}"
-        response.headers["Link"] = f'<{path}>; rel="next"'
-    items = [trial_document(trial, study.cluster) for trial in page]
-    return TrialList(study=study.id, simulated=study.simulated, items=items, next_after=following)
+    after = query.number
+    page = store.trials.page(study.id, after=-1 if after is None else after, limit=query.limit + 1)
+    shown = page[: query.limit]
+    following = str(shown[-1].number) if len(page) > query.limit else None
+    query.link(following, request, response)
+    items = [trial_document(trial, study.cluster) for trial in shown]
+    return TrialList(study=study.id, simulated=study.simulated, items=items, next_cursor=following)
 
 
 @router.get("/{id}/evidence", operation_id="getEvidence", summary="Evidence of a study's newest verdict")

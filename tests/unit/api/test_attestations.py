@@ -37,7 +37,7 @@ def ticket(store, job="1", *, recommendation=KNOWN, issued_s=None, cluster="leon
 
 
 def test_what_is_told_is_kept_once_and_listed(service, empty_store, document):
-    assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+    assert service.get(URL, params={"recommendation": KNOWN}).json()["items"] == []
     proof = ticket(empty_store)
     first = service.post(URL, json=document | proof)
     again = service.post(URL, json={**document, **proof, "created": "2027-01-01T00:00:00+00:00"})
@@ -60,7 +60,7 @@ def test_an_attestation_counts_only_with_a_ticket_of_its_job(service, samples, e
     ):
         refused = service.post(URL, json=document | wrong)
         assert (refused.status_code, said in refused.json()["detail"]) == (422, True), refused.text
-    assert service.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+    assert service.get(URL, params={"recommendation": KNOWN}).json()["items"] == []
     proof = ticket(empty_store)
     assert service.post(URL, json=document | proof).status_code == 201
     other = samples.attestation(empty_store.recommendations.get(KNOWN), differing=0).to_document()
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_refused_as_a_problem(client, filled_store, document, s
             assert answer.status_code == status
             assert answer.headers["content-type"] == "application/problem+json"
             assert said in answer.json()["detail"]
-            assert client.get(URL, params={"recommendation": KNOWN}).json() == {"items": []}
+            assert client.get(URL, params={"recommendation": KNOWN}).json()["items"] == []
 
 
 def test_a_row_may_not_bring_anything_of_its_own(client, document):
@@ -130,7 +130,8 @@ def test_a_recommendation_carries_what_jobs_told(client):
     one = client.get("/v1/recommendations/0c0ffee1").json()
     of_study = client.get("/v1/studies/5e1f00aa").json()["recommendations"][0]
 
-    assert listed == one == of_study
+    assert one == of_study
+    assert listed.items() <= one.items()
     assert [row["effect"] for row in one["attestations"]] == ["partly", "took-effect"]
     assert one["verifications"][0]["verdict"]["speedup"] == 1.05
     assert client.get("/v1/recommendations/none").status_code == 404

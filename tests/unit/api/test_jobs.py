@@ -39,10 +39,10 @@ def test_a_job_is_queued_and_found(service):
     assert (answer.status_code, answer.headers["location"]) == (201, f"/v1/jobs/{job['id']}")
     assert (job["state"], job["nodes"], job["trials"], job["priority"]) == ("queued", 2, 7, 2)
     assert service.get(answer.headers["location"]).json() == job
-    assert service.get("/v1/jobs", params={"cluster": "leonardo", "state": "queued"}).json() == {"items": [job]}
-    assert service.get("/v1/jobs", params={"cluster": "elsewhere"}).json() == {"items": []}
-    assert service.get("/v1/jobs", params={"state": "failed"}).json() == {"items": []}
-    assert service.get("/v1/jobs", params={"offset": 1}).json() == {"items": []}
+    assert service.get("/v1/jobs", params={"cluster": "leonardo", "state": "queued"}).json()["items"] == [job]
+    assert service.get("/v1/jobs", params={"cluster": "elsewhere"}).json()["items"] == []
+    assert service.get("/v1/jobs", params={"state": "failed"}).json()["items"] == []
+    assert service.get("/v1/jobs", params={"cursor": "nope"}).status_code == 422
 
 
 def test_the_same_idempotency_key_queues_one_job(service):
@@ -84,7 +84,7 @@ def test_what_cannot_be_tuned_is_refused_with_a_reason(service, subtests):
             assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
             assert word in answer.json()["detail"]
             assert answer.json()["hint"]
-            assert service.get("/v1/jobs").json() == {"items": []}
+            assert service.get("/v1/jobs").json()["items"] == []
 
 
 def test_a_job_of_another_shape_than_a_recording_is_refused_as_tune_refuses_it(tmp_path):
@@ -183,7 +183,7 @@ def test_an_uploaded_profile_has_a_name_that_a_new_workload_may_have(service, su
             answer = service.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
             assert (answer.status_code, "cannot name a workload" in answer.json()["detail"]) == (422, True)
             assert len(answer.content) < 2000
-            assert service.get("/v1/jobs").json() == {"items": []}
+            assert service.get("/v1/jobs").json()["items"] == []
 
 
 def test_the_service_starts_without_the_queue_and_what_tunes():

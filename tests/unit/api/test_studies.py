@@ -103,8 +103,8 @@ def test_a_study_without_a_verdict_has_no_evidence(client):
 
 
 def test_trials_come_in_pages_that_lead_to_the_next(client):
-    whole = client.get("/v1/studies/5e1f00aa/trials").json()
-    assert whole["next_after"] is None
+    whole = client.get("/v1/studies/5e1f00aa/trials?limit=500").json()
+    assert whole["next_cursor"] is None
     seen, path = [], "/v1/studies/5e1f00aa/trials?limit=7"
     while path:
         answer = client.get(path)
@@ -112,7 +112,7 @@ def test_trials_come_in_pages_that_lead_to_the_next(client):
         assert len(answer.json()["items"]) <= 7
         path = answer.links.get("next", {}).get("url")
     assert seen == whole["items"]
-    for wrong in ("limit=0", "limit=501", "after=-2", "page=2"):
+    for wrong in ("limit=0", "limit=501", "cursor=-2", "page=2"):
         assert client.get(f"/v1/studies/5e1f00aa/trials?{wrong}").status_code == 422
 
 
@@ -125,3 +125,34 @@ def test_everything_about_recorded_times_names_system_and_source(filled_store, s
         assert client.get("/v1/studies/4ec04ded").json()["label"] == label
         assert f"<strong>{label}</strong>" in client.get("/studies/4ec04ded").text
         assert f'title="{label}">recorded</span>' in client.get("/").text
+
+
+def test_every_list_has_pages_with_the_same_parameters(client):
+    for path in (
+        "/v1/clusters",
+        "/v1/workloads",
+        "/v1/studies",
+        "/v1/studies/5e1f00aa/trials",
+        "/v1/recommendations",
+        "/v1/recommendations/0c0ffee1/history",
+        "/v1/clusters/leonardo/history",
+    ):
+        whole = client.get(path, params={"limit": 500}).json()
+        assert whole["next_cursor"] is None, path
+        assert len(whole["items"]) >= 1, path
+        seen, following = [], f"{path}?limit=1"
+        while following:
+            answer = client.get(following)
+            seen += answer.json()["items"]
+            following = answer.links.get("next", {}).get("url")
+            assert bool(following) == (answer.json()["next_cursor"] is not None)
+        assert seen == whole["items"], path
+        assert client.get(path, params={"cursor": "no such"}).status_code == 422, path
+
+
+def test_a_list_of_recommendations_has_their_states(client):
+    items = client.get("/v1/recommendations").json()["items"]
+    assert {item["state"] for item in items} <= {"active", "candidate", "stale", "retired"}
+    for item in items:
+        one = client.get(f"/v1/recommendations/{item['id']}/state").json()
+        assert item["state"] == one["state"]

@@ -85,13 +85,15 @@ class RemoteJobs:
     def statuses(self, *, cluster: str | None, state: JobState | None, limit: int) -> tuple[JobStatus, ...]:
         """Return jobs, newest first; of one cluster or state, or all."""
         found: list[JobStatus] = []
+        cursor: str | None = None
         while len(found) < limit:
             page = min(limit - len(found), _PAGE)
-            asked = {"cluster": cluster, "state": state and state.value, "limit": page, "offset": len(found)}
+            asked = {"cluster": cluster, "state": state and state.value, "limit": page, "cursor": cursor}
             query = urlencode({name: value for name, value in asked.items() if value is not None})
-            items = self._ask(self._url(f"/v1/jobs?{query}"))["items"]
-            found += [_status(item) for item in items]
-            if len(items) < page:
+            answer = self._ask(self._url(f"/v1/jobs?{query}"))
+            found += [_status(item) for item in answer["items"]]
+            cursor = answer["next_cursor"]
+            if cursor is None:
                 break
         return tuple(found)
 

@@ -165,7 +165,13 @@ class JobQueue:
         return found
 
     def statuses(
-        self, *, cluster: str | None = None, state: JobState | None = None, limit: int = 50, offset: int = 0
+        self,
+        *,
+        cluster: str | None = None,
+        state: JobState | None = None,
+        limit: int = 50,
+        offset: int = 0,
+        after: str | None = None,
     ) -> tuple[JobStatus, ...]:
         """Return jobs, newest first.
 
@@ -173,12 +179,16 @@ class JobQueue:
             cluster: its name; None = any.
             state: None = any.
             limit, offset: which of them.
+            after: id of the job that comes before the first of them; None = from the newest one.
+
+        Raises:
+            UsageError: there is no such job among them.
         """
         # Failed and cancelled jobs may have ended well for DBOS: what they have in common is that they ended.
         named = [word for word, meant in _STATES.items() if meant is state or (state and state.ended and meant.ended)]
         found: list[JobStatus] = []
         start = 0
-        while len(found) < offset + limit:
+        while after is not None or len(found) < offset + limit:
             page = self._listed(
                 name=_WORKFLOW,
                 status=named or None,
@@ -193,8 +203,12 @@ class JobQueue:
                 if self._is_visible(one) and cluster in (None, one.job.cluster) and state in (None, one.state)
             ]
             start += _PAGE
+            if after in (ids := [one.job.id for one in found]):
+                found, after = found[ids.index(after) + 1 :], None
             if len(page) < _PAGE:
                 break
+        if after is not None:
+            raise UsageError(f"{after!r} is not a cursor", hint="pass the next_cursor of the previous page")
         return tuple(found[offset : offset + limit])
 
     def backlog(self) -> dict[tuple[str, JobState], list[float]]:

@@ -326,9 +326,9 @@ class Revisions(StorePart):
             cluster: name; None = any.
             recommendation: id of a revision; None = any.
             before: only entries with a lower number; None = from the newest one.
-            limit: how many at most, up to `MOST_LISTED`.
+            limit: how many at most.
         """
-        query = select(history).order_by(history.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        query = select(history).order_by(history.c.sequence.desc()).limit(limit)
         if before is not None:
             query = query.where(history.c.sequence < before)
         query = query.where(
@@ -353,7 +353,7 @@ class Revisions(StorePart):
 
     @repeatable
     def statuses(
-        self, *, cluster: Names = None, model: str | None = None, id: str | None = None, limit: int = MOST_LISTED
+        self, *, cluster: Names = None, model: str | None = None, id: Names = None, limit: int = MOST_LISTED
     ) -> tuple[RevisionStatus, ...]:
         """Return revisions with their states, newest first.
 
