@@ -123,8 +123,9 @@ def test_training_without_nccl_is_named_as_such(doctor, tmp_path):
     assert "trained" not in done.stdout
     last = " ".join(done.stdout[done.stdout.index("no NCCL in this job") :].split())
     assert last.startswith(
-        "no NCCL in this job: no process wrote a line of its log; 2 ranks made 10 steps over gloo, each with "
+        "no NCCL in this job: 2 ranks made 10 steps over gloo; 5 of them, which were recorded, sent "
     )
+    assert "no NCCL log" not in done.stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -161,6 +162,14 @@ def test_job_that_clears_the_folder_of_its_log_goes_on(doctor):
     assert done.returncode == 3, done.stderr
     assert done.stdout.startswith("the job goes on\n")
     assert "missing: the log of the job cannot be used: No such file or directory; does the job clear" in done.stdout
+
+
+def test_job_without_a_log_is_not_called_one_without_nccl(doctor):
+    page = " ".join(doctor(["true"]).stdout.split())
+
+    assert "missing: no NCCL log: no process wrote a line of it, for NCCL did not start, or launcher" in page
+    assert "no NCCL in this job" not in page
+    assert page.endswith("seen without NCCL's log: no Python process of it loaded PyTorch")
 
 
 def test_job_that_names_nccl_has_not_started_it(tmp_path):

@@ -115,7 +115,7 @@ def test_json_holds_the_sources_and_what_is_missing(call):
 
     document = json.loads(printed)
     assert (document["schema"], document["missing"], document["contradictions"]) == (1, [], [])
-    assert {"field": "driver", "value": "550.54.15", "source": "gpus.xml"} in document["fields"]
+    assert {"field": "driver", "value": "550.54.15", "source": "gpus.xml; gpus2.xml"} in document["fields"]
 
 
 LEGEND = "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n"

@@ -79,7 +79,7 @@ def test_published_settings_are_shown_beside_those_of_a_log(call, tmp_path):
     (tmp_path / "job.log").write_text("".join(f"{prefix} {line}\n" for line in lines))
     _, printed = call("--from", str(tmp_path / "job.log"))
 
-    assert "looks like GCP A3 Mega, GPUDirect-TCPXO: 1 of 18 variables are set as published\n" in printed
+    assert "network like that of GCP A3 Mega, GPUDirect-TCPXO: 1 of 18 variables are set as published\n" in printed
     assert " ".join(printed.split("NCCL_BUFFSIZE")[2].split()[:2]) == "8388608 1"
     assert (
         "  source https://docs.nvidia.com/dgx-cloud/run-ai/1.2/appendix-gcp.html; a difference is not an error"

@@ -231,7 +231,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     if job and job.has_failed:
         print(f"job {job.ending}")
     if job and not diagnosis.facts.log.lines:
-        _folded("no NCCL in this job: ", f"no process wrote a line of its log; {job.seen}")
+        head = "no NCCL in this job: " if job.other_backends else "seen without NCCL's log: "
+        _folded(head, job.seen)
 
 
 def print_rules() -> None:
@@ -290,7 +291,8 @@ def _print_settings(diagnosis: Diagnosis) -> None:
 
 def _print_published(comparison: PublishedComparison) -> None:
     total = len(comparison.same) + len(comparison.different)
-    print(f"looks like {comparison.machine}: {len(comparison.same)} of {total} variables are set as published")
+    same = f"{len(comparison.same)} of {total} variables are set as published"
+    print(f"network like that of {comparison.machine}: {same}")
     if comparison.different:
         rows = [(name, value, here or "not seen") for name, value, here in comparison.different]
         print_table(("variable", "published", "here"), rows)

@@ -101,26 +101,45 @@ def test_everything_was_examined_where_nvidia_smi_and_a_log_show_it(smi, tmp_pat
     reader.read((GOLDEN / "healthy_h100" / "nccl.log").read_text().splitlines(), "nccl.log")
     diagnosis = _examine(environ, find, tmp_path, log=reader.facts())
 
-    assert diagnosis.summary == "healthy: driver, GPUs, links, NICs, transports and plugins examined"
-    assert [part["by"][0] for part in diagnosis.to_document()["examined"]][:3] == [
-        "nvidia-smi -q -x",
-        "nvidia-smi -q -x",
-        "nvidia-smi topo -m",
+    assert diagnosis.summary == ("No problems found, but other nodes were not examined (nvidia-smi of 1 of 2 nodes)"), (
+        "the job has two, and this is one"
+    )
+    assert [part["by"][:1] for part in diagnosis.to_document()["examined"]][:3] == [
+        ["nvidia-smi -q -x"],
+        ["nvidia-smi -q -x"],
+        ["nvidia-smi topo -m"],
     ]
 
 
-@pytest.mark.parametrize("left", ["gpus.xml", "topo.txt", "nccl.log"])
+@pytest.mark.parametrize("left", ["gpus.xml", "gpus", "gpus2.xml", "topo.txt", "nccl.log"])
 def test_nothing_is_healthy_that_was_not_examined(left, tmp_path):
     """Each source that is left out is named, and keeps the verdict from being healthy."""
     for path in (GOLDEN / "healthy_h100").iterdir():
-        if path.name != left:
+        if not path.name.startswith(left):
             shutil.copy(path, tmp_path)
     diagnosis = examine_files([tmp_path])
 
     assert diagnosis.verdict == "incomplete"
     assert diagnosis.summary.startswith("No problems found, but ")
-    lost = {"gpus.xml": "GPUs", "topo.txt": "links", "nccl.log": "transports"}[left]
+    lost = {
+        "gpus": "GPUs",
+        "gpus.xml": "other nodes",
+        "gpus2.xml": "other nodes",
+        "topo.txt": "links",
+        "nccl.log": "transports",
+    }[left]
     assert lost in {part.part for part in diagnosis.unexamined}
+
+
+def test_log_of_one_of_two_nodes_is_named(tmp_path):
+    for path in (GOLDEN / "healthy_h100").iterdir():
+        shutil.copy(path, tmp_path)
+    log = tmp_path / "nccl.log"
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "gpu02:" not in line))
+    diagnosis = examine_files([tmp_path])
+
+    assert diagnosis.verdict == "incomplete"
+    assert "logs of other nodes were not examined (those of 1 of 2 nodes are here)" in diagnosis.summary
 
 
 class PlayedLauncher:

@@ -7,12 +7,25 @@ from dataclasses import replace
 
 import pytest
 
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.health.doctor import job
 from ncclt.health.doctor.facts import JobRun
 from ncclt.profile.record.ranks import RankReport
 
 RUN = JobRun(argv=("train",), exit_code=0, ended_by_ncclt="", wall_s=12.3)
 RANK = RankReport(rank=0, state="recorded", steps_seen=10, backend="gloo")
+
+
+def workload(steps):
+    message = Message(
+        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=1024, group_size=2, spans_nodes=False
+    )
+    return Workload(
+        name="job",
+        messages=(MessageCalls(message=message, calls_per_step=1.0),),
+        provenance=Provenance(source="kineto", steps=steps),
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,3 +127,31 @@ def test_lines_of_nccl_alone_are_copied(tmp_path):
 )
 def test_what_was_seen_without_nccl(programs, seen):
     assert replace(RUN, programs=programs).seen == seen
+
+
+@pytest.mark.parametrize(
+    ("steps", "seen"),
+    [
+        (5, "; 5 of them, which were recorded, sent 1 KiB per rank in 1 different message each"),
+        (0, ""),
+    ],
+)
+def test_messages_are_those_of_the_recorded_steps(steps, seen):
+    """Ten steps were made, five recorded; a log without steps says nothing about one."""
+    run = replace(RUN, programs=(RANK,), workload=workload(steps))
+    assert run.seen == f"1 rank made 10 steps over gloo{seen}"
+
+
+@pytest.mark.parametrize(
+    ("backends", "others"),
+    [
+        (["gloo"], "gloo"),
+        (["gloo", "mpi"], "gloo and mpi"),
+        (["nccl"], ""),
+        (["cpu:gloo,cuda:nccl"], ""),
+        ([""], ""),
+        ([], ""),
+    ],
+)
+def test_nccl_is_absent_where_only_another_backend_trained(backends, others):
+    assert replace(RUN, programs=tuple(replace(RANK, backend=name) for name in backends)).other_backends == others

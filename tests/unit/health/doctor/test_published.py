@@ -4,6 +4,7 @@ import pytest
 
 from ncclt.health.doctor import diagnose
 from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.gpu_report import GpuReport, GpuState
 from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.published import PUBLISHED
 from ncclt.nccl.log.startup import LogReader
@@ -25,27 +26,46 @@ def test_every_row_has_a_source_and_variables_that_exist(row):
     assert unknown <= {"NCCL_DYNAMIC_CHUNK_SIZE"}, "published for TCPXO, and read by no release of NCCL"
 
 
+def _gpus(model):
+    return {"gpu_reports": (GpuReport(source="gpus.xml", gpus=(GpuState(index=0, bus_id="", model=model),)),)}
+
+
+H100, NVL = _gpus("NVIDIA H100 80GB HBM3"), _gpus("NVIDIA H100 NVL")
+ND_V5 = "NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml"
+IB = "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>"
+IBP = "NET/IB : Using [0]ibp0:1/IB [RO]; OOB eth0:10.0.0.1<0>"
+CXI = "NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)"
+
+
 @pytest.mark.parametrize(
-    ("line", "machine"),
+    ("lines", "facts", "machine"),
     [
-        ("Using network FasTrak", "GCP A3 Mega, GPUDirect-TCPXO"),
-        ("NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml", "Azure ND H100 v5"),
-        ("NET/IB : Using [0]ibp0:1/IB [RO]; OOB eth0:10.0.0.1<0>", "CoreWeave H100, InfiniBand"),
-        ("NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)", "Isambard-AI, GH200 on Slingshot"),
-        ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>", ""),
-        ("NET/OFI Selected provider is efa, fabric is efa (found 4 nics)", ""),
+        (["Using network FasTrak"], {}, "GCP A3 Mega, GPUDirect-TCPXO"),
+        ([ND_V5, IB], H100, "Azure ND H100 v5"),
+        ([IB], {**H100, "vendor": "Microsoft Corporation"}, "Azure ND H100 v5"),
+        ([IBP], H100, "CoreWeave H100, InfiniBand"),
+        ([CXI], {"cpu": "arm"}, "Isambard-AI, GH200 on Slingshot"),
+        ([ND_V5, IB], {}, ""),
+        ([ND_V5], H100, ""),
+        ([IB], {**NVL, "vendor": "Microsoft Corporation"}, ""),
+        ([IBP], {}, ""),
+        ([CXI], {"cpu": "amd"}, ""),
+        ([CXI], {}, ""),
+        ([IB], H100, ""),
+        (["NET/OFI Selected provider is efa, fabric is efa (found 4 nics)"], {}, ""),
     ],
 )
-def test_machine_is_recognised_by_its_network(line, machine):
-    assert [found.machine for found in _diagnosis(line).published] == ([machine] if machine else [])
+def test_machine_is_recognised_by_network_gpu_and_cpu(lines, facts, machine):
+    assert [found.machine for found in _diagnosis(*lines, **facts).published] == ([machine] if machine else [])
 
 
 def test_differences_are_named_and_judged_by_no_rule():
     settings = (
         "NCCL_TOPO_FILE set by environment to /opt/microsoft/ndv5-topo.xml",
         "NCCL_IB_PCI_RELAXED_ORDERING set by environment to 0",
+        IB,
     )
-    found = _diagnosis(*settings)
+    found = _diagnosis(*settings, **H100)
 
     (comparison,) = found.published
     assert comparison.same == ("NCCL_TOPO_FILE",)

@@ -30,7 +30,7 @@ class Examination(Documented):
     """One part of a set-up.
 
     Attributes:
-        part: driver, GPUs, links, NICs, transports or plugins.
+        part: driver, GPUs, links, NICs, transports or plugins, or nodes of which only some were examined.
         by: the sources that show it; empty = it was not examined.
         why: it was not examined.
         how: to examine it.
@@ -45,7 +45,10 @@ class Examination(Documented):
 
 
 def examine_parts(facts: Facts) -> Iterator[Examination]:
-    """Yield every part that matters here: one GPU has no links and no transports, one node needs no NICs."""
+    """Yield every part that matters here: one GPU has no links and no transports, one node needs no NICs.
+
+    Nodes without a report of their own count as equal in the rules, and as not examined in the verdict.
+    """
     log = facts.log
     reports = facts.gpu_reports
     drivers = [report.source for report in reports if report.driver]
@@ -71,12 +74,20 @@ def examine_parts(facts: Facts) -> Iterator[Examination]:
         yield _part("NICs", nics, "no `ibstat`", "save `ibstat` of a node")
     shown = ", ".join(log.sources[:_SHOWN]) + (", ..." if len(log.sources) > _SHOWN else "")
     why = "" if log.tells_starts else f"no line of a start in {shown}" if log.sources else "no log of NCCL"
-    how = "run a job that uses NCCL" if facts.job else f"{_START} or {_LOG}" if facts.here else _LOG
+    how = f"{_START} or {_LOG}" if facts.here and not facts.job else _LOG
     if ranks != 1:
         sources = log.sources if log.transports() else ()
         yield _part("transports", sources, why or f"no connection in {shown}", how)
     told = any(process.plugins or process.network for process in log.processes)
     yield _part("plugins", log.sources if told else (), why or f"no plugin or network in {shown}", how)
+    nodes = max((start.nodes or 0 for start in log.starts), default=0)
+    if 0 < len(reports) < nodes:
+        how = "run `ncclt doctor` on every node, or give `nvidia-smi -q -x` of each with --from"
+        yield _part("other nodes", (), f"nvidia-smi of {len(reports)} of {nodes} nodes", how)
+    hosts = {process.host for process in log.processes if process.host}
+    if 0 < len(hosts) < nodes:
+        how = "run it in a folder that all nodes share" if facts.job else "give the logs of all nodes"
+        yield _part("logs of other nodes", (), f"those of {len(hosts)} of {nodes} nodes are here", how)
 
 
 def _part(part: str, sources: Iterable[str], why: str, how: str) -> Examination:

@@ -22,6 +22,9 @@ from ncclt.nccl.log.facts import LogFacts
 from ncclt.profile.record.ranks import RankReport
 from ncclt.profile.views.exposure import bound_gain
 
+_OTHER_BACKENDS = frozenset({"gloo", "mpi"})
+"""Backends of PyTorch that never call NCCL; `ucc` may, and a backend per device as `cpu:gloo,cuda:nccl` does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
@@ -73,6 +76,12 @@ class JobRun:
         return bound.share if bound else None
 
     @property
+    def other_backends(self) -> str:
+        """Return the backends over which its ranks trained, if NCCL was none of them; empty = that is not known."""
+        found = {rank.backend for rank in self.programs if rank.steps_seen}
+        return " and ".join(sorted(found)) if found and found <= _OTHER_BACKENDS else ""
+
+    @property
     def seen(self) -> str:
         """Return the facts about its training that NCCL's log does not have, in words."""
         ranks = [program for program in self.programs if program.steps_seen]
@@ -83,12 +92,13 @@ class JobRun:
         backends = " and ".join(sorted({rank.backend for rank in ranks if rank.backend}))
         over = f" over {backends}" if backends else " without a process group"
         steps = count_noun(max(rank.steps_seen for rank in ranks), "step")
-        sent = (
-            self.workload
-            and f", each with {format_bytes(round(self.workload.bytes_per_step))} per rank in "
-            + count_noun(len(self.workload.messages), "different message")
-        )
-        return f"{count_noun(len(ranks), 'rank')} made {steps}{over}{sent or ''}"
+        said = f"{count_noun(len(ranks), 'rank')} made {steps}{over}"
+        recorded = self.workload.provenance.steps if self.workload else 0
+        if self.workload is None or not recorded:
+            return said
+        sent = format_bytes(round(self.workload.bytes_per_step))
+        messages = count_noun(len(self.workload.messages), "different message")
+        return f"{said}; {recorded} of them, which were recorded, sent {sent} per rank in {messages} each"
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""

@@ -38,6 +38,11 @@ from ncclt.profile.record.session import make_folder, run_recording
 _WARMUP, _STEPS = 5, 5
 """Warm-up and recorded steps: DDP and the profiler settle in three, and five show the exposed share."""
 
+_NO_LOG = (
+    "for NCCL did not start, or launcher or container hand no NCCL_DEBUG* on, or the job sets these itself; run it "
+    "with NCCL_DEBUG=INFO, save its output, and give that with --from"
+)
+
 _LEFT_S = 5.0
 """Time between SIGTERM and SIGKILL for processes that the command has left behind."""
 
@@ -124,6 +129,8 @@ def run_job(
         workload=recording.workload,
         unrecorded=recording.reason,
     )
+    if not (log.lines or problems or job.other_backends):
+        problems = (f"no NCCL log: no process wrote a line of it, {_NO_LOG}",)
     return Facts(log=log, job=job, missing=(*window.problems, *problems))
 
 

@@ -15,6 +15,9 @@ from ncclt.core.documents import Documented, Shape
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.settings import SetVariable
 
+_H100_SXM = "H100 80GB HBM3"
+"""Name of the SXM board in nvidia-smi; others are `H100 PCIe` and `H100 NVL`."""
+
 
 def _has_fastrak(facts: Facts) -> bool:
     return any(process.network and process.network.value == "FasTrak" for process in facts.log.processes)
@@ -22,17 +25,25 @@ def _has_fastrak(facts: Facts) -> bool:
 
 def _is_azure_h100(facts: Facts) -> bool:
     file = facts.value("NCCL_TOPO_FILE")
-    has_h100 = any("H100" in model for model in facts.gpu_models)
-    return (facts.vendor == "Microsoft Corporation" and has_h100) or (file is not None and "ndv5" in file.value)
+    is_azure = facts.vendor == "Microsoft Corporation" or (file is not None and "ndv5" in file.value)
+    logged = (layer for process in facts.log.processes for layer in process.adapters.values())
+    layers = {*logged, *(adapter.link_layer for adapter in facts.adapters)}
+    return is_azure and _has_h100(facts) and not layers.isdisjoint({"IB", "InfiniBand"})
 
 
 def _is_coreweave_infiniband(facts: Facts) -> bool:
     logged = (name for process in facts.log.processes for name in process.adapters)
-    return any(re.fullmatch(r"ibp\d", name) for name in (*logged, *(adapter.name for adapter in facts.adapters)))
+    names = (*logged, *(adapter.name for adapter in facts.adapters))
+    return _has_h100(facts) and any(re.fullmatch(r"ibp\d", name) for name in names)
 
 
-def _has_slingshot(facts: Facts) -> bool:
-    return any(process.provider and process.provider.value == "cxi" for process in facts.log.processes)
+def _has_h100(facts: Facts) -> bool:
+    return any(_H100_SXM in model for model in facts.gpu_models)
+
+
+def _is_arm_on_slingshot(facts: Facts) -> bool:
+    has_slingshot = any(process.provider and process.provider.value == "cxi" for process in facts.log.processes)
+    return has_slingshot and (facts.log.cpu or facts.cpu) == "arm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +107,7 @@ PUBLISHED = (
     PublishedSettings(
         machine="Isambard-AI, GH200 on Slingshot",
         source="https://docs.isambard.ac.uk/user-documentation/guides/example-data/nccl/env_vars.sh",
-        is_here=_has_slingshot,
+        is_here=_is_arm_on_slingshot,
         values={
             "NCCL_NET": "AWS Libfabric",
             "NCCL_SOCKET_IFNAME": "hsn",
@@ -108,7 +119,7 @@ PUBLISHED = (
         },
     ),
 )
-"""Read on 2026-11-27. Machines are recognised by their network; a similar machine may be another."""
+"""Read on 2026-11-27. Network, GPU and CPU are those of the machine; another machine may have the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
