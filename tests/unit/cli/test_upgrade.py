@@ -1,6 +1,7 @@
 """`ncclt upgrade`: one report from the store, the libraries and the cost model; nothing is launched or served."""
 
 import json
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 
 from ncclt.cli.application import app
 from ncclt.cli.tune import tune
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
 LOGS = Path(__file__).parents[2] / "golden" / "cost_model"
+PLAN = Path(__file__).parents[2] / "golden" / "upgrade_plan.txt"
 
 
 @pytest.fixture
@@ -123,3 +126,76 @@ def test_a_recording_is_not_to_be_measured_again(command, capsys):
     for line in simulated:
         assert line.endswith("--nccl-version 2.30.7 --launcher simulate")
     command(tune, *shlex.split(simulated[-1])[2:], "--dry-run")
+
+
+def test_from_defaults_to_the_version_of_the_cluster(upgrade):
+    assert upgrade("--to", "2.31.2", "--json") == upgrade("--from", "2.28.9", "--to", "2.31.2", "--json")
+    code, _, err = upgrade("--from", "2.28.9")
+    assert (code, "--to is needed" in err) == (2, True)
+
+
+def test_known_issues_are_named_with_their_threads(upgrade, command):
+    hopper = shipped_clusters(profiles_folder())["dgx-h100"]
+    command.store.clusters.add(replace(hopper, name="hopper"))
+    words = ("--cluster", "hopper", "--from", "2.28.9", "--to", "2.31.2")
+    out = upgrade(*words)[1]
+    assert "Known issues of NCCL 2.31.2 here:" in out
+    assert "https://github.com/NVIDIA/nccl/issues/2094" in out
+    (issue,) = json.loads(upgrade(*words, "--json")[1])["known_issues"]
+    assert issue["source"] == "NVIDIA/nccl#2094"
+    assert "Known issues" not in upgrade("--to", "2.31.2")[1], "none is known for A100"
+
+
+@pytest.fixture
+def library(tmp_path):
+    """Return the folder of a wheel."""
+    made = tmp_path / "nccl" / "lib" / "libnccl.so.2"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"ELF")
+    return made
+
+
+def test_plan_of_the_gate_is_golden(upgrade, library, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    words = ("--gate", "--to", library.parents[1], "--from-env", "NCCL_IB_TC=106", "--dry-run", "--", "srun", "perf")
+    code, out, _ = upgrade(*words)
+    assert code == 0
+    shown = out.replace(str(library), "LIBRARY")
+    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+        PLAN.write_text(shown)
+    assert shown == PLAN.read_text()
+    document = json.loads(upgrade(*words[:-3], "--json", *words[-3:])[1])
+    assert document["new_env"]["LD_PRELOAD"] == str(library)
+    assert {frozenset(pair) for pair in zip(document["order"][::2], document["order"][1::2], strict=True)} == {
+        frozenset(("today", "new"))
+    }
+
+
+def test_a_preloaded_library_stays_behind_the_new_one(upgrade, library, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so")
+    planned = json.loads(upgrade("--gate", "--to", library, "--dry-run", "--json", "--", "job")[1])
+    assert planned["new_env"] == {"LD_PRELOAD": f"{library} /usr/lib/libjemalloc.so"}
+    assert planned["today_env"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gate", "--to-env", "A=1"), "give the command after --"),
+        (("--gate", "--", "job"), "both sides are the same command"),
+        (("--gate", "--to", "2.32.3", "--", "job"), "both sides are the same command"),
+        (("--gate", "--to-env", "A", "--", "job"), "is not NAME=VALUE"),
+        (("--gate", "--to", "/nonexistent/nccl", "--", "job"), "no libnccl.so.2 there"),
+        (("--gate", "--to-env", "A=1", "--to-log", "x", "--", "job"), "for the report"),
+        (("--gate", "--to-env", "A=1", "--margin", "2", "--", "job"), "--margin"),
+        (("--gate", "--to-env", "A=1", "--blocks", "2", "--", "job"), "--blocks must be"),
+        (("--to", "2.31.2", "--", "job"), "need --gate"),
+        (("--to", "2.31.2", "--to-env", "A=1"), "need --gate"),
+    ],
+)
+def test_gate_without_a_comparison_is_refused(upgrade, words, said):
+    code, out, err = upgrade(*words)
+    assert (code, out) == (2, "")
+    assert said in err

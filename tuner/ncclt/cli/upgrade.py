@@ -1,4 +1,4 @@
-"""`ncclt upgrade`: what another NCCL version changes for a cluster and for what was published on it."""
+"""`ncclt upgrade`: changes of another NCCL version for a cluster and its recommendations, and the gate before it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import lookup, storage_url
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, Fields, Quiet, spread
 from ncclt.cli.output import note, print_json, print_table
+from ncclt.core.option import Group, Option
+from ncclt.core.recommendation import MIN_EFFECT
 from ncclt.errors import UsageError
+from ncclt.prove.comparison import Comparison
 
 if TYPE_CHECKING:
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.printed_costs import PrintedCosts
     from ncclt.core.recommendation import Recommendation
+    from ncclt.health.doctor.known_issues import KnownIssue
     from ncclt.nccl.upgrade import ChoiceChange, PolicyChange, VariableChange
     from ncclt.store import Store
 
@@ -38,6 +42,11 @@ _FEW = 12
 
 _WIDTH = 100
 """Most columns of a paragraph."""
+
+_OF_GATE = {
+    "steps": Option("Training steps to measure in each launch.", group=Group.PROOF),
+}
+"""Options of the comparison that the help of the report does not need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +73,24 @@ class _Remeasured:
     command: str
 
 
-@app.command()
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Exit codes with --gate: 0 = not slower, 1 = slower, or the new side alone fails, 2 = nothing to compare, "
+    "4 = undecided.",
+)
+@spread
 def upgrade(
-    old: Annotated[str, typer.Option("--from", help="NCCL version of the jobs now, such as 2.28.9.")],
-    new: Annotated[str, typer.Option("--to", help="NCCL version to upgrade to.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="Command for --gate, such as: torchrun ... bench.py, or all_reduce_perf ..."),
+    ] = None,
+    old: Annotated[
+        str | None,
+        typer.Option("--from", help="NCCL version of the jobs now, such as 2.28.9; default: the cluster's."),
+    ] = None,
+    new: Annotated[
+        str | None, typer.Option("--to", help="NCCL version to upgrade to; with --gate also a path to its library.")
+    ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER", autocompletion=cluster_names)
     ] = None,
@@ -75,24 +98,101 @@ def upgrade(
         Path | None, typer.Option(help="Path to an NCCL log of the old version, for its cost tables.")
     ] = None,
     to_log: Annotated[Path | None, typer.Option(help="Path to an NCCL log of the new version.")] = None,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Run COMMAND with the old and the new NCCL; fail if the new is slower.")
+    ] = False,
+    *,
+    to_env: Annotated[
+        list[str] | None, typer.Option(metavar="<str>", help="NAME=VALUE of the new side; repeatable.")
+    ] = None,
+    from_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<str>", rich_help_panel=Group.LAUNCH, help="NAME=VALUE of today's side; repeatable; default: none."
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=Group.LAUNCH, help="Command of today's side, quoted, where it differs (another image)."
+        ),
+    ] = None,
+    differs: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=Group.LAUNCH, help="Words on what differs, where NCCL's log does not show it."),
+    ] = None,
+    margin: Annotated[float, typer.Option(min=0.001, max=0.5, help="Largest slowdown that passes, as a share.")] = (
+        MIN_EFFECT
+    ),
+    how: Annotated[Comparison, Fields("blocks steps warmup timeout_s run_to_end directory", _OF_GATE)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launches of --gate; run nothing.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two NCCL versions: variables, defaults, work to do.
 
-    Nothing is launched. A recommendation is served only to jobs with the NCCL that it was measured with.
+    Launches nothing, except with --gate: then COMMAND runs under today's and the new environment, in pairs of random
+    order, until it is decided whether the new one is slower.
     """
-    from ncclt.core.message import Collective
     from ncclt.core.nccl_version import NcclVersion
-    from ncclt.health.doctor.files import read_printed_costs_file
-    from ncclt.nccl.upgrade import choice_changes, newest_read, variable_changes
     from ncclt.store import open_to_read
 
-    before, after = NcclVersion.parse(old), NcclVersion.parse(new)
-    if before == after:
-        raise UsageError(f"--from and --to are both {before}", hint="name two versions")
     name = cluster or lookup("cluster").value
+    argv = tuple(command or ())
+    if gate:
+        from ncclt.cli.upgrade_gate import GateOptions, gate_upgrade
+
+        if from_log or to_log:
+            raise UsageError("--from-log and --to-log are for the report, not for --gate", hint="leave them out")
+        there = None
+        if name:
+            with open_to_read(storage_url()) as store:
+                there = store.clusters.get(name)
+        options = GateOptions(
+            argv=argv,
+            old=old or "",
+            new=new or "",
+            from_env=tuple(from_env or ()),
+            to_env=tuple(to_env or ()),
+            against=against,
+            stated=differs or "",
+            margin=margin,
+            how=how,
+            cluster=there,
+        )
+        gate_upgrade(options, dry_run=dry_run, hidden=quiet or as_json, as_json=as_json)
+        return
+    if argv or to_env or from_env or against is not None or differs:
+        raise UsageError("a command and its environments need --gate", hint="ncclt upgrade --gate --to ... -- COMMAND")
     if not name:
         raise UsageError("--cluster is needed", hint="or set NCCLT_CLUSTER; `ncclt cluster list` shows the names")
+    if not new:
+        raise UsageError("--to is needed", hint="the NCCL version to upgrade to, such as 2.31.2")
+    with open_to_read(storage_url()) as store:
+        before = NcclVersion.parse(old) if old else store.clusters.get(name).version
+        _report(store, name, (before, NcclVersion.parse(new)), (from_log, to_log), as_json=as_json)
+
+
+def _report(
+    store: Store,
+    name: str,
+    versions: tuple[NcclVersion, NcclVersion],
+    logs: tuple[Path | None, Path | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Print the changes between two versions on a cluster, and the recommendations to measure again."""
+    from ncclt.core.message import Collective
+    from ncclt.core.nccl_version import NcclVersion
+    from ncclt.health.doctor.facts import Facts
+    from ncclt.health.doctor.files import read_printed_costs_file
+    from ncclt.health.doctor.known_issues import find_upgrade_issues
+    from ncclt.nccl.upgrade import choice_changes, newest_read, variable_changes
+
+    before, after = versions
+    if before == after:
+        raise UsageError(f"--from and --to are both {before}", hint="name two versions")
+    from_log, to_log = logs
     if (from_log is None) != (to_log is None):
         raise UsageError("--from-log and --to-log belong together", hint="the two tables are compared")
     costs = (
@@ -103,20 +203,22 @@ def upgrade(
         if tables and tables.version and NcclVersion.parse(tables.version) != version:
             raise UsageError(f"the log is of NCCL {tables.version}, not {version}", hint="are the logs swapped?")
     variables = variable_changes(before, after)
-    with open_to_read(storage_url()) as store:
-        there = store.clusters.get(name).sized(nccl_version=str(before))
-        for tables in costs:
-            if tables:
-                tables.require(there)
-        tunable = tuple(collective for collective in Collective if collective.is_tunable)
-        changed = choice_changes(tunable, there, there.sized(nccl_version=str(after)), costs)
-        every = store.recommendations.find(cluster=name)
-        published: dict[tuple[str, str], Recommendation] = {}  # the newest of each workload and fingerprint
-        for one in every:
-            if one.fingerprint.version == before:
-                published.setdefault((one.model, one.fingerprint.digest()), one)
-        again = [_remeasured(store, found, after, costs) for found in published.values()]
-        others = sorted({one.fingerprint.version for one in every} - {before})
+    there = store.clusters.get(name).sized(nccl_version=str(before))
+    for tables in costs:
+        if tables:
+            tables.require(there)
+    tunable = tuple(collective for collective in Collective if collective.is_tunable)
+    changed = choice_changes(tunable, there, there.sized(nccl_version=str(after)), costs)
+    every = store.recommendations.find(cluster=name)
+    published: dict[tuple[str, str], Recommendation] = {}  # the newest of each workload and fingerprint
+    for one in every:
+        if one.fingerprint.version == before:
+            published.setdefault((one.model, one.fingerprint.digest()), one)
+    again = [_remeasured(store, found, after, costs) for found in published.values()]
+    issues = find_upgrade_issues(
+        Facts(cluster=there, version=before), Facts(cluster=there.sized(nccl_version=str(after)), version=after)
+    )
+    others = sorted({one.fingerprint.version for one in every} - {before})
     notes = [] if costs[0] else [_BY_MODEL]
     if after > newest_read():
         notes.append(f"the newest known release is {newest_read()}")
@@ -133,11 +235,12 @@ def upgrade(
                 "notes": notes,
                 "variables": [asdict(row) for row in variables],
                 "choices": [asdict(row) for row in changed],
+                "known_issues": [issue.to_document() for issue in issues],
                 "measure_again": [asdict(row) for row in again],
             }
         )
         return
-    _print(name, (before, after), variables, changed, again, notes)
+    _print(name, versions, variables, changed, issues, again, notes)
 
 
 def _remeasured(
@@ -185,6 +288,7 @@ def _print(
     versions: tuple[NcclVersion, NcclVersion],
     variables: tuple[VariableChange, ...],
     choices: tuple[ChoiceChange, ...],
+    issues: tuple[KnownIssue, ...],
     again: list[_Remeasured],
     notes: list[str],
 ) -> None:
@@ -222,6 +326,18 @@ def _print(
         )
     else:
         print("The NCCL default changes for no size from 1 KiB to 1 GiB")
+    if issues:
+        print(f"\nKnown issues of NCCL {versions[1]} here:")
+    for issue in issues:
+        print(
+            textwrap.fill(
+                f"{issue.what}: {issue.link or issue.source}",
+                width,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
     for sentence in notes:
         note(sentence)
     print()

@@ -111,13 +111,13 @@ def verify(
     )
     with ExitStack() as stack:
         if published is None:
-            base_argv = _words_of(against)
+            base_argv = split_command(against)
             request = VerifyRequest(
                 argv=argv,
                 base_argv=base_argv,
                 # The user's own tuning is part of both sides, and shown and kept as such.
-                base_env=_variables("--base", base or [], own=own_variables.tuning),
-                tuned_env=_variables("--env", env or [], own=own_variables.tuning),
+                base_env=parse_variables("--base", base or [], own=own_variables.tuning),
+                tuned_env=parse_variables("--env", env or [], own=own_variables.tuning),
                 cluster=target.cluster or "",
                 model=workload,
                 # Variables that neither side inherits; it may still set them itself.
@@ -204,8 +204,12 @@ def compare(
     return verification
 
 
-def _words_of(command: str | None) -> tuple[str, ...]:
-    """Return the words of the command of --against; empty where it is left out."""
+def split_command(command: str | None) -> tuple[str, ...]:
+    """Return the words of the command of --against; empty where it is left out.
+
+    Raises:
+        UsageError: the text is no command.
+    """
     if command is None:
         return ()
     try:
@@ -240,7 +244,12 @@ def _recommendation(model: str, target: Target, storage: str | None, *, id: str 
     return chosen(storage, wanted, partly=True)  # the launches measure it, and change nothing else
 
 
-def _variables(option: str, texts: Sequence[str], *, own: Mapping[str, str]) -> Variables:
+def parse_variables(option: str, texts: Sequence[str], *, own: Mapping[str, str]) -> Variables:
+    """Return the variables of NAME=VALUE options, added to a side's own.
+
+    Raises:
+        UsageError: a text is not NAME=VALUE.
+    """
     from ncclt.core.verification import sorted_variables
 
     variables = dict(own)
@@ -252,7 +261,8 @@ def _variables(option: str, texts: Sequence[str], *, own: Mapping[str, str]) -> 
     return sorted_variables(variables)
 
 
-def _shown(variables: Variables) -> str:
+def format_variables(variables: Variables) -> str:
+    """Return variables as a shell would set them, or that there are none."""
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables) or "no variables set"
 
 
@@ -270,9 +280,9 @@ def _sides(request: VerifyRequest) -> dict[str, str]:
         argv, variables = request.side(side)
         command = shlex.join(argv)
         if not request.base_argv:
-            shown[name] = _shown(variables)
+            shown[name] = format_variables(variables)
         else:
-            shown[name] = f"{command} ({_shown(variables)})" if variables else command
+            shown[name] = f"{command} ({format_variables(variables)})" if variables else command
     return shown
 
 

@@ -29,7 +29,7 @@ from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, draw
 from ncclt.core.ticket import TICKET_LIFE_S, read_ticket
 from ncclt.errors import ConflictError
 from ncclt.prove.confidence import estimate_interval, log_capital
-from ncclt.prove.verdict import INTERVAL_ERROR
+from ncclt.prove.verdict import INTERVAL_ERROR, format_change
 from ncclt.store import Store
 
 FALSE_ROLL_BACK = 0.01
@@ -265,16 +265,12 @@ def _reason(rollout: RollOut, state: RollOutState, gains: Sequence[float], jobs:
     if not gains:
         return f"no two jobs to compare yet, {jobs} reported"
     ratio = math.exp(statistics.median(gains))
-    seen = f"step times of {len(gains)} pairs of jobs, {jobs} reported: {_percent(1 / ratio)} in the middle"
+    seen = f"step times of {len(gains)} pairs of jobs, {jobs} reported: {format_change(1 / ratio)} in the middle"
     if state is RollOutState.RUNNING:
         return f"undecided: {seen}"
     found = estimate_interval(list(gains), error=INTERVAL_ERROR)
     # An interval of speed-ups is one of step times upside down.
     low, high = (1 / end if end > 0 else math.inf for end in (found.high, found.low))
-    bounds = f"95 % CI {_percent(low)} to {_percent(high)}"
+    bounds = f"95 % CI {format_change(low)} to {format_change(high)}"
     verb = f"slower by more than {rollout.loss_limit * 100:g} %" if state is RollOutState.LOST else "faster"
-    return f"steps are {verb}: {_percent(1 / found.estimate)} time ({bounds}) in {len(gains)} pairs of {jobs} jobs"
-
-
-def _percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f} %" if math.isfinite(ratio) else "unknown"
+    return f"steps are {verb}: {format_change(1 / found.estimate)} time ({bounds}) in {len(gains)} pairs of {jobs} jobs"

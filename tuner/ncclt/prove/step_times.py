@@ -8,6 +8,8 @@ import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.plural import count_noun
@@ -31,6 +33,8 @@ _PER_BLOCK = len(Side) * LAUNCHES_PER_BLOCK
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
 """Kept of the output of a failed launch: a traceback and what came before it."""
+
+Read = TypeVar("Read")
 
 _UNEVEN = 1.25
 """Mean over median of the step times above which a few long steps carry much of the time."""
@@ -124,7 +128,13 @@ def verify(
     seen = StepTimes()
     try:
         for order, side in list(enumerate(request.order))[len(launches) :]:
-            result, times = _launch(request, side, launcher, environ)
+            result, times = launch_side(
+                request,
+                side,
+                launcher,
+                environ=environ,
+                read=lambda folder, _result: read_step_times(folder, steps=request.how.steps),
+            )
             missing = f"no step times: {without_secrets(times.failure)}" if times.failure else ""
             failure = describe_failure(result, timeout_s=request.how.timeout_s, missing=missing)
             launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=failure)
@@ -204,12 +214,27 @@ def _build_verification(
     )
 
 
-def _launch(
-    request: VerifyRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]
-) -> tuple[LaunchResult, StepTimes]:
-    """Run the training once; no processes or files are left afterwards."""
+def launch_side(
+    request: VerifyRequest,
+    side: Side,
+    launcher: Launcher,
+    *,
+    environ: Mapping[str, str],
+    read: Callable[[Path, LaunchResult], Read],
+    add: Callable[[Path], Mapping[str, str]] = lambda _folder: {},
+) -> tuple[LaunchResult, Read]:
+    """Run the command of a side once and read its results; no processes or files are left afterwards.
+
+    Args:
+        request: of the comparison.
+        side: to launch.
+        launcher: where it runs.
+        environ: the environment that the launcher passes on.
+        read: reads the results from the recording's folder and the launch.
+        add: returns further variables, given that folder.
+    """
     argv, variables_of_side = request.side(side)
-    own, open_mpi = dict(variables_of_side), side in request.open_mpi
+    open_mpi = side in request.open_mpi
     options = RecordOptions(
         method=Method.TORCH,
         steps=request.how.steps,
@@ -219,6 +244,7 @@ def _launch(
     )
     folder = make_folder(request.how.directory, keep=None)
     try:
+        own = {**dict(variables_of_side), **add(folder)}
         recording = plan_recording(argv, options, folder=folder, environ={**environ, **own}, open_mpi=open_mpi)
         variables = own | dict(recording.set_env)
         argv, more = forward_variables(
@@ -229,7 +255,7 @@ def _launch(
             (folder / path).write_text(content, encoding="utf-8")
         result = launcher.run(plan)
         result.require_nodes()
-        return result, read_step_times(folder, steps=request.how.steps)
+        return result, read(folder, result)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -282,7 +282,7 @@ def judge(
 
 def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float) -> str:
     gain = (
-        f"{_percent(interval.estimate)} (95 % CI {_percent(interval.low)} to {_percent(interval.high)}, "
+        f"{format_change(interval.estimate)} (95 % CI {format_change(interval.low)} to {format_change(interval.high)}, "
         f"{count_noun(pairs.blocks, 'block')})"
     )
     threshold = f"{min_effect * 100:.3g} %"
@@ -313,7 +313,7 @@ def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, mi
     if _is_held_back(pairs, suspected):
         return f"gain {gain}, but {suspected[0].label} looks {_loss(pairs, suspected[0])} slower"
     if not _is_borne_out(pairs):
-        shown = _percent(math.exp(float(estimate_centre(np.array(pairs.measured_gains)))))
+        shown = format_change(math.exp(float(estimate_centre(np.array(pairs.measured_gains)))))
         return f"gain {gain} on messages with rules, but only {shown} over all messages"
     return f"gain {gain} may be below the {min_effect * 100:.3g} % threshold"
 
@@ -358,5 +358,6 @@ def format_interval(pairs: Pairs) -> str:
     return f"{found.estimate:.3f}x{f' ({found.low:.2f} to {found.high:.2f})' if bounded else ''}"
 
 
-def _percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f} %" if math.isfinite(ratio) and ratio > 0 else "unknown"
+def format_change(ratio: float) -> str:
+    """Return a ratio as a change: `+9.8 %`; `unknown` for an end that an interval does not have."""
+    return f"{(ratio - 1) * 100:+z.1f} %" if math.isfinite(ratio) and ratio > 0 else "unknown"

@@ -4,8 +4,9 @@ import dataclasses
 from pathlib import Path
 
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.health.doctor import Facts
-from ncclt.health.doctor.rules_log import KNOWN_ISSUES
+from ncclt.health.doctor import Facts, diagnose
+from ncclt.health.doctor.known_issues import KNOWN_ISSUES, find_upgrade_issues
+from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 CLUSTERS = shipped_clusters(profiles_folder())
@@ -16,7 +17,11 @@ BOARDS = dataclasses.replace(CLUSTERS["pcie-pair"], gpu="NVIDIA GeForce RTX 5090
 
 def _troubles(version, cluster, **sized):
     facts = Facts(version=NcclVersion.parse(version), cluster=cluster.sized(**sized))
-    return [trouble.source.partition(",")[0].partition(" (")[0] for trouble in KNOWN_ISSUES if trouble.applies(facts)]
+    return [
+        trouble.source.partition(",")[0].partition(" (")[0]
+        for trouble in KNOWN_ISSUES
+        if trouble.applies(facts) and not trouble.is_relative
+    ]
 
 
 def test_trouble_of_a_release_on_a_cluster(subtests):
@@ -44,10 +49,52 @@ def test_trouble_between_nodes_is_none_within_one():
 
 def test_spans_are_in_order_and_sources_named():
     for trouble in KNOWN_ISSUES:
-        assert NcclVersion.parse(trouble.since) < NcclVersion.parse(trouble.until)
+        assert not trouble.until or NcclVersion.parse(trouble.since) < NcclVersion.parse(trouble.until)
         assert any(mark in trouble.source for mark in ("#", "pull request", "user guide", "release notes"))
 
 
 def test_an_unknown_version_has_no_known_trouble():
     assert not any(trouble.applies(Facts()) for trouble in KNOWN_ISSUES)
     assert Path(profiles_folder()).is_dir()
+
+
+def _brought(before, after, cluster, *environment):
+    def facts(version):
+        evidence = Evidence(source="environment", text="")
+        return Facts(
+            version=NcclVersion.parse(version),
+            cluster=cluster,
+            environment=tuple(Variable(name=name, value=value, evidence=evidence) for name, value in environment),
+        )
+
+    return [issue.link.rpartition("/")[2] for issue in find_upgrade_issues(facts(before), facts(after))]
+
+
+def test_an_upgrade_brings_what_was_reported_for_it(subtests):
+    dgx = CLUSTERS["dgx-h100"]
+    for before, after, cluster, numbers in [
+        ("2.28.9", "2.32.3", dgx, ["2094"]),
+        ("2.22.3", "2.24.3", dgx, ["1997"]),
+        ("2.28.9", "2.29.7", dgx, ["2094", "2058", "3391"]),
+        ("2.29.7", "2.32.3", dgx, []),
+        ("2.32.3", "2.28.9", dgx, [""]),
+        ("2.28.9", "2.32.3", CLUSTERS["dgx-a100"], []),
+        ("2.22.3", "2.27.3", CLUSTERS["leonardo"], ["1876"]),
+        ("2.28.9", "2.29.2", CLUSTERS["dgx-a100"], ["174338"]),
+    ]:
+        with subtests.test(before=before, after=after, cluster=cluster.name):
+            assert _brought(before, after, cluster) == numbers
+
+
+def test_variables_bring_their_issues():
+    a100 = CLUSTERS["dgx-a100"]
+    assert _brought("2.29.7", "2.31.2", a100, ("NCCL_PROFILER_PLUGIN", "example")) == ["2355"]
+    assert _brought("2.29.7", "2.31.2", a100, ("NCCL_PROFILER_PLUGIN", "none")) == []
+    assert _brought("2.29.7", "2.31.2", a100, ("NCCL_CHUNK_SIZE", "2097152")) == ["2408"]
+    assert _brought("2.29.7", "2.31.2", a100, ("NCCL_CHUNK_SIZE", "524288")) == []
+
+
+def test_an_issue_of_speed_is_no_finding_of_the_doctor():
+    facts = Facts(version=NcclVersion(2, 32, 3), cluster=CLUSTERS["dgx-h100"])
+    assert any(issue.is_relative and issue.applies(facts) for issue in KNOWN_ISSUES)
+    assert "VER001" not in [finding.id for finding in diagnose(facts).findings]
