@@ -19,7 +19,7 @@ from ncclt.core.revision import MOST_WHY, Action, Actor
 from ncclt.core.rollout import RollOut, RollOutState
 from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StaleRecommendationError, UsageError
-from ncclt.prove.rollout import RollOutVerdict, judge_stored
+from ncclt.prove.rollout import RollOutVerdict, describe_cohort_bits, judge_stored
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
@@ -81,7 +81,7 @@ def show_roll_out(
     rollouts = _judge(store, found)
     if query.format == "json":
         return json_response({"rollouts": _without_seed(rollouts)})
-    live = any(one.is_open for one, _ in rollouts)
+    live = any(one.is_open for one, *_ in rollouts)
     if live or not request.headers.get("hx-request"):
         return page_response(request, "_rollout.html", rollouts=rollouts, live=live, id=found.id)
     # It has ended, and with it the revision's state: the whole page takes the place of the one that was watched.
@@ -154,7 +154,7 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
     ]
     events = store.revisions.history(recommendation=found.id, limit=_SHOWN)
     rollouts = _judge(store, found)
-    has_won = any(rollout.state is RollOutState.WON for rollout, _ in rollouts)
+    has_won = any(rollout.state is RollOutState.WON for rollout, *_ in rollouts)
     differences: list[ComparisonRow] = []
     if served and served.id != found.id:
         compared = compare([_compared(served, store), _compared(found, store)])
@@ -181,17 +181,24 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
     return page_response(request, "recommendation.html", rollouts=rollouts, job=_job(found), **values)
 
 
-def _judge(store: Store, found: Recommendation) -> list[tuple[RollOut, RollOutVerdict | None]]:
-    """Return the last roll-outs of a revision, the open ones with the verdict on their jobs."""
+_Judged = tuple[RollOut, RollOutVerdict | None, str]
+"""A roll-out, while it is open the verdict on its jobs, and the warning about their bits."""
+
+
+def _judge(store: Store, found: Recommendation) -> list[_Judged]:
+    """Return the last roll-outs of a revision."""
     rollouts = store.revisions.rollouts(recommendation=found.id, limit=5)
-    return [(one, judge_stored(store, one) if one.is_open else None) for one in rollouts]
+    return [
+        (one, judge_stored(store, one) if one.is_open else None, describe_cohort_bits(store, one)) for one in rollouts
+    ]
 
 
-def _without_seed(rollouts: list[tuple[RollOut, RollOutVerdict | None]]) -> list[dict[str, Any]]:
+def _without_seed(rollouts: list[_Judged]) -> list[dict[str, Any]]:
     """Return roll-outs for JSON: who knows the seed can choose the name of a job."""
     return [
-        {name: value for name, value in asdict(one).items() if name != "seed"} | {"verdict": verdict}
-        for one, verdict in rollouts
+        {name: value for name, value in asdict(one).items() if name != "seed"}
+        | {"verdict": verdict, "numerics": numerics}
+        for one, verdict, numerics in rollouts
     ]
 
 

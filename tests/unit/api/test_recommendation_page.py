@@ -179,6 +179,8 @@ def test_a_running_roll_out_is_followed(browser, store):
     assert rollout.seed not in page
     part = browser.get(path).text
     assert "<html" not in part
+    assert "may differ in the last bits" in row["numerics"]
+    assert "Warning: jobs with and without this revision may differ in the last bits" in part
     assert row["verdict"]["reason"].split(":")[0] in part
     assert send(browser, "activate", "0c0ffee9").status_code == 303
     assert "hx-trigger" not in browser.get(path).text

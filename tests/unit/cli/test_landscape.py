@@ -130,6 +130,12 @@ def test_a_rounded_size_is_exported_as_it_was_sent(study, tmp_path):
     assert {one.message.size_bytes for one in observed_in_trials(more, 1, "s").seen} == {4096}
 
 
+def test_a_setting_that_spares_reductions_is_exported_as_it_took_effect(study):
+    spared = launch(6, replace(LL, spares_reductions=True), (12.0, 22.0))
+    rows, _ = export(study, [*TRIALS, spared], version="1.0")
+    assert [row.setting for row in rows if row.time_us == 12.0] == [DEFAULT]
+
+
 def test_launches_of_what_a_job_runs_today_are_no_times_of_the_default(study):
     today = replace(launch(6, DEFAULT, (90.0, 90.0)), phase=Phase.PROVE, arm=Arm.TODAY)
     rows, _ = export(study, [*TRIALS, today], version="1.0")

@@ -127,6 +127,8 @@ def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, c
     command.store.revisions.publish(sample_recommendation("b"))
     (rollout,) = command.store.revisions.rollouts()
     assert "roll-out" in call("show", "b")
+    assert "may differ in the last bits: " in call("show", "b")
+    assert "may differ in the last bits: " in json.loads(call("show", "b", "--json"))["rollouts"][0]["numerics"]
     for name in ("x1", "x2", "x3", "x4", "x5"):
         monkeypatch.setenv("NCCLT_JOB", name)
         assert env([*SHAPE, "--storage", command.url, "--format", "json"]) == 0

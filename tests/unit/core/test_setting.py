@@ -1,5 +1,7 @@
 """One candidate: canonical form, digest, and what of it reaches a collective."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ any_setting = st.builds(
     parameters=st.dictionaries(st.sampled_from(["BUFFSIZE", "NTHREADS"]), st.integers(0, 2**30)).map(
         lambda found: tuple(found.items())
     ),
+    spares_reductions=st.booleans(),
 )
 
 
@@ -83,6 +86,19 @@ def test_an_illegal_pair_leaves_the_choice_to_nccl_and_keeps_the_rest():
     assert setting.applied_to(AR, version=V) == setting
     assert setting.applied_to(AG, version=V) == Setting(channels=4, parameters=(("NTHREADS", 256),))
     assert setting.applied_to(Collective.SEND_RECV, version=V) == Setting(parameters=(("NTHREADS", 256),))
+
+
+@pytest.mark.parametrize("version", [V, NcclVersion(2, 31, 2)])
+def test_a_setting_can_spare_reductions(version):
+    plain = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4, parameters=(("NSOCKS_PERTHREAD", 2),))
+    spared = replace(plain, spares_reductions=True)
+
+    assert spared.applied_to(AG, version=version) == plain
+    for reduction in (AR, Collective.REDUCE_SCATTER, Collective.REDUCE):
+        assert spared.applied_to(reduction, version=version) == Setting(parameters=plain.parameters)
+    assert spared.label == f"{plain.label} (reductions left to NCCL)"
+    with pytest.raises(SettingError):
+        check_setting(replace(spared, parameters=()), [AR], version=version)
 
 
 def test_a_setting_that_is_legal_for_no_collective_is_refused():

@@ -6,6 +6,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
+from ncclt.nccl.compile import compile_policy
 from ncclt.nccl.numerics import SameBits, compare_bits
 
 AG, AR, RS, REDUCE = Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE
@@ -35,7 +36,8 @@ def test_what_acts_on_the_whole_process_is_unknown_whatever_the_profile_has(subt
         ((cap,), {}, SameBits.YES),
         ((ring,), {"by_variables": True, "version": "2.23.4"}, SameBits.UNKNOWN),
         ((ring,), {"version": "2.23.4"}, SameBits.YES),
-        ((ring,), {"by_variables": True, "version": "2.24.3"}, SameBits.YES),
+        ((ring,), {"by_variables": True, "version": "2.24.3"}, SameBits.UNKNOWN),
+        ((Rule(collective=AG, protocol=Protocol.LL),), {"by_variables": True, "version": "2.24.3"}, SameBits.YES),
         ((ring,), {"by_variables": True, "version": "2.31.2"}, SameBits.UNKNOWN),
         ((Rule(collective=AG, protocol=Protocol.LL),), {"by_variables": True, "version": "2.23.4"}, SameBits.UNKNOWN),
     ]:
@@ -69,3 +71,24 @@ def test_variables_that_confine_the_other_collectives_are_unknown():
     rule = Rule(collective=AG, **RING)
     assert bits(rule, version="2.31.2", by_variables=True) is SameBits.UNKNOWN
     assert bits(rule, version="2.31.2") is SameBits.YES
+
+
+def test_a_variable_that_removes_the_guard_of_pytorch_is_named(subtests):
+    """torch.use_deterministic_algorithms sets NCCL_ALGO=^NVLS only where NCCL_ALGO is unset."""
+    ring = Rule(collective=AG, **RING)
+    both = (Rule(collective=AR, **RING), Rule(collective=RS, **RING))
+    for rules, version, left in [
+        ((ring,), "2.28.9", "all_reduce, reduce_scatter"),
+        (both[:1], "2.28.9", "reduce_scatter"),
+        (both, "2.28.9", ""),
+        ((Rule(collective=AG, protocol=Protocol.LL),), "2.28.9", ""),
+        ((ring,), "2.23.4", ""),
+        ((ring,), "2.31.2", ""),
+    ]:
+        with subtests.test(rules=rules, version=version):
+            uses = {rule.collective for rule in rules}
+            compiled = compile_policy(Policy(rules=rules), version=NcclVersion.parse(version), collectives=uses)
+            said = [sentence for sentence in compiled.lost if "torch.use_deterministic_algorithms" in sentence]
+            assert [sentence.partition(", and")[0] for sentence in said] == [f"NCCL_ALGO leaves NVLS to {left}"] * bool(
+                left
+            )

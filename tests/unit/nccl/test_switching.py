@@ -112,6 +112,19 @@ def test_rules_say_what_the_setting_does():
     assert len(force(RING_LL, plugin=True).rules) == 5
 
 
+def test_a_setting_that_spares_reductions_is_a_table_without_them_and_without_variables(subtests):
+    spared = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, channels=4, spares_reductions=True)
+    for version in VERSIONS:
+        with subtests.test(version=version):
+            wanted = force(spared, plugin=True, version=version, collectives=WITH_GATHER)
+            assert {rule.collective for rule in wanted.rules} == {Collective.ALL_GATHER, Collective.BROADCAST}
+            assert {rule.channels for rule in wanted.rules} == {4}
+            assert wanted.variables == ()
+    for version, plugin in ((OLD, False), (NcclVersion(2, 20), True)):
+        with pytest.raises(SettingError, match="only a tuner table"):
+            split_setting(spared, version=version, collectives=WITH_GATHER, plugin=plugin)
+
+
 def test_channels_that_a_table_would_not_give_to_everybody_are_said_by_variables():
     """`Setting.applied_to` says that they reach a collective that lacks the pair."""
     wanted = force(TREE, plugin=True, collectives=WITH_GATHER)

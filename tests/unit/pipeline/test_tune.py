@@ -23,7 +23,7 @@ from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.study_summary import summarize_study
 from ncclt.store import open_store
 from ncclt.store.shipped import named_clusters, profiles_folder
-from ncclt.testing.fakes import FakePolicyRunner, FakeRunner
+from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, SilentWatcher
 
 CLUSTER = Cluster(
     name="pair",
@@ -46,22 +46,6 @@ WORKLOAD = Workload(
     ),
     provenance=Provenance(source="test"),
 )
-
-
-class Silent:
-    """Watches nothing."""
-
-    def opened(self, study, resumed):
-        self.resumed = resumed
-
-    def searched(self, progress):
-        pass
-
-    def confirmed(self, trial, done, total):
-        pass
-
-    def proved(self, trial, blocks, pairs):
-        pass
 
 
 def per_size(setting, message, _number):
@@ -87,7 +71,7 @@ def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, print
         TuneRequest(workload=WORKLOAD, budget=budget, printed_costs=printed_costs),
         place or make_testbed(time_of),
         store,
-        watcher=Silent(),
+        watcher=SilentWatcher(),
         interrupted=interrupted,
         clock=lambda: 0.0,
         now=lambda: "2026-01-01T00:00:00+00:00",
@@ -286,7 +270,7 @@ def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
         TuneRequest(workload=workload, budget=budget),
         make_testbed(per_size),
         store,
-        watcher=Silent(),
+        watcher=SilentWatcher(),
         interrupted=str,
         clock=lambda: 0.0,
         now=lambda: "2026-01-01T00:00:00+00:00",
@@ -472,7 +456,7 @@ def test_messages_without_an_algorithm_are_tuned_by_their_chunk(store, name, mes
         TuneRequest(workload=workload, budget=Budget()),
         place,
         store,
-        watcher=Silent(),
+        watcher=SilentWatcher(),
         interrupted=str,
         clock=lambda: 0.0,
         now=lambda: "2026-01-01T00:00:00+00:00",

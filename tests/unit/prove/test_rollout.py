@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.message import Collective
+from ncclt.core.policy import Policy, Rule
 from ncclt.core.revision import Action, Actor, ClusterRules
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant, draw
 from ncclt.core.ticket import TICKET_LIFE_S
 from ncclt.errors import ConflictError, InputError, NotFoundError
 from ncclt.prove.confidence import log_capital
-from ncclt.prove.rollout import GUARD, find_grace, judge_roll_out, paired_gains, report_job_time
+from ncclt.prove.rollout import GUARD, describe_cohort_bits, find_grace, judge_roll_out, paired_gains, report_job_time
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation, sample_ticket
 
@@ -294,3 +297,20 @@ def test_a_job_that_had_something_else_does_not_count(store):
     with pytest.raises(NotFoundError):
         send(store, time, rollout="x")
     assert store.revisions.job_times(rollout.id) == ()
+
+
+def test_cohorts_differ_in_bits_unless_both_keep_those_of_the_default(tmp_path):
+    def publish(store, id, collective):
+        rule = Rule(collective=collective, max_bytes=1 << 20, algorithm=Algorithm.RING, protocol=Protocol.LL)
+        found = sample_recommendation(id)
+        table = replace(found.table, policy=Policy(rules=(rule,)))
+        store.revisions.publish(replace(found, table=table))
+
+    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as store:
+        publish(store, "a", Collective.ALL_GATHER)
+        publish(store, "b", Collective.ALL_GATHER)
+        publish(store, "c", Collective.ALL_REDUCE)
+        assert describe_cohort_bits(store, ROLLOUT) == ""
+        for changed in ({"recommendation": "c"}, {"control": "c"}, {"recommendation": "c", "control": ""}):
+            said = describe_cohort_bits(store, replace(ROLLOUT, **changed))
+            assert said.startswith("jobs with and without this revision may differ in the last bits: all_reduce")

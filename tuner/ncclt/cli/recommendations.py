@@ -63,7 +63,7 @@ def list_recommendations(
 def show(id: Id, as_json: AsJson = False) -> None:
     """Show a revision, its roll-outs and its history."""
     from ncclt.deliver.render.delivery import choose_form
-    from ncclt.prove.rollout import judge_stored
+    from ncclt.prove.rollout import describe_cohort_bits, judge_stored
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
@@ -74,9 +74,10 @@ def show(id: Id, as_json: AsJson = False) -> None:
         )
         events = store.revisions.history(recommendation=id)
         judged = {each.id: judge_stored(store, each) for each in rollouts}
+        bits = {each.id: describe_cohort_bits(store, each) for each in rollouts}
     verdict = choose_form(found).proven.verdict
     if as_json:
-        shown = [each.to_document() | {"pairs": judged[each.id].pairs} for each in rollouts]
+        shown = [each.to_document() | {"pairs": judged[each.id].pairs, "numerics": bits[each.id]} for each in rollouts]
         history = [event.to_document() for event in events]
         told = {"label": found.label, "verdict": verdict.to_document()}
         print_json(one.to_document() | told | {"rollouts": shown, "history": history})
@@ -91,6 +92,8 @@ def show(id: Id, as_json: AsJson = False) -> None:
         against = f"revision {each.control}" if each.control else "the NCCL default"
         print(f"roll-out {each.id}: {each.state}, {each.percent} % of the jobs, against {against}")
         print(f"  {each.reason or judged[each.id].reason}")
+        if bits[each.id]:
+            print(f"  warning: {bits[each.id]}")
     _print_history(events)
 
 
@@ -129,8 +132,13 @@ def approve(
     """
 
     def work(store: Store, by: Actor) -> str:
-        rollout = store.revisions.approve(id, by, percent=percent, loss_limit=loss_limit)
-        return f"approved; it is rolled out (roll-out {rollout})" if rollout else "approved, and active for all jobs"
+        from ncclt.prove.rollout import describe_cohort_bits
+
+        if not store.revisions.approve(id, by, percent=percent, loss_limit=loss_limit):
+            return "approved, and active for all jobs"
+        newest = store.revisions.rollouts(recommendation=id)[0]
+        bits = describe_cohort_bits(store, newest)
+        return f"approved; it is rolled out (roll-out {newest.id}){f'; warning: {bits}' if bits else ''}"
 
     _change(id, why, storage_url(), work)
 

@@ -57,7 +57,7 @@ def print_details(summary: StudySummary, study: Study, rows: Sequence[MessageRow
     print()
     remarks = (*notes, *summary.notes, summary.other, describe_channels(summary.use.proven.effective))
     for sentence in dict.fromkeys(remarks):
-        if sentence and sentence not in summary.warnings:
+        if sentence and sentence not in (*summary.warnings, *dict(summary.facts).values()):
             note(sentence)
 
 
@@ -121,6 +121,7 @@ def command_again_of(study: Study, found: Recommendation, source: str) -> str:
         process_wide=None if study.process_wide == default else study.process_wide,
         seed=study.seed,
         sampler=study.sampler,
+        deterministic=study.deterministic,
         study=study.name,
         blocks=blocks,
     )

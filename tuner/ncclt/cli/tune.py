@@ -194,7 +194,7 @@ def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
 
     workload, notes = testbed.cut(request.workload)
     study = build_study(request, testbed, workload)
-    space = build_space(testbed, workload, study.process_wide)
+    space = build_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
     return plan_document(study, testbed, space, request, notes)
 
 

@@ -81,7 +81,8 @@ class TuneView:
             f"ncclt: {study.workload.name} on {cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
             f"NCCL {cluster.nccl_version}, {count_noun(len(study.workload.messages), 'message')}"
         )
-        say(f"ncclt: Search space: {describe_space(self._testbed, study.workload, study.process_wide)}")
+        space = describe_space(self._testbed, study.workload, study.process_wide, deterministic=study.deterministic)
+        say(f"ncclt: Search space: {space}")
         if study.today:
             mine = " ".join(f"{name}={value}" for name, value in study.today)
             say(f"ncclt: The A/B test also measures what you run today: {mine}")
@@ -237,7 +238,7 @@ def plan_document(
     from ncclt.search.space import count_excluded
 
     launches = _launch_rows(testbed, space, workload)
-    missing = count_excluded(testbed, workload, study.process_wide)
+    missing = count_excluded(testbed, workload, study.process_wide, deterministic=study.deterministic)
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,

@@ -67,6 +67,9 @@ class Budget:
             group=Group.WHAT,
         ),
     ] = None
+    deterministic: Annotated[
+        bool, Option("Only policies that keep the reduction order of the NCCL default.", group=Group.WHAT)
+    ] = False
     seed: Annotated[int, Option("Random seed; the same seed repeats the study.", group=Group.BUDGET)] = 0
     sampler: Annotated[
         str,

@@ -28,6 +28,11 @@ class Collective(StrEnum):
         return self not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
 
     @property
+    def is_reduction(self) -> bool:
+        """Return True if it combines the elements of several ranks, so that their order decides the last bits."""
+        return self in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
+
+    @property
     def has_rank_parts(self) -> bool:
         """Return True if its buffer has one part per rank."""
         return self in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ncclt.core.algo_proto_text import BASE_ALGORITHMS, BASE_NEEDED_SINCE, BASE_PROTOCOLS
@@ -35,11 +35,12 @@ class Setting(Documented):
         parameters: process-wide parameters by catalogue name without `NCCL_`, sorted, for example
             (("BUFFSIZE", 8388608),).
         confined: NCCL chooses, but among fewer than all its choices; only set by `applied_to`, so never stored.
+        spares_reductions: nothing but the parameters takes effect on reductions, whose order of additions stays.
     """
 
     SHAPE: ClassVar = Shape(
         error=SettingError,
-        omitted=("algorithm", "protocol", "channels", "parameters"),
+        omitted=("algorithm", "protocol", "channels", "parameters", "spares_reductions"),
         hidden=("confined",),
         pairs=("parameters",),
     )
@@ -49,6 +50,7 @@ class Setting(Documented):
     channels: int | None = None
     parameters: tuple[tuple[str, int], ...] = ()
     confined: bool = False
+    spares_reductions: bool = False
 
     def __post_init__(self) -> None:
         if self.channels is not None and not 1 <= self.channels <= MAX_CHANNELS:
@@ -71,7 +73,13 @@ class Setting(Documented):
         if self.channels is not None:
             parts.append(f"c={self.channels}")
         parts += [f"{name}={value}" for name, value in self.parameters]
+        parts += ["(reductions left to NCCL)"] if self.spares_reductions else []
         return " ".join(parts) or "default"
+
+    def reaches(self, collective: Collective, *, version: NcclVersion) -> bool:
+        """Return True if algorithm and protocol take effect on a collective."""
+        spared = self.spares_reductions and collective.is_reduction
+        return not spared and is_legal(collective, self.algorithm, self.protocol, version=version)
 
     def applied_to(self, collective: Collective, *, version: NcclVersion) -> Setting:
         """Return the setting in effect for one collective: an illegal pair leaves algorithm and protocol to NCCL.
@@ -82,8 +90,10 @@ class Setting(Documented):
         """
         if not collective.is_tunable:
             return Setting(parameters=self.parameters)
-        if is_legal(collective, self.algorithm, self.protocol, version=version):
-            return self
+        if self.reaches(collective, version=version):
+            return replace(self, spares_reductions=False) if self.spares_reductions else self
+        if self.spares_reductions:  # by a table, which confines nothing
+            return Setting(parameters=self.parameters)
         confined = version >= BASE_NEEDED_SINCE and self.protocol is not Protocol.LL128
         return Setting(channels=self.channels, parameters=self.parameters, confined=confined)
 
@@ -105,7 +115,7 @@ def check_setting(setting: Setting, collectives: Iterable[Collective], *, versio
     """
     tunable = [c for c in collectives if c.is_tunable]
     forced = setting.algorithm is not None or setting.protocol is not None
-    if forced and not any(is_legal(c, setting.algorithm, setting.protocol, version=version) for c in tunable):
+    if forced and not any(setting.reaches(c, version=version) for c in tunable):
         raise SettingError(
             f"NCCL {version} has no {setting.label} for {', '.join(sorted(tunable)) or 'these collectives'}"
         )

@@ -149,9 +149,10 @@ class Study(Documented):
         printed_costs: NCCL's own tables that the search began from; None = our estimate of them.
         sampler: MODULE:CLASS(KEY=VALUE) that chose the settings; empty = ncclt's own.
         today: (name, value) of the tuning variables that the job sets today, an arm of the proof; empty = none.
+        deterministic: only what keeps the order of additions of the NCCL default is searched and published.
     """
 
-    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler", "today"), pairs=("today",))
+    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler", "today", "deterministic"), pairs=("today",))
 
     id: str
     name: str
@@ -168,6 +169,7 @@ class Study(Documented):
     printed_costs: PrintedCosts | None = None
     sampler: str = ""
     today: tuple[tuple[str, str], ...] = ()
+    deterministic: bool = False
 
     @property
     def label(self) -> str:

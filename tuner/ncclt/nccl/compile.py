@@ -29,6 +29,7 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule, uniform_policy
 from ncclt.core.setting import Setting, check_setting, max_channels
 from ncclt.errors import SettingError
+from ncclt.nccl.numerics import describe_lost_guard
 from ncclt.nccl.parameters import SET_BY_RULES, check_value, parameter
 
 CTAS_SINCE = NcclVersion(2, 17)
@@ -272,6 +273,8 @@ def _side_effects(
             notes.append(f"{collective} can no longer use {', '.join(taken)}: NCCL {version} needs a base list")
     if version < PER_COLLECTIVE_SINCE and ("NCCL_ALGO" in variables or "NCCL_PROTO" in variables):
         notes.append(f"NCCL {version} applies the choice to every collective, also outside the workload")
+    if guard := describe_lost_guard(rules, version):
+        notes.append(guard)
     untunable = frozenset(c for c in workload if not c.is_tunable)
     if untunable and any(rule.channels is not None for rule in rules):
         notes.append(f"the channel cap also applies to {_names(untunable)}")

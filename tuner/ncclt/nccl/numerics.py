@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ncclt.core.algo_proto_text import BASE_NEEDED_SINCE, PER_COLLECTIVE_SINCE
+from ncclt.core.algorithms import LEGAL, Algorithm
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-
-_REDUCING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
 
 _CARRYING = frozenset(
     (
@@ -70,6 +69,9 @@ def compare_bits(
       the channels and the protocol's chunk size. Either of them forced is no.
     - reduce_scatter and reduce with channels or a protocol alone: the channel decides which ring an element takes, and
       whether rings differ depends on the topology: unknown.
+    - A variable NCCL_ALGO removes PyTorch's own guard: `torch.use_deterministic_algorithms` excludes NVLS, which adds
+      in no fixed order (NVIDIA/nccl#1497), only where NCCL_ALGO is unset (pytorch/pytorch#156381). Where the variable
+      leaves NVLS to a reduction the answer is unknown. A table leaves NCCL_ALGO unset.
     - What acts on the whole process is unknown whatever the collectives: a job may reduce what its profile lacks, such
       as a loss. That is BUFFSIZE, NTHREADS, MIN_CTAS, and by variables also the channels; NCCL_ALGO and NCCL_PROTO
       before 2.24, whose list is for all collectives, and from 2.31, where it confines those that it does not name.
@@ -82,21 +84,41 @@ def compare_bits(
         version: of NCCL.
         by_variables: delivered as plain variables, not as a table.
     """
-    reducing = [collective for collective in _REDUCING if collective in set(collectives)]
-    forced = [rule for rule in policy.rules if rule.collective in reducing]
+    used = frozenset(collectives)
+    forced = [rule for rule in policy.rules if rule.collective in used and rule.collective.is_reduction]
     if changed := next(filter(None, map(_changed_order, forced)), ""):
         return Numerics(same_bits=SameBits.NO, why=changed)
     if split := next((f"{r.collective} has its protocol or channels forced" for r in forced if _splits(r)), ""):
         return Numerics(same_bits=SameBits.UNKNOWN, why=f"{split}, and rings of channels may differ")
+    if by_variables and (guard := describe_lost_guard(policy.rules, version)):
+        return Numerics(same_bits=SameBits.UNKNOWN, why=guard)
     if names := _list_process_wide(policy, version, by_variables=by_variables):
         why = f"{', '.join(names)} may change the order of additions in every reduction of the process"
         return Numerics(same_bits=SameBits.UNKNOWN, why=why)
     return Numerics(same_bits=SameBits.YES, why="nothing that adds numbers is changed")
 
 
+def describe_lost_guard(rules: Iterable[Rule], version: NcclVersion) -> str:
+    """Name the reductions to which a variable NCCL_ALGO leaves NVLS, against PyTorch's guard; empty = none.
+
+    Before 2.24 the value holds for all collectives, and from 2.31 it begins with a list without NVLS.
+    """
+    named = {rule.collective for rule in rules if rule.algorithm}
+    if not named or not PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE:
+        return ""
+    left = [c for c in Collective if Algorithm.NVLS in LEGAL[c] and c.is_reduction and c not in named]
+    excludes = "torch.use_deterministic_algorithms excludes NVLS only where NCCL_ALGO is unset"
+    return f"NCCL_ALGO leaves NVLS to {', '.join(left)}, and {excludes}" if left else ""
+
+
+def may_change_order(name: str) -> bool:
+    """Return True if a process-wide parameter may change the order of additions; its name has no `NCCL_`."""
+    return name not in _CARRYING
+
+
 def _list_process_wide(policy: Policy, version: NcclVersion, *, by_variables: bool) -> list[str]:
     """List what acts on reductions of the whole process, whatever collective it was chosen for."""
-    found = [f"NCCL_{name}" for name, _ in policy.parameters if name not in _CARRYING]
+    found = [f"NCCL_{name}" for name, _ in policy.parameters if may_change_order(name)]
     if by_variables:
         if not PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE:
             found += ["NCCL_ALGO"] if any(rule.algorithm for rule in policy.rules) else []

@@ -91,7 +91,8 @@ def split_setting(
 
     What the table cannot express exactly is left to variables: only an algorithm or only a protocol, channels where the
     two are not legal for every collective or where a tuner's number is only a limit, and from NCCL 2.31 all of a
-    combination that some collective lacks, because the others are then confined (`Setting.applied_to`).
+    combination that some collective lacks, because the others are then confined (`Setting.applied_to`). A setting that
+    spares reductions is a table alone: a variable for channels would act on them too.
 
     Args:
         setting: what is to take effect.
@@ -100,33 +101,37 @@ def split_setting(
         plugin: whether the tuner plugin is loaded there.
 
     Raises:
-        SettingError: LL128 could be forced only by variables, or more channels than this NCCL has.
+        SettingError: LL128 could be forced only by variables, a setting that spares reductions likewise, or more
+            channels than this NCCL has.
 
     Returns:
         Rules of the plugin's shared table, one for each collective that has the algorithm and protocol; and the rest,
         for variables.
     """
-    tunable = [c for c in frozenset(collectives) if c.is_tunable]
+    spares = setting.spares_reductions
+    tunable = [c for c in frozenset(collectives) if c.is_tunable and not (spares and c.is_reduction)]
     algorithm, protocol = setting.algorithm, setting.protocol
     everywhere = all(is_legal(c, algorithm, protocol, version=version) for c in tunable)
-    confines = version >= BASE_NEEDED_SINCE and not everywhere and protocol is not Protocol.LL128
+    confines = version >= BASE_NEEDED_SINCE and not everywhere and protocol is not Protocol.LL128 and not spares
     since = LL128_BY_TABLE_SINCE if protocol is Protocol.LL128 else TUNER_API_SINCE
     if not (plugin and algorithm and protocol and version >= since) or confines:
         if protocol is Protocol.LL128:
             raise SettingError(
                 "Forcing LL128 with NCCL_PROTO bypasses NCCL's safety check: this setting was not launched"
             )
+        if spares:
+            raise SettingError("only a tuner table forces an algorithm and leaves reductions to NCCL")
         return (), setting
     exact = everywhere and version < CHANNELS_ARE_A_LIMIT_SINCE and algorithm not in _COLLNET
-    channels = setting.channels if exact else None
+    channels = setting.channels if exact or spares else None
     rules = tuple(
         Rule(collective=collective, algorithm=algorithm, protocol=protocol, channels=channels)
         for collective in COLLECTIVE_WORDS
-        if is_legal(collective, algorithm, protocol, version=version)
+        if setting.reaches(collective, version=version)
     )
     for rule in rules:
         check_rule(rule, version)
-    rest = Setting(channels=None if exact else setting.channels, parameters=setting.parameters)
+    rest = Setting(channels=None if exact or spares else setting.channels, parameters=setting.parameters)
     return rules, rest
 
 

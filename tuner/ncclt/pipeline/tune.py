@@ -32,6 +32,7 @@ from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
+from ncclt.nccl.numerics import may_change_order
 from ncclt.nccl.p2p_chunk import default_process_wide
 from ncclt.prove.confirm import choose_arms, confirm, confirmed_times
 from ncclt.prove.interleave import Proof
@@ -193,6 +194,7 @@ _LINES = 5
 _IMPORTANCE = (
     "Reason",
     "Today",
+    "Numerics",
     "Saves",
     "Worth",
     "Use",
@@ -249,6 +251,7 @@ def build_study(request: TuneRequest, testbed: Testbed, workload: Workload, *, c
         printed_costs=request.printed_costs,
         sampler=request.budget.sampler,
         today=() if testbed.inert else testbed.today,
+        deterministic=request.budget.deterministic,
     )
 
 
@@ -258,7 +261,8 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     today = "" if testbed.inert else " ".join(f"{name}={value}" for name, value in testbed.today)
     names = ",".join(_process_wide(request, workload, cluster))
-    what = f"{workload.digest()}{place}{names}{testbed.way}{budget.sampler}{today}"
+    order = "+deterministic" if budget.deterministic else ""
+    what = f"{workload.digest()}{place}{names}{testbed.way}{budget.sampler}{today}{order}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{budget.seed}" if budget.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
@@ -267,7 +271,17 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
 
 def _process_wide(request: TuneRequest, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
     names = request.budget.process_wide
-    return default_process_wide(cluster, (c.message for c in workload.messages)) if names is None else names
+    chosen = default_process_wide(cluster, (c.message for c in workload.messages)) if names is None else names
+    if not request.budget.deterministic:
+        return chosen
+    kept = tuple(name for name in chosen if not may_change_order(name))
+    if names is not None and kept != names:
+        raise UsageError(
+            f"--deterministic: {', '.join(name for name in names if name not in kept)} may change the order of "
+            "additions in every reduction of the process",
+            hint="leave it out of --process-wide",
+        )
+    return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,9 +361,10 @@ def tune(
     if request.printed_costs is not None:
         request.printed_costs.require(testbed.runner.cluster)
     study = build_study(request, testbed, workload)
-    space = build_space(testbed, workload, study.process_wide)
-    if count_excluded(testbed, workload, study.process_wide):
-        notes += (f"search space: {describe_space(testbed, workload, study.process_wide)}",)
+    space = build_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
+    if count_excluded(testbed, workload, study.process_wide, deterministic=study.deterministic):
+        described = describe_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
+        notes += (f"search space: {described}",)
     study = store.studies.open(study)
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
@@ -441,6 +456,7 @@ def _confirm_and_prove(context: TuneContext) -> tuple[Times, dict[Arm, Policy], 
             min_effect=min_effect,
             with_variables=budget.prove_variables,
             today=testbed.by_today is not None,
+            deterministic=context.study.deterministic,
         )
     proof = Proof(
         runner=testbed.runner,
@@ -559,7 +575,8 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
     for summary in store.studies.page(limit=500, cluster=cluster.name, model=workload.name).items:
         study = summary.study
         same = build_study(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
-        if same.id == study.id and not request.budget.more:
+        is_same = same.id == study.id and same.deterministic == study.deterministic
+        if is_same and not request.budget.more:
             published = _find_published(request, store, study)
             if published is not None:
                 return _load_finished(store, testbed, study, published, notes)

@@ -19,6 +19,7 @@ from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, launch
 from ncclt.nccl.compile import TUNER_API_SINCE, compile_policy
+from ncclt.nccl.numerics import SameBits, compare_bits
 from ncclt.prove.interleave import can_apply
 from ncclt.prove.payback import step_gain
 from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, find_finalists, rank_settings
@@ -163,6 +164,7 @@ def choose_arms(
     min_effect: float,
     with_variables: bool,
     today: bool = False,
+    deterministic: bool = False,
 ) -> tuple[dict[Arm, Policy], str]:
     """Choose the arms that are worth proving: the per-size policy, or the best policy that variables can express.
 
@@ -177,6 +179,7 @@ def choose_arms(
         min_effect: smallest gain that justifies a change, as a share.
         with_variables: prove what variables can say too.
         today: the job sets tuning variables today, so the default is compared with them in any case.
+        deterministic: only policies that keep the order of additions of the NCCL default.
 
     Returns:
         the policies by arm, the default first; and the reason why there is no other arm, empty where there is one.
@@ -184,8 +187,14 @@ def choose_arms(
     version = runner.cluster.version
     expected = posterior_mean(times, workload, runner.cluster)
 
+    def allowed(arm: Arm, policy: Policy) -> bool:
+        by_variables = arm is Arm.VARIABLES
+        bits = compare_bits(policy, workload.collectives, version=version, by_variables=by_variables).same_bits
+        return not deterministic or bits is SameBits.YES
+
     def expressible(policy: Policy) -> bool:
-        return compile_policy(policy, version=version, collectives=workload.collectives).complete
+        complete = compile_policy(policy, version=version, collectives=workload.collectives).complete
+        return complete and allowed(Arm.VARIABLES, policy)
 
     confirmed_table = assemble(expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN)
     found: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if version >= TUNER_API_SINCE else {}
@@ -203,7 +212,7 @@ def choose_arms(
     gains = {
         arm: predicted_gain(policy, times, workload, version=version, by_variables=arm is Arm.VARIABLES)
         for arm, policy in found.items()
-        if not policy.is_default
+        if not policy.is_default and allowed(arm, policy)
     }
     if by_sums and not with_variables and len(gains) > 1:
         del gains[Arm.TABLE if gains[Arm.VARIABLES] >= gains[Arm.TABLE] - MIN_GAIN else Arm.VARIABLES]

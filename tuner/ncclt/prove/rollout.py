@@ -27,7 +27,9 @@ from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor
 from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, draw
 from ncclt.core.ticket import TICKET_LIFE_S, read_ticket
+from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.errors import ConflictError
+from ncclt.nccl.numerics import SameBits
 from ncclt.prove.confidence import estimate_interval, log_capital
 from ncclt.prove.verdict import INTERVAL_ERROR, format_change
 from ncclt.store import Store
@@ -136,6 +138,17 @@ def judge_stored(store: Store, rollout: RollOut) -> RollOutVerdict:
     """Judge a stored roll-out by its jobs so far."""
     starts = store.revisions.job_starts(rollout.id)
     return judge_roll_out(rollout, store.revisions.job_times(rollout.id), starts, now_s=clocks.time())
+
+
+def describe_cohort_bits(store: Store, rollout: RollOut) -> str:
+    """Warn that jobs of a roll-out may differ in the last bits; empty where all keep those of the NCCL default."""
+    for id in filter(None, (rollout.recommendation, rollout.control)):
+        found = store.recommendations.get(id)
+        forms = ((found.table, False), (found.variables, True))
+        compared = [compare_numerics(found, form.effective, by_variables=plain) for form, plain in forms if form]
+        if why := next((one.why for one in compared if one.same_bits is not SameBits.YES), ""):
+            return f"jobs with and without this revision may differ in the last bits: {why}"
+    return ""
 
 
 def find_grace(times: Sequence[JobTime]) -> float:

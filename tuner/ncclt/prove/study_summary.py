@@ -225,22 +225,21 @@ def summarize_study(
     saving = over if over and verdict.decision is over.decision is Decision.TUNED else verdict
     is_used = is_used and use.proven.beats_today
     gain = estimate_gain(study, trials, saving, steps_per_day=steps_per_day) if is_used else None
+    numerics = ""
+    if use.form:
+        numerics = compare_numerics(found, use.proven.effective, by_variables=use.form is Form.VARIABLES).sentence
     facts = {
         "Reason": "" if verdict.decision is Decision.TUNED else verdict.reason,
         "Today": found.today.words if found.today else "",
         "Saves": gain.words if gain else "",
         "Worth": gain.worth if gain else "",
+        "Numerics": numerics if study.deterministic else "",
         "Limit": describe_ceiling(study.workload),
         "Searched": found.coverage.summary if found.coverage else "",
         "Exhaustive search": f"{exhaustive[0]:.3f}x. Found: {exhaustive[1]:.3f}x." if exhaustive else "",
         "Cost": describe_cost(study, trials, gain),
     }
     left_out = study.workload.provenance.detail.get(LEFT_OUT, "")
-    numerics = (
-        (compare_numerics(found, use.proven.effective, by_variables=use.form is Form.VARIABLES).sentence,)
-        if use.form
-        else ()
-    )
     rounded = describe_rounded(find_rounded(trials, study.workload))
     has_chunks = any(not collective.is_tunable for collective in study.workload.collectives)
     unchecked = _UNCHECKED_CHUNK if study.simulated and has_chunks else ""
@@ -254,7 +253,7 @@ def summarize_study(
         facts=tuple((word, sentence) for word, sentence in facts.items() if sentence),
         other=_describe_other_form(study, trials, found, use),
         warnings=tuple(filter(None, (stale, left_out, rounded, unchecked))),
-        notes=(*describe_proof(trials, study.workload, found.table), *numerics),
+        notes=tuple(filter(None, (*describe_proof(trials, study.workload, found.table), numerics))),
         parts=measure_parts(use, trials, study.workload),
     )
 

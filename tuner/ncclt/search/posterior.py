@@ -12,7 +12,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclt.core.algorithms import is_legal
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.printed_costs import PrintedCosts
@@ -269,13 +268,10 @@ class Model:
         self._expected = np.array([of_pairs, of_channels - sure, sure])
         self._own = match_expected_default(self.settings, *where)
         self._kernel = build_kernel(self.settings, self._messages, cluster)
-        algo_protos = [(s.algorithm, s.protocol) for s in self.settings]
-        order = {algo_proto: index for index, algo_proto in enumerate(dict.fromkeys(algo_protos))}
-        reaches = [
-            [is_legal(m.collective, *algo_proto, version=cluster.version) for m in self._messages]
-            for algo_proto in order
-        ]
-        self._reaches = np.array(reaches, dtype=np.bool_)[[order[algo_proto] for algo_proto in algo_protos]]
+        pairs = [replace(s, channels=None, parameters=()) for s in self.settings]
+        order = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
+        reaches = [[pair.reaches(m.collective, version=cluster.version) for m in self._messages] for pair in order]
+        self._reaches = np.array(reaches, dtype=np.bool_)[[order[pair] for pair in pairs]]
 
     @one_blas_thread()
     def compute_posterior(self, observations: Observations, running: Collection[Setting]) -> Posterior:

@@ -55,7 +55,7 @@ def expected_log_ratios(
         cluster: sized.
         printed_costs: NCCL's own tables; None, or a communicator that has none among them = our estimate.
     """
-    plain = [Setting(algorithm=s.algorithm, protocol=s.protocol, channels=s.channels) for s in settings]
+    plain = [replace(s, parameters=()) if s.parameters else s for s in settings]
     rows = {setting: number for number, setting in enumerate(dict.fromkeys(plain))}
     models = [_Model(message, cluster, printed_costs) for message in messages]
     ratios = [[model.log_ratio(setting) for model in models] for setting in rows]

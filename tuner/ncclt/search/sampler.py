@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from operator import attrgetter
 
@@ -190,9 +190,7 @@ def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setti
     near = [g for g in groups if any(len({name for name, _ in {*g} ^ {*m}}) <= 1 for m in measured)]
     for parameters in near:
         for base in bases:
-            yield Setting(
-                algorithm=base.algorithm, protocol=base.protocol, channels=base.channels, parameters=parameters
-            )
+            yield replace(base, parameters=parameters)
     if not any(not s.parameters and not s.is_default for s in space):
         # Nothing can be chosen but parameters; then all of them are looked at from the start.
         yield from (s for s in space if not s.is_default)

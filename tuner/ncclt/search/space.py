@@ -17,10 +17,12 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
+from ncclt.core.policy import uniform_policy
 from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting, max_channels
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.measure.testbed import Testbed
+from ncclt.nccl.numerics import SameBits, compare_bits
 from ncclt.nccl.p2p_chunk import default_process_wide, effective
 from ncclt.nccl.parameters import (
     CATALOGUE,
@@ -253,7 +255,7 @@ def recorded_space(recorded: Iterable[Setting]) -> SearchSpace:
 
 
 def _algo_proto(setting: Setting) -> Setting:
-    return Setting(algorithm=setting.algorithm, protocol=setting.protocol)
+    return replace(setting, channels=None, parameters=())
 
 
 def _algo_proto_name(algorithm: Algorithm | None, protocol: Protocol | None) -> str:
@@ -264,18 +266,46 @@ def _parameters_name(setting: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in setting.parameters) or AUTO
 
 
-def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+def build_space(
+    testbed: Testbed, workload: Workload, process_wide: tuple[str, ...], *, deterministic: bool = False
+) -> SearchSpace:
     """Build the search space of a workload on a testbed.
 
     Args:
         testbed: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
         workload: decides which collectives are tried.
         process_wide: names of the process-wide parameters to search, those of the study.
+        deterministic: only settings that keep the order of additions of the NCCL default.
 
     Raises:
-        UsageError: a parameter that may not be searched there.
+        UsageError: a parameter that may not be searched there, or no setting keeps the order of additions.
         InputError: nothing that was recorded could be forced.
     """
+    space = _build_whole_space(testbed, workload, process_wide)
+    if not deterministic:
+        return space
+    spared = {setting: _spare_reductions(setting, testbed, workload) for setting in space.distinct}
+    kept = {point: found for point, setting in space.settings.items() if (found := spared[setting]) is not None}
+    if all(setting.is_default for setting in kept.values()):
+        raise UsageError(
+            "--deterministic: every candidate changes the order of additions; keeping the NCCL default",
+            hint="the tuner plugin can force all_gather and broadcast alone (`ncclt admin plugin build`), and "
+            "--process-wide can name parameters that only move data, such as IB_QPS_PER_CONNECTION",
+        )
+    return recorded_space(kept.values()) if testbed.recorded is not None else replace(space, settings=kept)
+
+
+def _spare_reductions(setting: Setting, testbed: Testbed, workload: Workload) -> Setting | None:
+    """Return what a setting forces without a reduction; None if that is nothing, or may change their bits."""
+    spared = replace(setting, spares_reductions=bool(setting.algorithm or setting.protocol))
+    version, collectives = testbed.runner.cluster.version, workload.collectives
+    policy = uniform_policy(spared, collectives, version=version)
+    numerics = compare_bits(policy, collectives, version=version, by_variables=not testbed.by_plugin)
+    is_forced = bool(policy.rules) == spared.spares_reductions and testbed.expressible(_algo_proto(spared))
+    return spared if is_forced and numerics.same_bits is SameBits.YES else None
+
+
+def _build_whole_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
     if testbed.recorded is not None:
         forcible = [s for s in testbed.recorded if s.is_default or not testbed.why_not(_algo_proto(s))]
         if all(s.is_default for s in forcible):
@@ -298,22 +328,33 @@ def build_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, .
     )
 
 
-def count_excluded(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> dict[str, int]:
+def count_excluded(
+    testbed: Testbed, workload: Workload, process_wide: tuple[str, ...], *, deterministic: bool = False
+) -> dict[str, int]:
     """Count the settings that NCCL accepts, or that were recorded, but that are excluded from the search, by reason.
 
     Args:
-        testbed, workload, process_wide: as for `build_space`.
+        testbed, workload, process_wide, deterministic: as for `build_space`.
     """
     why_not = cache(testbed.why_not)
+
+    def explain(setting: Setting) -> str:
+        why = why_not(_algo_proto(setting))
+        is_left_out = deterministic and not why and _spare_reductions(setting, testbed, workload) is None
+        return "order of additions may change (--deterministic)" if is_left_out else why
+
     everything = build_space(replace(testbed, why_not=lambda _setting: ""), workload, process_wide).distinct
-    found = Counter(why_not(_algo_proto(setting)) for setting in everything if not setting.is_default)
+    found = Counter(explain(setting) for setting in everything if not setting.is_default)
     return {why: number for why, number in found.most_common() if why}
 
 
-def describe_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> str:
+def describe_space(
+    testbed: Testbed, workload: Workload, process_wide: tuple[str, ...], *, deterministic: bool = False
+) -> str:
     """Return the size of the search space, with reasons for excluded settings and with ineffective parameters."""
-    space = build_space(testbed, workload, process_wide)
-    searched, missing = len(space.distinct), count_excluded(testbed, workload, process_wide)
+    space = build_space(testbed, workload, process_wide, deterministic=deterministic)
+    searched = len(space.distinct)
+    missing = count_excluded(testbed, workload, process_wide, deterministic=deterministic)
     why = [f"{number} excluded: {reason}" for reason, number in missing.items()]
     if testbed.recorded is None and (idle := [name for name in process_wide if name not in space.axes]):
         why.append(f"{', '.join(idle)}: no effect on these messages")

@@ -236,6 +236,7 @@ def _differences(there: Study, asked: Study) -> list[str]:
         "simulated": (there.simulated, asked.simulated),
         "tuning variables that the job sets today": tuple(_join_pairs(one.today) for one in (there, asked)),
         "process-wide parameters": (_join_names(there.process_wide), _join_names(asked.process_wide)),
+        "--deterministic": (there.deterministic, asked.deterministic),
         "seed": (there.seed, asked.seed),
         "sampler": (there.sampler or "ncclt's own", asked.sampler or "ncclt's own"),
     }

@@ -9,7 +9,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
-from ncclt.core.study import Claim, Phase, Trial
+from ncclt.core.study import Claim, Phase, Study, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 
 TimeOf = Callable[[Setting, Message, int], float | Outcome]
@@ -101,3 +101,26 @@ class FakeTrialLog:
         """Keep one trial and return it."""
         self._trials.append(trial)
         return trial
+
+
+class SilentWatcher:
+    """A watcher of studies that shows nothing.
+
+    Attributes:
+        resumed: trials that were stored before the study was opened.
+    """
+
+    resumed = 0
+
+    def opened(self, study: Study, resumed: int) -> None:  # noqa: ARG002
+        """Keep the number of stored trials."""
+        self.resumed = resumed
+
+    def searched(self, progress: object) -> None:
+        """Ignore a launch of the search."""
+
+    def confirmed(self, trial: Trial, done: int, total: int) -> None:
+        """Ignore a launch of the confirmation."""
+
+    def proved(self, trial: Trial, blocks: int, pairs: object) -> None:
+        """Ignore a launch of the proof."""

@@ -58,6 +58,8 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
     for trial, measurement in measured:
         source = f"{origin}; persistent ranks" if trial.result.persistent else origin
         setting, sent = trial.setting_for(measurement.message), measurement.sent
+        if setting.spares_reductions:  # a row has one collective
+            setting = setting.applied_to(sent.collective, version=study.cluster.version)
         point = (setting, sent.collective, sent.dtype, sent.size_bytes)
         points[point] += 1
         rows.append(row_of(study.cluster, setting, measurement, source=source, repetition=points[point]))

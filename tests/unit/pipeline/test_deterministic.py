@@ -1,0 +1,131 @@
+"""Deterministic studies: only what keeps the order of additions is searched, proven and published."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.budget import Budget
+from ncclt.core.message import Collective, Message
+from ncclt.core.recommendation import Decision
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.deliver.render.delivery import compare_numerics
+from ncclt.deliver.render.formats import env_document
+from ncclt.errors import UsageError
+from ncclt.measure.testbed import Testbed
+from ncclt.nccl.numerics import SameBits
+from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.prove.study_summary import summarize_study
+from ncclt.search.space import build_space, describe_space
+from ncclt.store import open_store
+from ncclt.testing.fakes import FakePolicyRunner, SilentWatcher
+from ncclt.testing.samples import sample_cluster
+
+CLUSTER = replace(sample_cluster("pair"), nccl_version="2.28.9")
+AG, AR, RS = Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.REDUCE_SCATTER
+RING_LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, spares_reductions=True)
+
+
+def workload(*collectives):
+    calls = (
+        MessageCalls(message=Message(collective=one, dtype="float32", size_bytes=1 << 20), calls_per_step=4)
+        for one in collectives
+    )
+    return Workload(name="sharded", messages=tuple(calls), provenance=Provenance(source="test"))
+
+
+def ring_wins(setting, message, _number):
+    """Return 50 µs with a forced ring and 100 µs without, whatever the collective."""
+    reaching = setting.applied_to(message.collective, version=CLUSTER.version)
+    return 50.0 if reaching.algorithm is Algorithm.RING else 100.0
+
+
+def make_testbed(**more):
+    return Testbed(runner=FakePolicyRunner(CLUSTER, ring_wins), reason="test", covers=lambda _: True, **more)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as opened:
+        yield opened
+
+
+def run(store, place=None, *, collectives=(AG, RS, AR), **budget):
+    budget = Budget(**{"trials": 8, "process_wide": (), "deterministic": True, **budget})
+    return tune(
+        TuneRequest(workload=workload(*collectives), budget=budget),
+        place or make_testbed(),
+        store,
+        watcher=SilentWatcher(),
+        interrupted=lambda: "",
+        clock=lambda: 0.0,
+        now=lambda: "2026-01-01T00:00:00+00:00",
+    )
+
+
+def test_only_collectives_that_add_nothing_get_rules(store):
+    result = run(store)
+    found = result.recommendation
+    assert found.table.verdict.decision is Decision.TUNED
+    assert found.table.verdict.speedup == pytest.approx(300 / 250)
+    assert {rule.collective for rule in found.table.policy.rules} == {AG}
+    assert compare_numerics(found, found.table.policy, by_variables=False).same_bits is SameBits.YES
+    assert env_document(found)["same_bits"] == {"variables": "yes", "table": "yes"}
+    facts = dict(summarize_study(result.study, result.trials, found).facts)
+    assert facts["Numerics"].startswith("same bits as the NCCL default: yes")
+    for trial in result.trials:
+        for message in (calls.message for calls in result.study.workload.messages):
+            reaching = trial.setting_for(message).applied_to(message.collective, version=CLUSTER.version)
+            assert message.collective is AG or reaching == DEFAULT, trial.label
+
+
+def test_without_the_option_reductions_are_tuned_too(store):
+    found = run(store, deterministic=False).recommendation
+    assert {rule.collective for rule in found.table.policy.rules} == {AG, AR, RS}
+
+
+def test_variables_that_change_the_order_are_not_proven(store):
+    found = run(store, prove_variables=True).recommendation
+    assert found.table.verdict.decision is Decision.TUNED
+    assert found.variables is None
+
+
+def test_a_study_keeps_the_option(store):
+    first = run(store)
+    assert store.studies.get(first.study.id).deterministic
+    assert run(store).finished
+    assert run(store, deterministic=False).study.id != first.study.id
+    with pytest.raises(UsageError, match="--deterministic: stored True, asked for False"):
+        run(store, deterministic=False, study=first.study.name)
+
+
+def test_a_workload_of_reductions_leaves_nothing_to_search(store):
+    with pytest.raises(UsageError, match="--deterministic: every candidate changes the order of additions; keeping"):
+        run(store, collectives=(AR, RS))
+    with pytest.raises(UsageError, match="every candidate changes"):
+        run(store, make_testbed(without_plugin=True), collectives=(AG, AR))
+    assert store.studies.page().items == ()
+
+
+def test_parameters_of_reductions_are_refused_and_left_out_by_default(store):
+    with pytest.raises(UsageError, match="BUFFSIZE may change the order of additions"):
+        run(store, process_wide=("BUFFSIZE", "IB_QPS_PER_CONNECTION"))
+    assert run(store, process_wide=None).study.process_wide == ()
+
+
+def test_a_deterministic_space_names_what_it_leaves_out():
+    placed = make_testbed().cut(workload(AG, AR))[0]
+    space = build_space(make_testbed(), placed, (), deterministic=True)
+    assert {s.algorithm for s in space.distinct} == {None, Algorithm.RING}
+    assert all(s.spares_reductions != s.is_default for s in space.distinct)
+    said = describe_space(make_testbed(), placed, (), deterministic=True)
+    assert f"{len(space.distinct)} of " in said
+    assert "order of additions may change (--deterministic)" in said
+
+
+def test_a_recorded_space_is_cut_too():
+    recorded = (DEFAULT, replace(RING_LL, spares_reductions=False), Setting(algorithm=Algorithm.TREE))
+    testbed = make_testbed(recorded=(*recorded, Setting(parameters=(("BUFFSIZE", 8388608),))))
+    placed = testbed.cut(workload(AG, AR))[0]
+    assert build_space(testbed, placed, (), deterministic=True).distinct == (RING_LL,)
