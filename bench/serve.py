@@ -286,10 +286,11 @@ def four_readers(port: int) -> Iterator[None]:
     program = (
         "import json, sys, urllib.request\n"
         "while True:\n"
-        "    after = -1\n"
-        "    while after is not None:\n"
-        f"        url = f'http://127.0.0.1:{port}/v1/studies/abc123/trials?after={{after}}'\n"
-        "        after = json.load(urllib.request.urlopen(url))['next_after']\n"
+        "    page = 'limit=200'\n"
+        "    while page:\n"
+        f"        url = f'http://127.0.0.1:{port}/v1/studies/abc123/trials?{{page}}'\n"
+        "        after = json.load(urllib.request.urlopen(url))['next_cursor']\n"
+        "        page = after and f'limit=200&cursor={after}'\n"
     )
     readers = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(4)]
     try:

@@ -44,6 +44,27 @@ _FOR_PROGRAMS = re.compile(r"/(v\d+|api|healthz|readyz|assets)(/|$)")
 _FORM = "application/x-www-form-urlencoded"
 
 
+_REQUESTS = (
+    (r"`ncclt cluster list`", "GET /v1/clusters"),
+    (r"`ncclt profile list`", "GET /v1/workloads"),
+    (r"`ncclt profile import FILE --name NAME`", "POST /v1/workloads?name=NAME"),
+    (r"`ncclt studies list`", "GET /v1/studies"),
+    (r"`ncclt admin keys list`", "GET /v1/keys"),
+    (r"`ncclt admin jobs list` or ", ""),
+    (r"`ncclt admin recommendations list`", "GET /v1/recommendations"),
+    (r"`ncclt admin recommendations rules`", "PUT /v1/clusters/CLUSTER/rules"),
+    (r"`ncclt admin recommendations pin (\S+) --off`", r"POST /v1/recommendations/\1/unpin"),
+    (r"`ncclt admin recommendations (approve|activate|retire|pin) (\S+)`", r"POST /v1/recommendations/\2/\1"),
+    (r"; --storage or --server name another store", ""),
+    (r", or name another store with --storage", ""),
+    (r", or add --replace", ""),
+    (r"--channels N", "channels=N"),
+    (r"--format ([a-z-]+)", r"format=\1"),
+    (r"\(--job\)", "(job=NAME)"),
+)
+"""Patterns of hints for users of the command line, with the requests that do the same."""
+
+
 class ForbiddenError(NccltError):
     """A request that its key or its session does not permit."""
 
@@ -103,6 +124,9 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
     """Write a problem as JSON, or as a page where a browser asks for one outside the API."""
     if problem.status >= 500:
         note(request.scope, cause=problem.detail)
+    hint = problem.hint
+    for pattern, words in _REQUESTS if not wants_page(request) else ():
+        hint = re.sub(pattern, words, hint)
     headers = {"Cache-Control": "no-store", "X-Request-ID": request_id(request.scope), **(headers or {})}
     if wants_page(request):
         page = render_page("error.html", problem=problem, request_id=request_id(request.scope))
@@ -113,7 +137,7 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
         "status": problem.status,
         "detail": problem.detail,
         "instance": request.url.path,
-        "hint": problem.hint,
+        "hint": hint,
         "request_id": request_id(request.scope),
     }
     if problem.errors:

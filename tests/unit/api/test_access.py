@@ -62,6 +62,9 @@ PATHS = {
     "POST /v1/jobs/stale": Role.TUNE,
     "POST /v1/jobs/{id}/cancel": Role.TUNE,
     "POST /v1/jobs/{id}/retry": Role.TUNE,
+    "/v1/keys": Role.ADMIN,
+    "POST /v1/keys": Role.ADMIN,
+    "DELETE /v1/keys/{id}": Role.ADMIN,
     "/": Role.READ,
     "/live": Role.READ,
     "/studies": Role.READ,
@@ -92,6 +95,8 @@ OF_NO_CLUSTER = (
     "POST /v1/workloads",
     "POST /sign-out",
     "/v1/openapi.json",
+    "/v1/keys",
+    "POST /v1/keys",
 )
 
 
@@ -132,7 +137,7 @@ def service(samples, profiles, tmp_path_factory):
 def ask(service, method, path, secret, **more):
     path = getattr(path, "path", path).replace(":path", "")
     path = path.replace("{name}", "leonardo" if "clusters" in path else "bert").replace("{cluster}", "leonardo")
-    ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa"}
+    ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa", "keys": "none"}
     path = path.replace("{verb}", "pin").replace("{number}", "0")
     path = path.replace("{id}", next((id for kind, id in ids.items() if kind in path), ""))
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
@@ -260,6 +265,7 @@ def find_nothing(service, samples, name):
         "POST /v1/step-times": time,
         "POST /v1/jobs": {"cluster": "leonardo", "model": "bert"},
         "POST /v1/jobs/stale": {"cluster": "leonardo"},
+        "POST /v1/keys": {"clusters": ["leonardo"]},
     }.get(name, {})
     body = {"json": given} if method in ("POST", "PUT") else {}
     if method == "POST" and not path.path.startswith("/v1/"):
@@ -283,7 +289,7 @@ def find_nothing(service, samples, name):
 
 
 def test_a_key_of_one_cluster_reads_what_is_of_it(service):
-    for name in [name for name in PATHS if PATHS[name] and not name.startswith(("POST", "PUT"))]:
+    for name in [name for name in PATHS if PATHS[name] and not name.startswith(("POST", "PUT", "DELETE"))]:
         method, path = routes(service.app)[name]
         answer = ask(service, method, path, SECRETS[Role.ADMIN, "leonardo"], params=QUERIES.get(name, {}))
         assert answer.status_code == 200, (name, answer.text)
@@ -301,7 +307,7 @@ def test_a_prefix_and_a_typing_mistake_show_no_other_cluster(service):
 def test_a_launcher_s_key_gets_answers_and_reports_and_reads_nothing_else(service):
     secret = SECRETS[Role.ENV, ""]
     assert ask(service, "GET", ENV, secret).status_code == 200
-    read = [name for name, role in PATHS.items() if role and not name.startswith(("POST", "PUT"))]
+    read = [name for name, role in PATHS.items() if role and not name.startswith(("POST", "PUT", "DELETE"))]
     allowed = [name for name in read if ask(service, *routes(service.app)[name], secret).status_code != 403]
     assert allowed == ["/v1/clusters/{cluster}/env"]
 

@@ -26,7 +26,7 @@ def test_workloads_are_listed_and_shown(client, samples):
 
 def test_an_unknown_recommendation_is_pointed_to_the_list_of_them(client):
     hint = client.get("/v1/recommendations/nope").json()["hint"]
-    assert hint == "`ncclt admin recommendations list` shows what was published"
+    assert hint == "GET /v1/recommendations shows what was published"
 
 
 def test_an_unknown_workload_names_close_ones(client):

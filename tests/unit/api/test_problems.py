@@ -210,14 +210,29 @@ def test_allow_names_every_method_of_a_path(client):
         assert f"use {allowed};" in answer.json()["hint"]
 
 
-def test_every_list_and_document_has_an_etag_that_changes_with_it(client):
+def test_every_list_and_document_has_an_etag(client):
     for path in ("/v1/clusters", "/v1/workloads/bert", "/v1/studies", "/v1/recommendations", "/v1/jobs"):
         first = client.get(path)
         etag = first.headers["ETag"]
         again = client.get(path, headers={"If-None-Match": etag})
         assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", etag)
         assert client.get(path, headers={"If-None-Match": '"other"'}).content == first.content
-    before = client.get("/v1/clusters/leonardo/rules").headers["ETag"]
-    assert client.put("/v1/clusters/leonardo/rules", json={"percent": 7}).status_code == 200
-    after = client.get("/v1/clusters/leonardo/rules", headers={"If-None-Match": before})
-    assert (after.status_code, after.json()["percent"]) == (200, 7)
+
+
+def test_etag_changes_with_the_document(empty_store):
+    path = "/v1/clusters/leonardo/rules"
+    with TestClient(create_app(empty_store)) as client:
+        before = client.get(path).headers["ETag"]
+        assert client.put(path, json={"percent": 7}).status_code == 200
+        after = client.get(path, headers={"If-None-Match": before})
+        assert (after.status_code, after.json()["percent"]) == (200, 7)
+
+
+def test_hints_of_the_api_name_requests(client):
+    for method, path, hint in (
+        ("GET", "/v1/clusters/nowhere", "GET /v1/clusters lists all"),
+        ("GET", "/v1/studies/none", "GET /v1/studies lists all"),
+        ("GET", "/v1/recommendations/none", "GET /v1/recommendations shows what was published"),
+        ("GET", "/v1/workloads/none", "POST /v1/workloads?name=NAME adds one"),
+    ):
+        assert hint in client.request(method, path).json()["hint"]

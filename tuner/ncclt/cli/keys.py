@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,17 +14,13 @@ from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret, new_secret
+from ncclt.core.api_key import PREFIX, USUAL_DAYS, Role, hash_secret, new_key, new_secret
 from ncclt.errors import UsageError, reason
 
 if TYPE_CHECKING:
     from ncclt.store.store import Store
 
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
-
-_MOST_NOTE = 200
-
-_USUAL_DAYS = "365"
 
 
 @app.command("create")
@@ -35,7 +30,7 @@ def create(
         list[str] | None,
         typer.Option(help="Cluster of the key; repeatable; default: all.", autocompletion=cluster_names),
     ] = None,
-    expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = _USUAL_DAYS,
+    expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = str(USUAL_DAYS),
     note: Annotated[str, typer.Option(help="Note, such as the owner of the key.")] = "",
 ) -> None:
     """Create a key and print its secret, once.
@@ -46,24 +41,16 @@ def create(
     from ncclt.store import open_store
     from ncclt.store.clock import utc_now
 
-    if len(note) > _MOST_NOTE or not note.isprintable():
-        raise UsageError(f"--note has at most {_MOST_NOTE} printable characters")
-    until = "" if expires == "never" else _in_days(expires)
+    days = None if expires == "never" else _parse_days(expires)
     secret = new_secret()
     digest = hash_secret(secret)
-    key = ApiKey(
-        id=digest[:12],
-        role=role,
-        clusters=tuple(sorted(set(cluster or ()))),
-        note=note,
-        created=utc_now(),
-        expires=until,
-    )
+    key = new_key(digest, role, clusters=cluster or (), note=note, now=utc_now(), days=days)
     with open_store(storage_url()) as store:
         for name in key.clusters:
             store.clusters.get(name)
         store.keys.add(key, digest=digest)
-    say(f"ncclt: key {key.id}, {role}, {f'expires {until[:10]}' if until else 'never expires'}; keep the secret:")
+    life = f"expires {key.expires[:10]}" if key.expires else "never expires"
+    say(f"ncclt: key {key.id}, {role}, {life}; keep the secret:")
     sys.stdout.write(f"{secret}\n")
 
 
@@ -129,13 +116,13 @@ def add_first_key(store: Store, file: Path) -> None:
         raise UsageError(f"cannot read the first key from {file}: {reason(error)}") from error
     if not re.fullmatch(rf"{PREFIX}[\w-]{{43}}", secret, re.ASCII):
         raise UsageError(f"{file} holds no key", hint="remove it, and a new one is made at the next start")
-    digest, until = hash_secret(secret), _in_days(_USUAL_DAYS)
-    key = ApiKey(id=digest[:12], role=Role.ADMIN, note="the first key", created=utc_now(), expires=until)
+    digest = hash_secret(secret)
+    key = new_key(digest, Role.ADMIN, note="the first key", now=utc_now(), days=USUAL_DAYS)
     store.keys.add(key, digest=digest)
-    say(f"ncclt: the first key, {key.id}, admin, expires {until[:10]}, is in {file}")
+    say(f"ncclt: the first key, {key.id}, admin, expires {key.expires[:10]}, is in {file}")
 
 
-def _in_days(text: str) -> str:
+def _parse_days(text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,4}", text):
         raise UsageError(f"--expires {text!r} is not a number of days", hint="for example 90, or never")
-    return (datetime.now(UTC) + timedelta(days=int(text))).isoformat(timespec="milliseconds")
+    return int(text)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
+from ncclt.errors import UsageError
 
 PREFIX = "ncclt_"
 """Secret scanners find a key by it."""
+
+USUAL_DAYS = 365
+"""Life of a key, unless another one is requested."""
+
+MOST_DAYS = 99999
+
+MOST_NOTE = 200
+"""Max characters of a note."""
 
 _SECRET_BYTES = 32
 
@@ -77,6 +88,33 @@ class ApiKey(Documented):
         if self.revoked:
             return f"the {self.holder} was revoked"
         return f"the {self.holder} has expired" if self.expires and self.expires <= now else ""
+
+
+def new_key(
+    digest: str, role: Role, *, clusters: Collection[str] = (), note: str = "", now: str, days: int | None
+) -> ApiKey:
+    """Return a new key.
+
+    Args:
+        digest: hash of its secret, which its id comes from.
+        role, clusters, note: as of `ApiKey`.
+        now: ISO time in UTC.
+        days: until it expires; None = never.
+
+    Raises:
+        UsageError: the note is too long or not printable.
+    """
+    if len(note) > MOST_NOTE or not note.isprintable():
+        raise UsageError(f"a note has at most {MOST_NOTE} printable characters")
+    end = None if days is None else datetime.fromisoformat(now) + timedelta(days=days)
+    return ApiKey(
+        id=digest[:12],
+        role=role,
+        clusters=tuple(sorted(set(clusters))),
+        note=note,
+        created=now,
+        expires=end.isoformat(timespec="milliseconds") if end else "",
+    )
 
 
 def new_secret() -> str:
