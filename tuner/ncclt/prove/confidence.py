@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncclt.prove.live import SHARPNESS, STAKE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ratios = NDArray[np.float64]
 
-# The bets: h(x) = STAKE * tanh(SHARPNESS * x), with the capital spread evenly over all combinations. The sharpness is
-# one over the size of a ratio that counts in full, 0.26 % to 17 %: finer than any minimum effect of use, and as
-# coarse as the noise under which one can be shown. A stake below 1 survives outliers: one lost bet costs as much as 3
-# won ones bring at 0.8, and as 6 bring at 0.98. With these, eight pairs that are all won may suffice (adr/0008).
-_SHARPNESS = np.array([6.0, 24.0, 96.0, 384.0])
-_STAKE = np.array([0.8, 0.98])
+# Of `prove.live`, which runs without ncclt and numpy.
+_SHARPNESS, _STAKE = np.array(SHARPNESS), np.array(STAKE)
 
 _HALVINGS = 48
 """Steps of the search for an interval's end; the last one is far below any noise."""
