@@ -390,6 +390,21 @@ def test_all_of_it_in_one_go_keeps_what_came_out_and_the_default_where_it_is_bes
     assert "work/tuned/table.csv" not in kept
 
 
+def test_two_nccls_go_through_the_gate(machine, tmp_path):
+    """The stand-ins differ in their version alone."""
+    done = machine.run("upgrade.py", tmp_path, "--new", machine.newer, "--blocks", "3", *QUICK)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "upgrade.json").read_text())
+    assert (document["seen"]["today"]["NCCL"], document["seen"]["new"]["NCCL"]) == ("2.28.9", "2.30.7")
+    assert [group["name"] for group in document["groups"]] == [
+        "all_reduce up to 64 KiB",
+        "all_reduce 64 KiB to 1 MiB",
+        "all_reduce 1 MiB to 16 MiB",
+    ]
+    assert not document["is_regression"], document["reason"]
+
+
 # The stand-in of NCCL has no ranks in other processes, so these have one rank.
 def agreement(machine, output, points, *more, **options):
     done = machine.run("agreement.py", output, "--ranks", "1", "--points", points, *more, **options)

@@ -42,7 +42,9 @@ def scripts():
         yield
 
 
-@pytest.mark.parametrize("arguments", [["--part", "3"], ["--minutes", "soon"], ["--minutes", "1"], ["--fast"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--part", "4"], ["--part", "3"], ["--minutes", "soon"], ["--minutes", "1"], ["--fast"], []]
+)
 def test_all_sh_refuses_what_it_does_not_know(tmp_path, arguments):
     environ = {name: value for name, value in os.environ.items() if name != "OUT"}
     where = [] if not arguments else [tmp_path]
