@@ -69,6 +69,21 @@ def test_page_shows_few_values_of_a_variable_that_differs_on_every_rank(call, tm
     assert len(json.loads(call("--from", str(tmp_path / "job.log"), "--json")[1])["settings"]) == 100
 
 
+def test_page_of_a_job_on_rccl_names_what_comes_before_its_table(call, tmp_path):
+    (tmp_path / "job.log").write_text(
+        "n:1:1 [0] NCCL INFO RCCL version : 2.27.7-HEAD:0d2c4fd\nROCm version : 7.2.0.0-43-fc0010cf6a\n"
+        "n:1:1 [0] NCCL INFO MSCCL: Initialization finished, localSize 32768\n"
+        "n:1:1 [0] NCCL INFO RCCL_UNROLL_FACTOR set by environment to 1.\n"
+    )
+    (tmp_path / "nccl.conf").write_text("NCCL_TUNER_CONFIG_FILE=/t/table.csv\n")
+    _, printed = call("--from", str(tmp_path))
+
+    assert " ".join(printed.split("item")[1].split()[:3]) == "value RCCL 2.27.7"
+    assert printed.split("RCCL_UNROLL_FACTOR")[1].split()[:2] == ["1", "tuning"]
+    assert "warning RCC004: MSCCL is on beside NCCL_TUNER_CONFIG_FILE=/t/table.csv" in printed
+    assert "warning RCC001: NCCL_TUNER_CONFIG_FILE=/t/table.csv is read by nothing: RCCL 2.27.7 has no tuner" in printed
+
+
 def test_published_settings_are_shown_beside_those_of_a_log(call, tmp_path):
     prefix = "node-a:100:200 [0] NCCL INFO"
     lines = (

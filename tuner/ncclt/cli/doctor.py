@@ -363,7 +363,8 @@ def _print_exposed(job: JobRun) -> None:
 def _print_use(diagnosis: Diagnosis) -> None:
     document = diagnosis.facts.to_document()
     log = document["log"]
-    rows = [("NCCL", document["nccl_version"] or "unknown")]
+    rccl = document["rccl_version"]
+    rows = [("RCCL", rccl) if rccl else ("NCCL", document["nccl_version"] or "unknown")]
     if log:
         disabled = "; ".join(
             f"{name}: {', '.join(words)}" for name, words in log["disabled_algorithms"].items() if words

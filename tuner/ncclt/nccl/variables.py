@@ -101,6 +101,7 @@ _PREFIXES: dict[str, tuple[VariableClass, str]] = {
     "NCCL_INSPECTOR_": (VariableClass.DEBUG, "is read by a profiler plugin"),
     "NCCL_PROFILE_": (VariableClass.DEBUG, "is read by a profiler plugin"),
     "NCCL_TUNER_": (VariableClass.TUNING, "is read by a tuner plugin"),
+    "RCCL_": (VariableClass.TUNING, "is read by RCCL"),
     **{
         f"NCCL_{name}_": (VariableClass.SITE, "is read by a network plugin")
         for name in ("GPUDIRECTTCPX", "FASTRAK", "FASTSOCKET", "SHARP", "IBEXT", "UCX", "SHIMNET")
@@ -221,7 +222,7 @@ def may_differ_by_node(name: str) -> bool:
 
 def masked(name: str, value: str) -> str:
     """Return the value of a variable for stores and pages: a hash, where it is a plugin's and may be a secret."""
-    if name in KNOWN:
+    if name in KNOWN or name.startswith("RCCL_"):
         return value
     return f"sha256:{hashlib.sha256(value.encode(errors='surrogatepass')).hexdigest()[:12]}"  # not all is UTF-8
 

@@ -66,6 +66,17 @@ def shape(nodes=2):
     return f"comm 0xa0 rank 0 nRanks 2 nNodes {nodes} localRanks 1 localRank 0 MNNVL 0"
 
 
+def rccl(version, *texts):
+    """The log of RCCL, which writes its versions on lines of their own, as of its sources and of public logs."""
+    return log(f"RCCL version : {version}-HEAD:29e1567", *texts)
+
+
+INSTALLED = "/opt/rocm/share/rccl/tuner/rccl_tuner_gfx950.csv"
+OWN_TABLE = f"TUNER/CsvTuner: Loaded 42 tuning configurations from {INSTALLED}"
+MSCCL = "MSCCL: Initialization finished, localSize 32768"
+WARP_SPEED = "WarpSpeed enabled: warpSpeedChannelMultiplier 4, maxNchannels 448, nc 224"
+
+
 def ring(channels, path="PIX"):
     return f"Pattern 4, crossNic 0, nChannels {channels}, bw 20.0/20.0, type NVL/{path}, sameChannels 1"
 
@@ -448,6 +459,72 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
         {"gpu_reports": gpus(idle=False, link_gen=3, max_link_gen=4)},
         {"gpu_reports": gpus(link_width=16, max_link_width=16)},
     ),
+    (
+        "RCC001",
+        {"log": rccl("2.30.4", OWN_TABLE), "environment": env("NCCL_TUNER_CONFIG_FILE=/no/such.csv")},
+        {"log": rccl("2.30.4", OWN_TABLE), "environment": env(f"NCCL_TUNER_CONFIG_FILE={INSTALLED}")},
+    ),
+    (
+        "RCC001",
+        {"log": rccl("2.27.7"), "environment": env("NCCL_TUNER_CONFIG_FILE=/t.csv")},
+        {"log": rccl("2.27.7"), "environment": env("NCCL_TUNER_CONFIG_FILE=/t.csv", "NCCL_TUNER_PLUGIN=/example.so")},
+    ),
+    (
+        "RCC001",
+        {"log": rccl("2.28.3", "ROCm version : 7.12.0-1"), "environment": env("NCCL_TUNER_CONFIG_FILE=/t.csv")},
+        {"log": rccl("2.28.3", "ROCm version : 7.13.0-1"), "environment": env("NCCL_TUNER_CONFIG_FILE=/t.csv")},
+    ),
+    (
+        "RCC001",
+        {"log": rccl("2.28.3", "ROCm version : 7.9.0-1"), "environment": env("NCCL_TUNER_CONFIG_FILE=/t.csv")},
+        {"log": rccl("2.28.3"), "environment": env("NCCL_TUNER_CONFIG_FILE=/t.csv")},
+    ),
+    (
+        "RCC002",
+        {"log": rccl("2.27.7", shape()), "environment": env("NCCL_MAX_NCHANNELS=112")},
+        {"log": rccl("2.27.7", shape()), "environment": env("NCCL_MAX_NCHANNELS=64")},
+    ),
+    (
+        "RCC002",
+        {"log": rccl("2.27.7", shape(nodes=1)), "environment": env("NCCL_MIN_NCHANNELS=112")},
+        {"log": log(shape(nodes=1)), "environment": env("NCCL_MIN_NCHANNELS=112")},
+    ),
+    (
+        "RCC003",
+        {"log": rccl("2.28.3", shape(), "48 coll channels, 64 p2p channels, 2 p2p channels per peer")},
+        {"log": rccl("2.28.3", shape(nodes=1), "48 coll channels, 64 p2p channels, 2 p2p channels per peer")},
+    ),
+    (
+        "RCC004",
+        {"log": rccl("2.27.7", MSCCL), "environment": env("NCCL_TUNER_PLUGIN=/example.so")},
+        {"log": rccl("2.27.7"), "environment": env("NCCL_TUNER_PLUGIN=/example.so", "RCCL_MSCCL_ENABLE=0")},
+    ),
+    (
+        "RCC005",
+        {"log": rccl("2.30.4"), "environment": env("NCCL_TUNER_PLUGIN=/example.so")},
+        {"log": rccl("2.27.7"), "environment": env("NCCL_TUNER_PLUGIN=/example.so")},
+    ),
+    ("RCC005", {"log": rccl("2.30.4"), "environment": env("NCCL_TUNER_PLUGIN=x")}, {"log": rccl("2.30.4", OWN_TABLE)}),
+    (
+        "RCC006",
+        {"log": rccl("2.30.4", "RCCL WarpSpeed auto-disabled: 448 channels exceeds max 256 supported")},
+        {"log": rccl("2.30.4", WARP_SPEED)},
+    ),
+    (
+        "RCC006",
+        {"log": rccl("2.28.3", WARP_SPEED), "environment": env("NCCL_MAX_NCHANNELS=112")},
+        {"log": rccl("2.28.3", WARP_SPEED), "environment": env("NCCL_MAX_NCHANNELS=56")},
+    ),
+    (
+        "RCC006",
+        {"environment": env("RCCL_WARP_SPEED_CU_COUNT=28", "NCCL_MIN_NCHANNELS=32")},
+        {"environment": env("RCCL_WARP_SPEED_CU_COUNT=28")},
+    ),
+    (
+        "ENV007",
+        {"environment": env("NCCL_MAX_NCHANNELS=112")},
+        {"environment": env("NCCL_MAX_NCHANNELS=112"), "log": rccl("2.27.7")},
+    ),
     ("GPU005", {"gpu_reports": gpus(mig=True)}, {"gpu_reports": gpus()}),
     ("GPU006", {"gpu_reports": gpus(fabric_state="In Progress")}, {"gpu_reports": gpus(fabric_state="Completed")}),
     ("GPU007", {"gpu_reports": gpus(idle=True, link_gen=1, max_link_gen=4)}, {"gpu_reports": gpus(idle=True)}),
@@ -480,6 +557,22 @@ def test_only_corruption_and_broken_set_ups_stop_a_study():
     errors = {rule.id for rule in RULES if rule.severity is Severity.ERROR}
 
     assert errors == {"NET001", "TOP001", "RNK001", "RNK002", "RNK003", "ENV001", "ENV002", "ENV003", "VER002"}
+
+
+def test_versions_of_rccl_are_read_without_a_prefix():
+    """They are several lines of one message; the version of NCCL stays unknown, and its known issues do not count."""
+    reader = LogReader()
+    lines = [
+        "node [0] NCCL INFO RCCL version : 2.28.3-HEAD:29e1567",
+        "HIP version  : 7.2",
+        "ROCm version : 7.12.4-93-97",
+    ]
+    reader.read([f"{line}\n" for line in lines], "job.log")
+    facts = Facts(log=reader.facts())
+
+    assert {name: said.value for name, said in facts.log.rccl.items()} == {"version": "2.28.3", "rocm": "7.12"}
+    assert (facts.nccl, str(facts.rccl)) == (None, "2.28.3")
+    assert facts.to_document()["rccl_version"] == "2.28.3"
 
 
 def test_findings_stand_the_worst_first():

@@ -14,7 +14,7 @@ from ncclt.health.doctor.variables import shown_value
 from ncclt.nccl.log.evidence import Evidence, Variable, shortened
 
 MOST_VALUE_BYTES = 1023
-_MEANT = re.compile(r"NCCL_[A-Z0-9_]+")
+_MEANT = re.compile(r"[NR]CCL_[A-Z0-9_]+")
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 

@@ -13,6 +13,7 @@ from ncclt.health.doctor.published import PublishedComparison, compare_with_publ
 from ncclt.health.doctor.rules_gpus import GPU_RULES
 from ncclt.health.doctor.rules_log import PLUGIN_RULES, RANK_RULES, RELEASE_RULES
 from ncclt.health.doctor.rules_network import NETWORK_RULES
+from ncclt.health.doctor.rules_rccl import RCCL_RULES
 from ncclt.health.doctor.rules_topology import TOPOLOGY_RULES
 from ncclt.health.doctor.rules_variables import CONF_RULES, VARIABLE_RULES
 from ncclt.health.doctor.settings import LOG_VARIABLES, SetVariable, find_settings
@@ -103,6 +104,7 @@ RULES: tuple[DoctorRule, ...] = (
     *VARIABLE_RULES,
     *CONF_RULES,
     *RELEASE_RULES,
+    *RCCL_RULES,
     *GPU_RULES,
 )
 """Every rule, in the order in which `ncclt doctor --rules` shows them."""

@@ -122,7 +122,7 @@ class Facts:
         matrices: of the nodes that have one; nodes without one are assumed to be alike.
         gpu_reports: likewise.
         log: of the start of one job.
-        environment: inherited NCCL_* variables of this program.
+        environment: inherited NCCL_* and RCCL_* variables of this program.
         conf_files: those that NCCL would read, in its order: what comes first counts.
         file_problems: files that variables name and that NCCL would not find or not be able to read.
         adapters: of this machine, or of the nodes whose outputs were saved.
@@ -171,6 +171,17 @@ class Facts:
         if self.log.announced is not None:
             return NcclVersion.parse(self.log.announced.value)
         return self.version or (self.cluster.version if self.cluster else None)
+
+    @property
+    def is_rccl(self) -> bool:
+        """Return True if the job's library is RCCL, by its log or by variables that nothing else reads."""
+        return bool(self.log.rccl) or any(variable.name.startswith("RCCL_") for variable in self.variables())
+
+    @property
+    def rccl(self) -> NcclVersion | None:
+        """Return RCCL's version as logged; None = not known, or another library."""
+        version = self.log.rccl.get("version")
+        return NcclVersion.parse(version.value) if version else None
 
     @property
     def nvidia_driver(self) -> str:
@@ -225,6 +236,7 @@ class Facts:
         """Return it as a JSON object; of a log the sums, not its lines."""
         return {
             "nccl_version": str(self.nccl) if self.nccl else None,
+            "rccl_version": str(self.rccl) if self.rccl else None,
             "driver": self.nvidia_driver or None,
             "matrices": [matrix.to_document() for matrix in self.matrices],
             "topologies": [topology.to_document() for topology in self.topologies],

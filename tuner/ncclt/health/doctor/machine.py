@@ -48,7 +48,7 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
                 evidence=Evidence(source="environment", text=shortened(f"{name}={shown_value(name, value)}")),
             )
             for name, value in sorted(environ.items())
-            if name.startswith("NCCL_")
+            if name.startswith(("NCCL_", "RCCL_"))
         ),
         conf_files=files,
         file_problems=(*problems, *_missing_files(environ, files, root)),

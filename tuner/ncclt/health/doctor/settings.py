@@ -95,7 +95,7 @@ def _sources(facts: Facts) -> Iterator[tuple[tuple[str, str], str, Evidence]]:
         yield (variable.name, variable.value), "shell", variable.evidence
     for file in facts.conf_files:
         for row in file.assignments:
-            if row.name.startswith("NCCL_"):
+            if row.name.startswith(("NCCL_", "RCCL_")):
                 yield (row.name, row.value), file.source, row.evidence
     for name, values in facts.log.assigned.items():
         for value, evidence in values.items():

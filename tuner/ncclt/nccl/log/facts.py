@@ -260,6 +260,7 @@ class LogFacts:
         jobs: processes that belong together, as (host, pid): those that shared a communicator.
         choices: of algorithms and protocols, in the order of the log.
         assigned: variable -> value, masked as for pages -> the line of `set -x` that sets it.
+        rccl: name of a fact that only RCCL logs (see `ncclt.nccl.log.lines.RCCL`) -> the first of them.
     """
 
     sources: tuple[str, ...] = ()
@@ -282,6 +283,7 @@ class LogFacts:
     jobs: tuple[tuple[tuple[str, int], ...], ...] = ()
     choices: tuple[LoggedChoice, ...] = ()
     assigned: Mapping[str, Mapping[str, Evidence]] = field(default_factory=dict)
+    rccl: Mapping[str, LoggedValue] = field(default_factory=dict)
 
     @property
     def tells_starts(self) -> bool:

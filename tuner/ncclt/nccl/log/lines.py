@@ -32,8 +32,18 @@ BY_NCCL = re.compile(r"NCCL (?:INFO|WARN|ATTN|ERROR|ABORT) |[NR]CCL version ?:? 
 """Mark of a line that NCCL or RCCL has written."""
 
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+RCCL = {
+    "version": re.compile(r"RCCL version ?:? ?(\d+\.\d+\.\d+)"),
+    "rocm": re.compile(r"ROCm version ?: ?(\d+\.\d+)"),
+    "table": re.compile(r"TUNER/CsvTuner: Loaded \d+ tuning configurations from (\S+)"),
+    "msccl": re.compile(r"(MSCCL: Initialization finished|Using MSCCL files from \S+)"),
+    "warp_speed": re.compile(r"(WarpSpeed enabled: .*|RCCL Warp Speed Channels set to \d+)"),
+    "no_warp_speed": re.compile(r"(WarpSpeed auto-disabled: .*|WarpSpeed does not support more than .*)"),
+}
+"""Facts that only RCCL logs (init.cc, csv_tuner.cc, msccl_lifecycle.cc and rccl_wrap.cc of ROCm/rocm-systems)."""
+
 DRIVER = re.compile(r"cudaDriverVersion (\d+)")
-VARIABLE = re.compile(r"(NCCL_[A-Z0-9_]+) set (?:by environment )?to (.*)")
+VARIABLE = re.compile(r"([NR]CCL_[A-Z0-9_]+) set (?:by environment )?to (.*)")
 NETWORK = re.compile(r"Using network (\S.*)")
 ADAPTERS = re.compile(r"NET/(?:IB|[\w. ]*RDMA[\w. ]*) : Using (.*)")
 ADAPTER = re.compile(r"\[\d+\]([\w.+-]+):\d+/(\w+)")

@@ -47,6 +47,7 @@ from ncclt.nccl.log.lines import (
     P2P_PROBLEM,
     PLUGIN,
     PROVIDER,
+    RCCL,
     SET_INSIDE,
     SOCKETS,
     TEST_DEVICE,
@@ -83,6 +84,8 @@ _LONGEST_COMMAND = 16 * 1024
 _MOST_CHOICES = 100_000
 """Most distinct (process, collective, algorithm, protocol) kept."""
 
+_MARKS_OF_RCCL = ("RCCL", "ROCm", "CsvTuner", "MSCCL", "WarpSpeed")
+
 _CALLS = (": opCount ", " Bytes -> ")
 """Marks of the lines about calls: nearly all of a long log, and never about a start."""
 
@@ -116,6 +119,7 @@ class LogReader:
         self._cpu = ""
         self._choices: dict[tuple[str, ...], LoggedChoice] = {}
         self._assigned: dict[str, dict[str, Evidence]] = {}
+        self._rccl: dict[str, LoggedValue] = {}
 
     def read(self, lines: Iterable[str], source: str) -> None:
         """Take the lines of one file.
@@ -130,7 +134,7 @@ class LogReader:
         """Read the lines of one file as `read` does, and yield them to another reader."""
         self._sources.append(source)
         for number, line in enumerate(lines, start=1):
-            if line[:1] in "#N":
+            if line[:1] in "#NR":
                 self._take_header(line, Evidence(source=source, line=number, text=shortened(line).strip()))
             if any(mark in line for mark in _CALLS):
                 self._lines += 1
@@ -169,6 +173,7 @@ class LogReader:
             jobs=jobs_of(starts),
             choices=tuple(self._choices.values()),
             assigned={name: dict(values) for name, values in self._assigned.items()},
+            rccl=dict(self._rccl),
         )
 
     def _take_command(self, line: str, source: str, number: int) -> None:
@@ -201,7 +206,8 @@ class LogReader:
             known.largest_bytes = max(known.largest_bytes, int(tuning.size))
 
     def _take_header(self, line: str, evidence: Evidence) -> None:
-        """Read what nccl-tests prints before its table, and the version that old NCCL prints without a prefix."""
+        """Read what nccl-tests prints before its table, and the versions that NCCL and RCCL print without a prefix."""
+        self._take_rccl(line, evidence)
         if model := TEST_DEVICE.match(line):
             self._models.setdefault(shortened(model[1]).strip())
         elif self._announced is None and (match := ANNOUNCED.match(line)):
@@ -219,6 +225,7 @@ class LogReader:
             self._connect(said, match, evidence)
             return
         self._take_process(process, said.text, evidence)
+        self._take_rccl(said.text, evidence)
         self._take_machine(said, evidence)
         self._take_start(said, evidence)
 
@@ -262,6 +269,12 @@ class LogReader:
         if match := find(PLUGIN):
             said = f"{match[1]}/Plugin: {match[2]}"
             process.plugins.setdefault(said, LoggedValue(value=said, evidence=evidence))
+
+    def _take_rccl(self, text: str, evidence: Evidence) -> None:
+        if any(mark in text for mark in _MARKS_OF_RCCL):
+            for name, pattern in RCCL.items():
+                if match := pattern.search(text):
+                    self._rccl.setdefault(name, LoggedValue(value=match[1], evidence=evidence))
 
     def _take_machine(self, said: LogLine, evidence: Evidence) -> None:
         """Read what concerns the whole node."""
