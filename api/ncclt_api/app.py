@@ -164,6 +164,7 @@ def create_app(
         client_file.router,
         catalogue.clusters,
         env.router,
+        env.bulk,
         catalogue.workloads,
         studies.router,
         recommendations.router,

@@ -71,7 +71,7 @@ class StrictQuery(BaseModel):
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 meant = f", did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"unknown query parameter {name!r}{meant}; the parameters are {', '.join(known)}")
+                raise ValueError(f"unknown parameter {name!r}{meant}; the parameters are {', '.join(known)}")
         return values
 
 

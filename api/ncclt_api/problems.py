@@ -21,6 +21,7 @@ from starlette.routing import Match
 
 from ncclt.errors import (
     ConflictError,
+    DuplicateError,
     InputError,
     NccltError,
     NoRecommendationError,
@@ -70,6 +71,7 @@ class ForbiddenError(NccltError):
 
 
 _STATUS_BY_CLASS: tuple[tuple[type[NccltError], int], ...] = (
+    (DuplicateError, 409),
     (UsageError, 422),
     (StaleRecommendationError, 410),
     (NotFoundError, 404),
@@ -124,13 +126,19 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
     """Write a problem as JSON, or as a page where a browser asks for one outside the API."""
     if problem.status >= 500:
         note(request.scope, cause=problem.detail)
-    hint = problem.hint
-    for pattern, words in _REQUESTS if not wants_page(request) else ():
-        hint = re.sub(pattern, words, hint)
     headers = {"Cache-Control": "no-store", "X-Request-ID": request_id(request.scope), **(headers or {})}
     if wants_page(request):
         page = render_page("error.html", problem=problem, request_id=request_id(request.scope))
         return HTMLResponse(page, status_code=problem.status, headers=headers)
+    document = problem_document(problem, request)
+    return JSONResponse(readable(document), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
+
+
+def problem_document(problem: Problem, request: Request) -> dict[str, Any]:
+    """Return a problem for a program, with a hint that names requests."""
+    hint = problem.hint
+    for pattern, words in _REQUESTS:
+        hint = re.sub(pattern, words, hint)
     document: dict[str, Any] = {
         "type": problem.type,
         "title": problem.title,
@@ -144,7 +152,7 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
         document["errors"] = [error.model_dump() for error in problem.errors]
     if problem.available:
         document["available"] = problem.available
-    return JSONResponse(readable(document), status_code=problem.status, headers=headers, media_type=PROBLEM_TYPE)
+    return document
 
 
 def wants_page(request: Request) -> bool:

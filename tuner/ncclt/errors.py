@@ -60,6 +60,10 @@ class SettingError(UsageError):
     """A setting or policy that NCCL would reject or that ncclt refuses for safety."""
 
 
+class DuplicateError(UsageError):
+    """A new thing under a name or an id that another one has."""
+
+
 class NotFoundError(NccltError):
     """A name that is not known here; the hint lists close ones."""
 

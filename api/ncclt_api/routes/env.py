@@ -6,11 +6,11 @@ import json
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query
 from fastapi import Request as HttpRequest
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
 from ncclt.core.api_key import Role
@@ -24,9 +24,14 @@ from ncclt.errors import NoRecommendationError, NotFoundError, UsageError
 from ncclt_api.access import needs
 from ncclt_api.answers import MADE, ShapeAnswers, finish_answer
 from ncclt_api.dependencies import CurrentStore
+from ncclt_api.problems import problem_document, problem_of
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
+from ncclt_api.schemas import ProblemDocument
 from ncclt_api.tickets import Tickets
+
+MOST_ASKED = 100
+"""Max jobs of one request for answers."""
 
 _MEDIA_TYPES = {"text/x-shellscript": "export", "application/json": "json", "text/csv": "tuner-csv"}
 """Media types of `Accept`, which stand in for `format`."""
@@ -122,6 +127,64 @@ def get_environment(
     response = Response(finish_answer(reply, query.job))
     response.raw_headers += reply.headers
     return response
+
+
+bulk = APIRouter(prefix="/v1/answers", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.ENV))
+
+
+class AskedJob(JobQuery):
+    """A job that an answer is requested for."""
+
+    cluster: str = Field(description="name of the cluster")
+    model: str = Field(description="name of the workload")
+    job: str = Field("", max_length=MOST_JOB_NAME, description="name of the job; decides its variant in a roll-out")
+    recorded: Literal["allow"] | None = Field(None, description="also a result that was recorded elsewhere")
+    simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
+
+
+class AskedJobs(BaseModel):
+    """Jobs that answers are requested for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    jobs: list[AskedJob] = Field(min_length=1, max_length=MOST_ASKED)
+
+
+class JobAnswer(BaseModel):
+    """Answer to one job, in the order of the request: one of both members is null."""
+
+    answer: dict[str, Any] | None = Field(description="as `GET /v1/clusters/{cluster}/env?format=json` gives it")
+    problem: ProblemDocument | None = Field(description="why the job gets none, with its status")
+
+
+class JobAnswers(BaseModel):
+    """Answers to several jobs."""
+
+    items: list[JobAnswer]
+
+
+@bulk.post("", operation_id="getAnswers", summary="Answers to several jobs, in `json`")
+def get_answers(body: AskedJobs, store: CurrentStore, http: HttpRequest, response: Response) -> JobAnswers:
+    """Answer each job as `GET /v1/clusters/{cluster}/env` does; one that gets none does not fail the others."""
+    response.headers["Cache-Control"] = "no-store"
+    items = []
+    for one in body.jobs:
+        query = EnvQuery(**one.model_dump(exclude={"cluster"}))
+        try:
+            answers = _read_answers(
+                store,
+                http.app.state.tickets,
+                cluster=one.cluster,
+                query=query,
+                format="json",
+                media_type="application/json",
+            )
+            answer = json.loads(finish_answer(answers.reply(one.job), one.job))
+            items.append(JobAnswer(answer=answer, problem=None))
+        except (UsageError, NotFoundError) as error:
+            problem = problem_document(problem_of(error), http)
+            items.append(JobAnswer(answer=None, problem=ProblemDocument.model_validate(problem)))
+    return JobAnswers(items=items)
 
 
 def _read_answers(

@@ -103,7 +103,10 @@ def list_jobs(
     operation_id="submitJob",
     summary="Submit a tuning job",
     status_code=201,
-    responses={200: {"model": JobDocument, "description": "the job of this Idempotency-Key, queued before"}},
+    responses={
+        200: {"model": JobDocument, "description": "the job of this Idempotency-Key, queued before"},
+        409: PROBLEMS[404] | {"description": "the Idempotency-Key or the profile's name is another one's"},
+    },
     dependencies=needs(Role.TUNE),
 )
 async def submit_job(
@@ -192,7 +195,10 @@ def cancel_job(found: CurrentJob, queue: CurrentQueue) -> JobDocument:
     operation_id="retryJob",
     summary="Queue an ended job again",
     status_code=201,
-    responses={200: {"model": JobDocument, "description": "it was tried again before: that job"}},
+    responses={
+        200: {"model": JobDocument, "description": "it was tried again before: that job"},
+        409: PROBLEMS[404] | {"description": "it has not ended"},
+    },
     dependencies=needs(Role.TUNE),
 )
 def retry_job(found: CurrentJob, queue: CurrentQueue, request: Request, response: Response) -> JobDocument:

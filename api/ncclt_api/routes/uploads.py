@@ -86,6 +86,7 @@ class UploadQuery(StrictQuery):
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
     responses={
         200: {"model": CatalogueWorkload, "description": "the same workload was kept before"},
+        409: PROBLEMS[404] | {"description": "another workload has this name"},
         413: PROBLEMS[404] | {"description": "longer than any upload may be"},
     },
 )
@@ -127,7 +128,7 @@ def keep_workload(store: Store, workload: Workload) -> bool:
     """Keep an uploaded workload; False = the same one is known under its name.
 
     Raises:
-        UsageError: another one has its name.
+        DuplicateError: another one has its name.
     """
     with suppress(NotFoundError):
         if store.workloads.get(workload.name).digest() == workload.digest():

@@ -62,6 +62,7 @@ PATHS = {
     "POST /v1/jobs/stale": Role.TUNE,
     "POST /v1/jobs/{id}/cancel": Role.TUNE,
     "POST /v1/jobs/{id}/retry": Role.TUNE,
+    "POST /v1/answers": Role.ENV,
     "/v1/keys": Role.ADMIN,
     "POST /v1/keys": Role.ADMIN,
     "DELETE /v1/keys/{id}": Role.ADMIN,
@@ -97,6 +98,7 @@ OF_NO_CLUSTER = (
     "/v1/openapi.json",
     "/v1/keys",
     "POST /v1/keys",
+    "POST /v1/answers",
 )
 
 

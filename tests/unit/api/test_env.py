@@ -232,3 +232,20 @@ def test_an_answer_is_not_kept_from_memory_while_the_store_is_away(replicas, mon
 
     monkeypatch.setattr("ncclt.store.revisions.Revisions.keep_job_decision", away)
     assert one.get(ENV, params=KEPT).status_code == 503
+
+
+def test_answers_to_several_jobs_are_those_of_each(client):
+    shape = {"nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "simulated": "allow"}
+    asked = [
+        {"cluster": "leonardo", "model": "bert", **shape},
+        {"cluster": "leonardo", "model": "bert", **shape, "nodes": 3},
+        {"cluster": "nowhere", "model": "bert", **shape},
+    ]
+    found = client.post("/v1/answers", json={"jobs": asked})
+    first, other, unknown = found.json()["items"]
+    alone = client.get("/v1/clusters/leonardo/env", params={**shape, "model": "bert", "format": "json"}).json()
+    assert (found.status_code, first) == (200, {"answer": alone, "problem": None})
+    assert (other["answer"], other["problem"]["status"]) == (None, 409)
+    assert (unknown["problem"]["status"], "GET /v1/clusters" in unknown["problem"]["hint"]) == (404, True)
+    for wrong in ({"jobs": []}, {"jobs": asked * 40}, {"jobs": [{**asked[0], "node": 2}]}):
+        assert client.post("/v1/answers", json=wrong).status_code == 422

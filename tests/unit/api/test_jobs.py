@@ -50,7 +50,7 @@ def test_the_same_idempotency_key_queues_one_job(service):
     first, second = (service.post("/v1/jobs", json=JOB, **ask) for _ in range(2))
     assert (first.status_code, second.status_code, first.json()) == (201, 200, second.json())
     other = service.post("/v1/jobs", json={**JOB, "trials": 3}, **ask)
-    assert other.status_code == 422
+    assert other.status_code == 409
     assert "take another one" in other.json()["hint"]
     assert len(service.get("/v1/jobs").json()["items"]) == 1
     assert service.post("/v1/jobs", json=JOB).json()["id"] != first.json()["id"]
@@ -99,7 +99,7 @@ def test_a_job_of_another_shape_than_a_recording_is_refused_as_tune_refuses_it(t
 def test_a_job_is_cancelled_and_tried_again(service):
     id = service.post("/v1/jobs", json=JOB).json()["id"]
     too_early = service.post(f"/v1/jobs/{id}/retry")
-    assert (too_early.status_code, "has ended" in too_early.json()["hint"]) == (422, True)
+    assert (too_early.status_code, "has ended" in too_early.json()["hint"]) == (409, True)
     assert service.post(f"/v1/jobs/{id}/cancel").json()["state"] == "cancelled"
     assert service.post(f"/v1/jobs/{id}/cancel").json()["state"] == "cancelled"
     first, second = (service.post(f"/v1/jobs/{id}/retry") for _ in range(2))
@@ -172,7 +172,7 @@ def test_an_uploaded_profile_is_kept_and_tuned(service):
     assert service.post("/v1/jobs", json={"cluster": "leonardo", "profile": profile}).status_code == 201
     profile["messages"] = profile["messages"][:1]
     other = service.post("/v1/jobs", json={"cluster": "leonardo", "profile": profile})
-    assert (other.status_code, "already" in other.json()["detail"]) == (422, True)
+    assert (other.status_code, "already" in other.json()["detail"]) == (409, True)
 
 
 def test_an_uploaded_profile_has_a_name_that_a_new_workload_may_have(service, subtests):

@@ -110,7 +110,7 @@ class RemoteJobs:
 
         Raises:
             NotFoundError: there is no such job.
-            UsageError: it has not ended.
+            ConflictError: it has not ended.
         """
         return _status(self._ask(posting(self._job(id, "/retry"), {})))
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Table, delete, insert, select
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
-from ncclt.errors import UsageError
+from ncclt.errors import DuplicateError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.names import unknown_name
@@ -79,11 +79,15 @@ class Catalogue(StorePart, Generic[Entry]):
     def _add(self, connection: Connection, entry: Entry, *, replace: bool) -> None:
         name = entry.name
         if name in self._came_with:
-            raise UsageError(f"the {self.kind} {name!r} is shipped with ncclt, or imported", hint="choose another name")
+            raise DuplicateError(
+                f"the {self.kind} {name!r} is shipped with ncclt, or imported", hint="choose another name"
+            )
         if replace:
             connection.execute(delete(self._table).where(self._table.c.name == name))
         elif connection.execute(select(self._table.c.name).where(self._table.c.name == name)).first():
-            raise UsageError(f"there is a {self.kind} {name!r} already", hint="choose another name, or add --replace")
+            raise DuplicateError(
+                f"there is a {self.kind} {name!r} already", hint="choose another name, or add --replace"
+            )
         connection.execute(insert(self._table).values(name=name, document=to_text(entry.to_document())))
 
 
@@ -102,7 +106,7 @@ class Workloads(Catalogue[Workload]):
         """Store a workload under its name.
 
         Raises:
-            UsageError: one of this name is shipped, or was added before and `replace` is not set.
+            DuplicateError: one of this name is shipped, or was added before and `replace` is not set.
         """
         with self._database.alone() as connection:
             with noting_stale(connection, self._shipped, self._clock(), model=workload.name):
@@ -122,7 +126,7 @@ class Clusters(Catalogue[Cluster]):
         return self._shipped.clusters
 
     def add(self, cluster: Cluster, *, replace: bool = False) -> None:
-        """Store a cluster under its name; UsageError as for a workload."""
+        """Store a cluster under its name; DuplicateError as for a workload."""
         self._require_visible(cluster.name)
         with (
             self._database.alone() as connection,

@@ -27,7 +27,15 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.tuning_job import JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
-from ncclt.errors import NccltError, NotFoundError, StoreError, UsageError, hide_passwords
+from ncclt.errors import (
+    ConflictError,
+    DuplicateError,
+    NccltError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+    hide_passwords,
+)
 from ncclt.store.database import CONNECT_TIMEOUT_S, engine_alone
 from ncclt.store.failures import IMPOSSIBLE_VALUES, hint_for, impossible_value, one_line
 from ncclt.store.location import locate
@@ -127,7 +135,7 @@ class JobQueue:
         """Queue a job, once: the job of the same id is returned instead if there is one, and whether it is new.
 
         Raises:
-            UsageError: the job of this id asks for something else.
+            DuplicateError: the job of this id asks for something else.
         """
         known = self._find(job.id)
         if known is None:
@@ -147,7 +155,7 @@ class JobQueue:
                 )
         found = known or self.status(job.id)
         if not found.job.is_same_request(job):
-            raise UsageError(
+            raise DuplicateError(
                 f"the job {job.id} asks for something else",
                 hint="an Idempotency-Key is for one request; take another one",
             )
@@ -242,11 +250,11 @@ class JobQueue:
 
         Raises:
             NotFoundError: there is no such job.
-            UsageError: it has not ended.
+            ConflictError: it has not ended.
         """
         before = self.status(id)
         if not before.state.ended:
-            raise UsageError(f"the job {id} is {before.state}", hint="only a job that has ended can be tried again")
+            raise ConflictError(f"the job {id} is {before.state}", hint="only a job that has ended can be tried again")
         stem, _, number = id.rpartition("-")
         again = f"{stem}-{int(number) + 1}" if stem and number.isdecimal() else f"{id}-2"
         return self.submit(replace(before.job, id=again, by=by, created=now))
