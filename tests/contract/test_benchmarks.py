@@ -50,7 +50,7 @@ class TestTorchCollectives(BenchmarkContract):
     def good_output(self, command: BenchmarkCommand) -> CommandOutput:
         assert command.output_file is not None
         rows = [
-            {"message": worker_word(message), "samples_us": [12.5, 11.0], "settled": True, "wrong": 0}
+            {"message": worker_word(message), "samples_us": [12.5, 11.0], "settled": True, "wrong": 0, "bits": "ab12"}
             for message in command.messages
         ]
         document = {"version": 1, "environment": {}, "beside": {}, "measurements": rows}

@@ -207,6 +207,15 @@ def test_the_slowest_rank_counts():
     assert min(measurement.samples_us) >= 20_000
 
 
+def test_equal_launches_receive_the_same_bits_and_a_fault_shows():
+    both = [_message("all_gather"), _message("all_reduce")]
+    first, again = ([m.bits for m in QUICK.read(*_measure(QUICK, both)).measurements] for _ in range(2))
+    assert first == again
+    assert len({*first}) == 2
+    broken = _measure(QUICK, both[1:], PYTHONPATH=str(FAULTS), TORCH_FAULT="wrong:1:1")
+    assert QUICK.read(*broken).measurements[0].bits != first[1]
+
+
 @pytest.mark.parametrize(("first", "wrong"), [(1, 2), (10, 1)])
 def test_wrong_data_are_counted(first, wrong):
     """One element in one rank is found in the check before the timing and in the one after it."""

@@ -91,6 +91,55 @@ def test_variables_that_change_the_order_are_not_proven(store):
     assert found.variables is None
 
 
+class BitsRunner(FakePolicyRunner):
+    """A runner whose messages have bits by their setting and the number of the launch."""
+
+    def __init__(self, bits_of):
+        super().__init__(CLUSTER, ring_wins)
+        self._bits_of = bits_of
+
+    def _result(self, sent, number, repeat):
+        result = super()._result(sent, number, repeat)
+        bits = [str(self._bits_of(setting, message, number)) for setting, message in sent]
+        measured = zip(result.measurements, bits, strict=True)
+        return replace(result, measurements=tuple(replace(one, bits=mine) for one, mine in measured))
+
+
+def prove_with(store, bits_of):
+    result = run(store, replace(make_testbed(), runner=BitsRunner(bits_of)))
+    return result.recommendation.table.verdict, dict(
+        summarize_study(result.study, result.trials, result.recommendation).facts
+    )
+
+
+def test_equal_bits_are_told(store):
+    verdict, facts = prove_with(store, lambda _setting, message, _number: message.collective)
+    assert verdict.decision is Decision.TUNED
+    assert facts["Numerics"].endswith("; bits compared in the A/B test: 7 sizes equal")
+
+
+def test_a_policy_with_other_bits_is_refused(store):
+    verdict, _ = prove_with(
+        store, lambda setting, message, _number: message.collective is AG and bool(setting.algorithm)
+    )
+    assert verdict.decision is not Decision.TUNED
+    assert verdict.reason.startswith(
+        "refused: bits compared in the A/B test: 2 sizes equal, 5 different (all_gather of 1 MiB, "
+    )
+
+
+def test_bits_that_vary_under_the_default_refuse_nothing(store):
+    verdict, facts = prove_with(store, lambda _setting, message, number: message.collective is AR and number)
+    assert verdict.decision is Decision.TUNED
+    assert "6 sizes equal, 1 not reproducible under the default (all_reduce of 1 MiB)" in facts["Numerics"]
+
+
+def test_a_benchmark_without_bits_is_named(store):
+    result = run(store)
+    facts = dict(summarize_study(result.study, result.trials, result.recommendation).facts)
+    assert facts["Numerics"].endswith("; bits not compared (torch_collectives does)")
+
+
 def test_a_study_keeps_the_option(store):
     first = run(store)
     assert store.studies.get(first.study.id).deterministic

@@ -32,6 +32,7 @@ MEASUREMENTS = st.builds(
     wrong=st.none() | st.integers(0, 2**60),
     interpolated=st.booleans(),
     measured_bytes=st.none() | st.integers(1, 2**50),
+    bits=st.sampled_from(("", "0123456789abcdef")),
 )
 SETTINGS = st.builds(
     Setting,

@@ -55,6 +55,7 @@ class Measurement:
         wrong: elements that came out wrong; None = the benchmark did not check.
         interpolated: the size itself was not measured but interpolated log-log between its neighbours.
         measured_bytes: the size whose time this is, where the benchmark cannot send the message's; None = it can.
+        bits: hash of the bits that all ranks received, of numbers that are the same in every trial; empty = not known.
     """
 
     message: Message
@@ -62,6 +63,7 @@ class Measurement:
     wrong: int | None = 0
     interpolated: bool = False
     measured_bytes: int | None = None
+    bits: str = ""
 
     @property
     def sent(self) -> Message:

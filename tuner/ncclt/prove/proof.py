@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ncclt.core.message import Message, format_bytes
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Coverage, Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import Setting
@@ -192,6 +193,47 @@ def build_policy_verdict(
     return PolicyVerdict(policy=narrow_rules(policy, workload, slower), verdict=verdict, over_today=over_today)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenBits:
+    """Messages of the last proof by what their bits showed, in launches of an arm and of the NCCL default.
+
+    Attributes:
+        equal: same bits in all launches.
+        different: the arm had other bits than the default.
+        varying: the default itself had several, so nothing can be compared.
+    """
+
+    equal: tuple[Message, ...] = ()
+    different: tuple[Message, ...] = ()
+    varying: tuple[Message, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Return the comparison in one sentence."""
+        found = [f"{count_noun(len(self.equal), 'size')} equal"] if self.equal else []
+        if self.different:
+            found.append(f"{len(self.different)} different ({_name_some(self.different)})")
+        if self.varying:
+            found.append(f"{len(self.varying)} not reproducible under the default ({_name_some(self.varying)})")
+        words = ", ".join(found)
+        return f"bits compared in the A/B test: {words}" if words else "bits not compared (torch_collectives does)"
+
+
+def compare_seen_bits(trials: Sequence[Trial], arm: Arm) -> SeenBits:
+    """Compare the bits that an arm of the last proof and the NCCL default received, message by message."""
+    seen: dict[Message, dict[Arm, set[str]]] = {}
+    for trial in last_proof(trials):
+        if trial.arm in (arm, Arm.DEFAULT) and trial.result.outcome is Outcome.OK:
+            for measurement in filter(lambda one: one.bits, trial.result.measurements):
+                seen.setdefault(measurement.message, {}).setdefault(trial.arm, set()).add(measurement.bits)
+    both = {message: (sides[Arm.DEFAULT], sides[arm]) for message, sides in seen.items() if len(sides) > 1}
+    return SeenBits(
+        equal=tuple(message for message, (default, mine) in both.items() if len(default) == 1 and mine == default),
+        different=tuple(message for message, (default, mine) in both.items() if len(default) == 1 and mine != default),
+        varying=tuple(message for message, (default, _) in both.items() if len(default) > 1),
+    )
+
+
 def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVerdict) -> tuple[str, ...]:
     """Describe the last proof: how it was made, and what it took from the policies.
 
@@ -217,6 +259,11 @@ def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVer
     if lost := [m for m, is_slower in slower.items() if is_slower]:
         notes.append(f"rules exclude {_join_sizes(lost)}: slower than the default when probed")
     return tuple(notes)
+
+
+def _name_some(messages: Sequence[Message], shown: int = 3) -> str:
+    more = len(messages) - shown
+    return _join_sizes(messages[:shown]) + (f" and {more} more" if more > 0 else "")
 
 
 def _join_sizes(messages: Sequence[Message]) -> str:

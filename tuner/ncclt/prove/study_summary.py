@@ -21,7 +21,7 @@ from ncclt.nccl.compile import compile_policy
 from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import Gain, describe_ceiling, describe_cost, estimate_gain, step_gain
-from ncclt.prove.proof import average_unchanged, describe_proof, find_unchanged
+from ncclt.prove.proof import SeenBits, average_unchanged, compare_seen_bits, describe_proof, find_unchanged
 from ncclt.prove.verdict import INTERVAL_ERROR
 
 
@@ -228,6 +228,8 @@ def summarize_study(
     numerics = ""
     if use.form:
         numerics = compare_numerics(found, use.proven.effective, by_variables=use.form is Form.VARIABLES).sentence
+        seen = compare_seen_bits(trials, Arm.VARIABLES if use.form is Form.VARIABLES else Arm.TABLE)
+        numerics += f"; {seen.sentence}" if study.deterministic or seen != SeenBits() else ""
     facts = {
         "Reason": "" if verdict.decision is Decision.TUNED else verdict.reason,
         "Today": found.today.words if found.today else "",

@@ -104,6 +104,7 @@ measurements = Table(
     Column("wrong", BigInteger),
     Column("interpolated", Boolean, nullable=False),
     Column("measured_bytes", BigInteger),
+    Column("bits", String, nullable=False),
     Column("samples_us", Text, nullable=False),
     ForeignKeyConstraint(["study", "number"], ["trials.study", "trials.number"], name="fk_measurements_trial"),
 )

@@ -347,6 +347,7 @@ def measurement_row(study_id: str, number: int, position: int, measurement: Meas
         "wrong": measurement.wrong,
         "interpolated": measurement.interpolated,
         "measured_bytes": measurement.measured_bytes,
+        "bits": measurement.bits,
         "samples_us": to_text(measurement.samples_us),
     }
 
@@ -366,6 +367,7 @@ def _measurement(row: Row[Any]) -> Measurement:
         wrong=row.wrong,
         interpolated=row.interpolated,
         measured_bytes=row.measured_bytes,
+        bits=row.bits,
     )
 
 

@@ -29,7 +29,10 @@ def _message(collective="all_reduce", dtype="float32", size_bytes=4096, group_si
 
 
 def _document(messages, **changes):
-    rows = [{"message": worker_word(m), "samples_us": [5.0, 4.0, 6.0], "settled": True, "wrong": 0} for m in messages]
+    rows = [
+        {"message": worker_word(m), "samples_us": [5.0, 4.0, 6.0], "settled": True, "wrong": 0, "bits": "ab12"}
+        for m in messages
+    ]
     return {"version": 1, "environment": {}, "beside": {}, "measurements": rows} | changes
 
 
@@ -104,6 +107,7 @@ def test_every_size_of_whole_elements_is_sent_exactly(subtests, tmp_path):
             assert word.elements * DTYPE_SIZES[word.dtype] * parts == message.size_bytes
             reading = _read(TorchCollectives(), [message], _document([message]), tmp_path)
             assert reading.measurements[0].measured_bytes is None
+            assert reading.measurements[0].bits == "ab12"
     (rounded,) = _read(
         TorchCollectives(), [odd := _message("all_gather", size_bytes=4097)], _document([odd]), tmp_path
     ).measurements

@@ -36,7 +36,13 @@ Root Cause (first observed failure):
 
 
 def _row(**changes):
-    return {"message": "all_reduce:float32:8:2", "samples_us": [1.5, 2], "settled": True, "wrong": 0} | changes
+    return {
+        "message": "all_reduce:float32:8:2",
+        "samples_us": [1.5, 2],
+        "settled": True,
+        "wrong": 0,
+        "bits": "ab12",
+    } | changes
 
 
 def _document(*rows, **changes):

@@ -103,7 +103,8 @@ class PlayedRanks:
             report = worker.WorkerReport(None)
             words = order["arguments"][order["arguments"].index("--messages") + 1 :]
             report.document["measurements"] = [
-                {"message": word, "samples_us": [10.0, 12.0, 11.0], "settled": True, "wrong": answer.get("wrong", 0)}
+                {"message": word, "samples_us": [10.0, 12.0, 11.0], "settled": True, "bits": ""}
+                | {"wrong": answer.get("wrong", 0)}
                 for word in words
             ]
             good = {"done": order["number"], "lines": list(report.lines()), "said": "", "seconds": 0.1}

@@ -49,12 +49,14 @@ class TorchRow:
         samples_us: time of each call on the slowest rank, µs.
         wrong: elements that came out wrong, on all ranks, in both checks.
         settled: the 95 % interval of the median is within 2 % of it.
+        bits: hash of the bits that all ranks received for numbers whose sums depend on their order.
     """
 
     word: str
     samples_us: tuple[float, ...]
     wrong: int
     settled: bool
+    bits: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,13 @@ def _row(row: Mapping[str, Any]) -> TorchRow:
         raise ValueError(f"times of {row['message']} that are none")
     if not isinstance(row["wrong"], int) or row["wrong"] < 0:
         raise ValueError(f"{row['wrong']!r} wrong elements of {row['message']}")
-    return TorchRow(word=str(row["message"]), samples_us=samples_us, wrong=row["wrong"], settled=bool(row["settled"]))
+    return TorchRow(
+        word=str(row["message"]),
+        samples_us=samples_us,
+        wrong=row["wrong"],
+        settled=bool(row["settled"]),
+        bits=str(row["bits"]),
+    )
 
 
 WORKER = Path(__file__).parent / "torch_worker" / "ncclt_torch_worker.py"
@@ -277,6 +285,7 @@ class TorchCollectives:
                 message=message,
                 samples_us=row.samples_us,
                 wrong=row.wrong,
+                bits=row.bits,
                 measured_bytes=None if sent_bytes(message) == message.size_bytes else sent_bytes(message),
             )
             for message, row in zip(messages, result.rows, strict=True)

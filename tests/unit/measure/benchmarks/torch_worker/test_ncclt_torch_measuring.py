@@ -104,6 +104,42 @@ def test_sums_are_exact_in_every_dtype_and_order(subtests):
             assert sum(number > 0 for number in table) > 10
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_another_order_of_additions_gives_other_bits_of_inexact_numbers_alone(dtype):
+    found = {}
+    for inexact in (False, True):
+        for step in (1, -1, 1):
+            payloads = _payloads("all_reduce", dtype=dtype)
+            for payload in payloads:
+                payload.fill(inexact=inexact)
+            _carry_out("all_reduce", payloads[::step])
+            found.setdefault(inexact, []).append({payload.hash_bits() for payload in payloads})
+    assert found[False][0] == found[False][1]
+    first, other, again = found[True]
+    assert first == again
+    assert first.isdisjoint(other)
+
+
+def test_every_received_byte_counts_in_the_hash(monkeypatch):
+    monkeypatch.setattr(measuring, "HASHED_BYTES", 1000)
+    payload = _payloads("all_gather", dtype="uint8", elements=1250)[0]
+    seen = set()
+    for changes in ({}, {0: 1}, {0: 128}, {1: 1}, {999: 1}, {1000: 1}, {4999: 1}, {0: 2, 1: 255}, {0: 255, 1: 2}):
+        payload._received.zero_()
+        for place, value in changes.items():
+            payload._received[place] = value
+        seen.add(payload.hash_bits())
+    assert len(seen) == 9
+
+
+def test_the_undefined_buffers_of_a_reduce_are_not_hashed():
+    payloads = _payloads("reduce")
+    before = [payload.hash_bits() for payload in payloads]
+    for payload in payloads:
+        payload._received.fill_(3)
+    assert [p.hash_bits() != old for p, old in zip(payloads, before, strict=True)] == [True, False, False, False]
+
+
 def test_a_few_and_many_parts_of_a_message_word():
     """Words are what the tuner writes; anything else is an error and no guess."""
     assert measuring.MeasuredMessage.parse("all_reduce:float32:7:8") == ("all_reduce", "float32", 7, 8, False)

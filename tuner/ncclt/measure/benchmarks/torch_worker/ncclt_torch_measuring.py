@@ -6,6 +6,7 @@ Shipped beside `ncclt_torch_worker.py`, which starts it; like that it needs only
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import random
 import statistics
@@ -25,6 +26,8 @@ LEAST_CALLS = 2  # timed where a message is too slow to win and a first batch wo
 PRECISION = 0.02  # both ends of the interval of the median are within this share of it
 PERIOD = 4093  # of the numbers that are sent: prime, so that data shifted by a power of two are detected
 POISON = 127  # a value that no element is expected to have
+HASHED_BYTES = 1 << 22  # at once: as 64-bit numbers they take eight times the memory
+HASH_FACTOR = -7046029254386353131  # 2^64 / golden ratio as a signed number: multiplicative hashing (Knuth)
 
 
 class MeasuredMessage(NamedTuple):
@@ -70,6 +73,13 @@ def number_tables(ranks: int) -> tuple[list[int], list[int]]:
         table = [number if i % thinning == 0 else 0 for i, number in enumerate(table)]
 
 
+@functools.lru_cache(maxsize=None)  # noqa: UP033  as Python 3.9 has it
+def inexact_numbers() -> list[float]:
+    """Return random numbers whose sums depend on the order of additions in every floating-point dtype."""
+    dice = random.Random(PERIOD)
+    return [dice.uniform(-1, 1) for _ in range(PERIOD)]
+
+
 class MessageBuffers:
     """The buffers of one message on this rank, how it is sent, and the expected result."""
 
@@ -93,20 +103,35 @@ class MessageBuffers:
         table, sums = number_tables(len(ranks) if sums_up else 0)
         options: dict[str, Any] = {"dtype": getattr(torch, message.dtype), "device": device}
         self._table, self._sums = torch.tensor(table, **options), torch.tensor(sums if sums_up else table, **options)
+        inexact = sums_up and self._table.is_floating_point()
+        self._inexact = torch.tensor(inexact_numbers(), **options) if inexact else self._table
         self._received = torch.empty(max(len(expected), 1) * self._part, **options)
         self._sent = self._received if in_place else torch.empty(len(begins) * self._part, **options)
         self.call = _call(message.collective, self._received, self._sent, group)
 
-    def fill(self) -> None:
-        """Fill the buffer to send, and poison the one to receive."""
+    def fill(self, *, inexact: bool = False) -> None:
+        """Fill the buffer to send, and poison the one to receive; inexact numbers show the order of additions."""
         self._received.fill_(POISON)
         for number, begin in enumerate(self._begins):
-            self._sent[number * self._part :][: self._part] = self._numbers(self._table, begin)
+            numbers = self._numbers(self._inexact if inexact else self._table, begin)
+            self._sent[number * self._part :][: self._part] = numbers
 
     def wrong(self) -> int:
         """Count the elements on this rank that are not as expected."""
         parts = self._received.split(self._part)  # type: ignore[no-untyped-call]
         return sum(int((parts[i] != self._numbers(self._sums, begin)).sum()) for i, begin in enumerate(self._expected))
+
+    def hash_bits(self) -> str:
+        """Return a hash of the bits that this rank has received; on all devices the same for the same bits."""
+        import torch
+
+        total = torch.zeros((), dtype=torch.int64, device=self._received.device)
+        received = self._received[: len(self._expected) * self._part].view(torch.uint8)
+        for piece in received.split(HASHED_BYTES):  # type: ignore[no-untyped-call]
+            place = torch.arange(1, len(piece) + 1, dtype=torch.int64, device=piece.device) * HASH_FACTOR
+            weights = (place ^ (place >> 31)) * HASH_FACTOR
+            total = total * HASH_FACTOR + (weights * (piece.to(torch.int64) + 1)).sum()
+        return f"{int(total) & (2**64 - 1):016x}"
 
     def _numbers(self, table: torch.Tensor, begin: int) -> torch.Tensor:
         return table.roll(-(begin % PERIOD)).repeat(-(-self._part // PERIOD))[: self._part]
@@ -324,8 +349,8 @@ def measure(
             or a smaller one if calls are very slow. The same on all ranks; None = no such limit.
 
     Returns:
-        samples of the slowest rank in µs (on rank 0 only), whether their median is settled, and the number of
-        elements that came out wrong on all ranks.
+        samples of the slowest rank in µs (on rank 0 only), whether their median is settled, the number of elements
+        that came out wrong on all ranks, and a hash of the bits that all ranks received for inexact numbers.
     """
     problem = ""
     try:
@@ -345,4 +370,8 @@ def measure(
     wrong, first_us = check()
     counts = first_counts(payload.call, agreement, device, budget_s, enough_us, first_us)
     samples_us = time_calls(payload.call, agreement, device, budget_s, enough_us, counts)
-    return {"samples_us": samples_us, "settled": is_settled(samples_us), "wrong": wrong + check()[0]}
+    wrong += check()[0]
+    payload.fill(inexact=True)
+    payload.call()
+    bits = agreement.reach(payload.hash_bits(), lambda found: hashlib.sha256(" ".join(found).encode()).hexdigest()[:16])
+    return {"samples_us": samples_us, "settled": is_settled(samples_us), "wrong": wrong, "bits": bits}

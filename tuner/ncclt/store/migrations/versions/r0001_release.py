@@ -90,6 +90,7 @@ def _create_study_tables() -> None:
         sa.Column("wrong", sa.BigInteger),
         sa.Column("interpolated", sa.Boolean, nullable=False),
         sa.Column("measured_bytes", sa.BigInteger),
+        sa.Column("bits", sa.String, nullable=False),
         _text("samples_us"),
         sa.ForeignKeyConstraint(["study", "number"], ["trials.study", "trials.number"], name="fk_measurements_trial"),
     )
