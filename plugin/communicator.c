@@ -14,7 +14,7 @@
 #include "process.h"
 #include "report.h"
 
-__attribute__((format(printf, 2, 3))) static void warn(nccl_logger log, const char *format, ...) {
+void ncclt_warn(nccl_logger log, const char *format, ...) {
   char line[1200] = "TUNER/ncclt: ";
   size_t length = strlen(line);
   va_list values;
@@ -101,10 +101,26 @@ static void say(const struct ncclt_communicator *communicator, const char *said,
   communicator->log(NCCL_LOG_INFO, NCCL_LOG_INIT | NCCL_LOG_TUNING, __FILE__, __LINE__, "%s", line);
 }
 
+/* Let the plan change, where the environment wants that and it can; `said` then tells it. */
+static void open_live(struct ncclt_communicator *communicator, char *said, size_t size) {
+  int wanted = 0;
+  communicator->live = ncclt_live_open(communicator, &wanted, communicator->live_reason);
+  if (!wanted) return;
+  if (communicator->live) {
+    communicator->reason[0] = 0;
+    snprintf(said, size, "live tuning (experimental): plans can change while the job runs");
+    atomic_store_explicit(&communicator->use, NCCLT_LIVE, memory_order_relaxed);
+  } else {
+    size_t length = strlen(said);
+    snprintf(said + length, size - length, "; no live tuning: %s", communicator->live_reason);
+  }
+}
+
 static void free_communicator(struct ncclt_communicator *communicator) {
   ncclt_delegate_close(communicator->delegate);
   ncclt_table_free(&communicator->table);
   ncclt_shared_close(communicator->shared);
+  ncclt_live_close(communicator->live);
   free(communicator->decisions);
   free(communicator->report_folder);
   free(communicator->policy);
@@ -134,9 +150,9 @@ int ncclt_communicator_open(const struct ncclt_opening *opening, struct ncclt_co
     why = communicator->reason;
   }
   if (failed && (!communicator || must_fail(agreement))) {
-    if (named.source == NCCLT_NO_TABLE) warn(opening->log, "%s", why);
+    if (named.source == NCCLT_NO_TABLE) ncclt_warn(opening->log, "%s", why);
     else
-      warn(opening->log,
+      ncclt_warn(opening->log,
            "this rank cannot use the table of %s: %s. NCCL's init ends here, because ranks that choose differently hang "
            "or corrupt data; unset %s on all ranks to train without the table",
            named.variable, why, named.variable);
@@ -144,12 +160,13 @@ int ncclt_communicator_open(const struct ncclt_opening *opening, struct ncclt_co
   }
   if (code == NCCL_SUCCESS) {
     code = ncclt_delegate_open(opening, &communicator->delegate, communicator->delegate_reason);
-    if (code) warn(opening->log, "%s; without this plugin NCCL's init would fail as well", communicator->delegate_reason);
+    if (code) ncclt_warn(opening->log, "%s; without this plugin NCCL's init would fail as well", communicator->delegate_reason);
   }
   if (code) {
     if (communicator) free_communicator(communicator);
     return code;
   }
+  open_live(communicator, said, sizeof said);
   const char *lacking = prepare_report(communicator);
   ncclt_process_add(communicator);
   if (communicator->log) say(communicator, said, lacking);
@@ -166,7 +183,7 @@ enum ncclt_use ncclt_communicator_settle(struct ncclt_communicator *communicator
   else if (communicator->reason[0]) use = NCCLT_FAILS; /* it could be read when the ranks compared, and not before */
   if (!atomic_compare_exchange_strong(&communicator->use, &before, use)) return (enum ncclt_use)before;
   if (use == NCCLT_FAILS)
-    warn(communicator->log,
+    ncclt_warn(communicator->log,
          "%s, while other ranks may use the table. This call fails, because ranks that choose differently hang or corrupt "
          "data",
          decision == NCCLT_IN_DOUBT ? "the job's store was lost before this rank knew the decision of all ranks"

@@ -6,12 +6,14 @@
 
 #include "decisions.h"
 #include "delegate.h"
+#include "live.h"
 #include "nccl_tuner_abi.h"
 #include "shared.h"
 #include "table.h"
 
-/* Whether the table answers; settled when NCCL asks first, so that no communicator changes its choices. */
-enum ncclt_use { NCCLT_UNSETTLED, NCCLT_USED, NCCLT_UNUSED, NCCLT_FAILS };
+/* Whether the table answers; settled when NCCL asks first, so that no communicator changes its choices. Only in a live one
+ * they change, at a question on which all ranks agree. */
+enum ncclt_use { NCCLT_UNSETTLED, NCCLT_USED, NCCLT_UNUSED, NCCLT_FAILS, NCCLT_LIVE };
 
 struct ncclt_communicator {
   int api;              /* version of the tuner API that NCCL speaks */
@@ -29,6 +31,8 @@ struct ncclt_communicator {
   struct ncclt_table table;
   const struct ncclt_shared *shared; /* in place of the table, where a controller switches */
   _Atomic uint64_t checked;          /* generation of it that was found whole */
+  struct ncclt_live *live;           /* in place of the table, where plans change; NULL = they do not */
+  char live_reason[NCCLT_REASON_SIZE]; /* why not, where NCCLT_LIVE wants it; else empty */
   struct ncclt_delegate *delegate;   /* the tuner for what no row decides; NULL = NCCL itself */
   char delegate_reason[NCCLT_DELEGATE_SAID_SIZE]; /* why there is none, where one was to be; else empty */
   struct ncclt_decisions *decisions; /* NULL where nobody asked for a report */
@@ -44,6 +48,9 @@ int ncclt_communicator_open(const struct ncclt_opening *opening, struct ncclt_co
 /* Write the report, if one is wanted, and free everything. NULL is allowed. */
 void ncclt_communicator_close(struct ncclt_communicator *communicator);
 
+/* Write a line at level WARN to NCCL's log. */
+void ncclt_warn(nccl_logger log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 /* Decide on `use` at the first question. */
 enum ncclt_use ncclt_communicator_settle(struct ncclt_communicator *communicator);
 
@@ -51,15 +58,16 @@ enum ncclt_use ncclt_communicator_settle(struct ncclt_communicator *communicator
 const char *ncclt_communicator_reason(const struct ncclt_communicator *communicator);
 
 /* Find what the table says: 1 = `choice` is filled in, 0 = nothing, -1 = this question must fail. */
-static inline int ncclt_communicator_find(struct ncclt_communicator *communicator, int function, uint64_t bytes,
+static inline int ncclt_communicator_find(struct ncclt_communicator *communicator, const struct ncclt_call *call,
                                           struct ncclt_choice *choice) {
   int use = atomic_load_explicit(&communicator->use, memory_order_relaxed);
   if (use == NCCLT_UNSETTLED) use = ncclt_communicator_settle(communicator);
+  if (use == NCCLT_LIVE) return ncclt_live_find(communicator, call, choice);
   if (use != NCCLT_USED) return use == NCCLT_FAILS ? -1 : 0;
   if (communicator->shared)
-    return ncclt_shared_find(communicator->shared, function, bytes, communicator->nodes, communicator->ranks,
-                             &communicator->checked, choice) == NCCLT_SHARED_FOUND;
-  const struct ncclt_choice *found = ncclt_lane_find(&communicator->table.lanes[function], bytes);
+    return ncclt_shared_find(communicator->shared, call->function, call->bytes, communicator->nodes,
+                             communicator->ranks, &communicator->checked, choice) == NCCLT_SHARED_FOUND;
+  const struct ncclt_choice *found = ncclt_lane_find(&communicator->table.lanes[call->function], call->bytes);
   if (!found) return 0;
   *choice = *found;
   return 1;

@@ -34,6 +34,8 @@ void ncclt_process_remove(struct ncclt_communicator *communicator) {
   ncclt_process_unlock();
 }
 
+struct ncclt_communicator *ncclt_process_open(void) { return process.open; }
+
 int ncclt_opener_enter(struct ncclt_opener *opener) {
   int is_new = 1;
   opener->thread = pthread_self();

@@ -15,6 +15,9 @@ void ncclt_process_unlock(void);
 int ncclt_process_add(struct ncclt_communicator *communicator);
 void ncclt_process_remove(struct ncclt_communicator *communicator);
 
+/* Return the first open communicator, with the process locked. */
+struct ncclt_communicator *ncclt_process_open(void);
+
 /* A thread that opens another tuner; it lies on that thread's stack. */
 struct ncclt_opener {
   pthread_t thread;

@@ -58,7 +58,7 @@ static int choose(void *context, const struct ncclt_call *call) {
   if (!communicator) return NCCL_SUCCESS;
   enum ncclt_outcome outcome = NCCLT_UNMATCHED;
   int known = call->function >= 0 && call->function < NCCL_FUNCTIONS;
-  int found = known ? ncclt_communicator_find(communicator, call->function, call->bytes, &choice) : 0;
+  int found = known ? ncclt_communicator_find(communicator, call, &choice) : 0;
   if (found < 0) return NCCL_INVALID_USAGE;
   if (found && !is_left_to_nccl(communicator, call, choice)) {
     outcome = NCCLT_UNAVAILABLE;
@@ -205,8 +205,9 @@ static int choose_v2(void *context, int function, size_t bytes, int collnet, int
   struct ncclt_communicator *communicator = context;
   struct ncclt_choice choice = {0, 0, 0};
   if (!communicator || function < 0 || function >= NCCL_FUNCTIONS) return NCCL_SUCCESS;
+  struct ncclt_call call = {function, bytes, pipe_ops, NULL, NCCL_ALGORITHMS, NCCL_PROTOCOLS, 0, channels};
   enum ncclt_outcome outcome = NCCLT_UNMATCHED;
-  int found = ncclt_communicator_find(communicator, function, bytes, &choice);
+  int found = ncclt_communicator_find(communicator, &call, &choice);
   if (found < 0) return NCCL_INVALID_USAGE;
   if (found) {
     outcome = NCCLT_UNAVAILABLE;
@@ -217,10 +218,8 @@ static int choose_v2(void *context, int function, size_t bytes, int collnet, int
       outcome = NCCLT_APPLIED;
     }
   }
-  if (outcome != NCCLT_APPLIED && communicator->delegate && algorithm && protocol) {
-    struct ncclt_call call = {function, bytes, pipe_ops, NULL, NCCL_ALGORITHMS, NCCL_PROTOCOLS, 0, channels};
+  if (outcome != NCCLT_APPLIED && communicator->delegate && algorithm && protocol)
     delegate_v2(communicator, &call, collnet, nvls, algorithm, protocol);
-  }
   count(communicator, function, bytes, outcome, choice);
   return NCCL_SUCCESS;
 }

@@ -3,7 +3,9 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <time.h>
 
+#include "live.h"
 #include "played.h"
 #include "shared.h"
 #include "table.h"
@@ -219,6 +221,70 @@ static void check_shared(void) {
   free(shared);
 }
 
+/* Questions of one communicator, while another thread switches its plan. */
+enum { LIVE_QUESTIONS = 20000 };
+
+static const char *const PLANS[] = {"", "1:r:2.28.9:16.2:0.0A1sRS1:99338fd78e7e2aff",
+                                    "1:r:2.28.9:16.2:0.0A1sRS2:562d0a9caf7af7d8"}; /* a ring of 0, 1 and 2 channels */
+
+static struct {
+  uint64_t begins;
+  int plan;
+} switched[LIVE_QUESTIONS];
+static _Atomic uint64_t asked, switches;
+
+static void *ask_live(void *argument) {
+  for (uint64_t i = 0; i < LIVE_QUESTIONS; i++) {
+    float costs[21];
+    int channels = 0, plan = 0;
+    for (int k = 0; k < 21; k++) costs[k] = 1;
+    CHECK(ask(*(struct played *)argument, NCCL_ALL_REDUCE, 64, costs, 7, 3, &channels) == NCCL_SUCCESS);
+    for (uint64_t one = atomic_load(&switches); one > 0; one--)
+      if (switched[one - 1].begins <= i) {
+        plan = switched[one - 1].plan;
+        break;
+      }
+    CHECK(channels == plan && (costs[NCCL_RING * 3 + NCCL_SIMPLE] < 1) == (plan > 0));
+    atomic_store(&asked, i + 1);
+    if (i % 20 == 0) nanosleep(&(struct timespec){0, 100000}, NULL);
+  }
+  return NULL;
+}
+
+/* A plan is decided long before its question, just then, or it comes too late. */
+static void check_live(void) {
+  setenv("NCCLT_LIVE", "1", 1);
+  char *policy = strdup(getenv("NCCLT_POLICY")), text[4096], reason[NCCLT_REASON_SIZE];
+  unsetenv("NCCLT_POLICY");
+  struct played played = open_communicator(5);
+  setenv("NCCLT_POLICY", policy, 1);
+  unsetenv("NCCLT_LIVE");
+  free(policy);
+  pthread_t thread;
+  uint64_t checksum;
+  long aborted = 0, refused = 0;
+  CHECK(pthread_create(&thread, NULL, ask_live, &played) == 0);
+  for (uint64_t proposal = 1; atomic_load(&asked) < LIVE_QUESTIONS; proposal++) {
+    uint64_t begins = atomic_load(&asked) + random_number() % 20, number = atomic_load(&switches);
+    int plan = (int)(random_number() % 3), commits = random_number() % 4 > 0;
+    CHECK(ncclt_live_describe(text, sizeof text) > 0 && strstr(text, "ranks=16"));
+    if (begins < 20) continue; /* the size must be known */
+    if (ncclt_live_arm(proposal, COMMUNICATOR, begins, PLANS[plan], 0, 30.0, &checksum, reason)) {
+      refused++;
+      continue;
+    }
+    if (commits) {
+      switched[number].begins = begins, switched[number].plan = plan;
+      atomic_store(&switches, number + 1);
+    }
+    aborted += !commits;
+    ncclt_live_decide(proposal, commits);
+  }
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK(atomic_load(&switches) > 10 && aborted > 0 && refused > 0);
+  close_communicator(played);
+}
+
 /* Compare the compiled ranges with the plain reading of the rows: the first row that covers a size. */
 static void check_ranges(void) {
   for (int turn = 0; turn < 300; turn++) {
@@ -266,7 +332,8 @@ int main(int count, char **arguments) {
   check_threads();
   check_shared();
   check_ranges();
-  CHECK(lines == opened + 1 + THREADS + 1); /* one line per communicator */
+  check_live();
+  CHECK(lines == opened + 1 + THREADS + 1 + 1); /* one line per communicator */
   CHECK(ncclTunerPlugin_v6.get_chunk_size == NULL && ncclTunerPlugin_v7.get_chunk_size == NULL);
   CHECK(ncclTunerPlugin_v6.init(NULL, 0, 8, 1, NULL, NULL, NULL) == NCCL_SUCCESS);
   open_communicator(7); /* left open: reported when the process ends */

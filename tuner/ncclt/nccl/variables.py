@@ -109,7 +109,15 @@ _PREFIXES: dict[str, tuple[VariableClass, str]] = {
 }
 
 _WITH_A_TUNER_PLUGIN = (
-    *("NCCLT_TABLE", "NCCLT_POLICY", "NCCLT_POLICY_CHECKSUM", "NCCLT_POLICY_SHM", "NCCLT_DELEGATE", "NCCLT_AGREEMENT"),
+    *(
+        "NCCLT_TABLE",
+        "NCCLT_POLICY",
+        "NCCLT_POLICY_CHECKSUM",
+        "NCCLT_POLICY_SHM",
+        "NCCLT_DELEGATE",
+        "NCCLT_AGREEMENT",
+        "NCCLT_LIVE",
+    ),
 )
 
 OLD_PYTORCH = frozenset(

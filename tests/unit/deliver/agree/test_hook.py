@@ -1,7 +1,9 @@
 """The protocol over stores that fail, and where the hook lies."""
 
 import json
+import runpy
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,30 +15,7 @@ FACTS = {"plugin": "1 (a)", "nccl": "2.28.9", "table": "t", "host": "h", "proble
 PREFIX = "p"
 
 
-class Store:
-    """A store in memory, whose connection can end at a given operation."""
-
-    def __init__(self, fails_at=None):
-        self.values, self.lock, self.fails_at = {}, threading.Lock(), fails_at
-
-    def _reach(self, operation):
-        if self.fails_at and self.fails_at(operation):
-            raise RuntimeError("Connection reset by peer")
-
-    def compare_set(self, key, expected, desired):
-        self._reach(f"compare_set {key}")
-        with self.lock:
-            if self.values.get(key, "") == expected:
-                self.values[key] = desired
-            return self.values[key].encode()
-
-    def check(self, keys):
-        self._reach(f"check {keys[0]}")
-        with self.lock:
-            return all(key in self.values for key in keys)
-
-    def get(self, key):
-        return self.values[key].encode()
+Store = runpy.run_path(str(Path(__file__).parents[3] / "fakes" / "memory_store.py"))["Store"]
 
 
 def run(store, rank, ranks, timeout_s=0.2, **changes):
@@ -119,6 +98,7 @@ def test_hook_is_placed_once_and_read_by_all(tmp_path):
     assert sorted(str(path.relative_to(first)) for path in first.rglob("*.py")) == [
         "_ncclt_agreement/__init__.py",
         "_ncclt_agreement/hook.py",
+        "_ncclt_agreement/live.py",
         "_ncclt_agreement/start.py",
         "_ncclt_agreement/when_imported.py",
         "sitecustomize.py",

@@ -52,14 +52,15 @@ def test_a_failed_build_keeps_what_was_there_and_leaves_nothing(tmp_path, librar
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm here")
-def test_the_object_exports_tuners_and_agreement_alone_and_runs_on_old_systems(library):
+def test_the_object_exports_tuners_and_hooks_alone_and_runs_on_old_systems(library):
     """Containers for training have C libraries from 2.27 (Ubuntu 18.04) on; we need nothing but that library."""
     listed = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True).stdout
     exported = {line.split()[-1] for line in listed.splitlines() if re.search(r" [TDBRV] ", line)}
     versions = {tuple(map(int, v.split("."))) for v in re.findall(r"@GLIBC_([\d.]+)", listed)}
 
     tuners = {f"ncclTunerPlugin_v{version}" for version in (2, 3, 4, 5, 6, 7)}
-    assert exported == tuners | {"ncclt_describe", "ncclt_decide"}
+    live = {f"ncclt_live_{name}" for name in ("describe", "arm", "decide", "estimate", "capture")}
+    assert exported == tuners | {"ncclt_describe", "ncclt_decide"} | live
     assert "w ncclGetVersion" in listed
     # Weak, and of the oldest version: before 2.34 they are in a library that the plugin does not name.
     assert re.search(r" w dlopen(@GLIBC_2\.(2\.5|17))?$", listed, re.MULTILINE)

@@ -62,7 +62,7 @@ def _hook_files() -> dict[str, str]:
     own, record = files("ncclt.deliver.agree") / "injected", files("ncclt.profile.record")
     sources = {
         f"{_PACKAGE}/when_imported.py": record / "injected" / "when_imported.py",
-        **{f"{_PACKAGE}/{name}.py": own / f"{name}.py" for name in ("__init__", "hook", "start")},
+        **{f"{_PACKAGE}/{name}.py": own / f"{name}.py" for name in ("__init__", "hook", "live", "start")},
         "sitecustomize.py": record / "entry.py",  # last: with it Python begins to load the others
     }
     return {name: source.read_text(encoding="utf-8") for name, source in sources.items()}

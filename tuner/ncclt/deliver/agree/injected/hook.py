@@ -29,12 +29,20 @@ USE_TABLE, KEEP_DEFAULT, IN_DOUBT = 1, 2, 3
 """As enum ncclt_agreed of plugin/agreement.h."""
 
 _USE = "use"
-_COMPARED = (("plugin", "plugin"), ("nccl", "NCCL"), ("table", "table"))
+COMMON = (("plugin", "plugin"), ("nccl", "NCCL"))
+"""Facts that are equal on all ranks whenever a plugin of theirs chooses, and the words for them."""
+
+_COMPARED = (*COMMON, ("table", "table"))
 _ROOM = 2048
 
 
-def wrap(distributed: ModuleType) -> None:
-    """Let `init_process_group` of torch.distributed end with the agreement of all ranks."""
+def wrap(distributed: ModuleType, begin: Callable[[Any, int], object] | None = None) -> None:
+    """Let `init_process_group` of torch.distributed end with `begin`; None = the agreement of all ranks.
+
+    Args:
+        distributed: torch.distributed.distributed_c10d.
+        begin: called with it, and with how often it was initialised.
+    """
     original = getattr(distributed, "init_process_group", None)
     if original is None:
         return  # a PyTorch without distributed
@@ -45,7 +53,7 @@ def wrap(distributed: ModuleType) -> None:
         nonlocal inits
         result = original(*args, **kwargs)
         inits += 1
-        _agree_over(distributed, inits)
+        (begin or _agree_over)(distributed, inits)
         return result
 
     distributed.init_process_group = init_process_group  # type: ignore[attr-defined]
@@ -60,7 +68,7 @@ def _agree_over(distributed: Any, inits: int) -> None:
         timeout_s = float(os.environ.get("NCCLT_AGREEMENT_TIMEOUT") or TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # whatever PyTorch lacks here, this rank offers nothing
         decide(KEEP_DEFAULT)
-        _say(f"keeping the NCCL default: this rank cannot reach the others' store: {_one_line(error)}")
+        say(f"keeping the NCCL default: this rank cannot reach the others' store: {one_line(error)}")
         return
     agree(
         store,
@@ -75,34 +83,40 @@ def _agree_over(distributed: Any, inits: int) -> None:
 
 def look_around(environ: Mapping[str, str]) -> tuple[dict[str, str], Callable[[int], object]]:
     """Load the plugin of this rank; return its facts and the function that passes it the decision."""
-    facts = dict.fromkeys((name for name, _ in _COMPARED), "")
-    facts["host"], facts["problem"] = os.uname().nodename, ""
+    library, facts = describe_rank(environ)
+    facts.setdefault("table", "")
     if environ.get("NCCLT_AGREEMENT") != "hook":
-        facts["problem"] = "NCCLT_AGREEMENT is not set"
-    library = None
+        facts["problem"] = facts["problem"] or "NCCLT_AGREEMENT is not set"
+    elif not facts["problem"] and facts["table_problem"]:
+        facts["problem"] = f"its table cannot be used: {facts['table_problem']}"
+    return facts, _nobody if library is None else library.ncclt_decide
+
+
+def describe_rank(environ: Mapping[str, str]) -> tuple[ctypes.CDLL | None, dict[str, str]]:
+    """Load the plugin that NCCL loads in this rank, and return it with its facts: `problem` tells why there is none."""
+    facts = dict.fromkeys(("plugin", "nccl", "table", "table_problem", "problem"), "")
+    facts["host"] = os.uname().nodename
     name = environ.get("NCCL_TUNER_PLUGIN", "")
     if not name:
         facts["problem"] = "no tuner plugin (NCCL_TUNER_PLUGIN is not set)"
-        return facts, _nobody
+        return None, facts
     for path in (name,) if "/" in name else (name, f"libnccl-tuner-{name}.so"):  # as NCCL looks
         try:
             library = ctypes.CDLL(path)
-            describe, decide = library.ncclt_describe, library.ncclt_decide
-            break
+            describe, _ = library.ncclt_describe, library.ncclt_decide
         except (OSError, AttributeError) as error:
-            library, facts["problem"] = None, f"the tuner plugin cannot be used: {_one_line(error)}"
-    if library is None:
-        return facts, _nobody
-    text = ctypes.create_string_buffer(_ROOM)
-    if describe(text, ctypes.c_size_t(_ROOM)) < 0:
-        facts["problem"] = "the tuner plugin does not say what it has loaded"
-        return facts, decide
-    told = dict(line.split("=", 1) for line in text.value.decode("ascii", "replace").splitlines() if "=" in line)
-    facts["plugin"] = f"{told.get('plugin')} ({told.get('image')})"
-    facts["nccl"], facts["table"] = told.get("nccl", ""), told.get("table", "")
-    if not facts["problem"] and told.get("problem"):
-        facts["problem"] = f"its table cannot be used: {told['problem']}"
-    return facts, decide
+            facts["problem"] = f"the tuner plugin cannot be used: {one_line(error)}"
+            continue
+        text = ctypes.create_string_buffer(_ROOM)
+        if describe(text, ctypes.c_size_t(_ROOM)) < 0:
+            facts["problem"] = "the tuner plugin does not say what it has loaded"
+            return library, facts
+        told = dict(line.split("=", 1) for line in text.value.decode("ascii", "replace").splitlines() if "=" in line)
+        facts["plugin"] = f"{told.get('plugin')} ({told.get('image')})"
+        facts["nccl"], facts["table"] = told.get("nccl", ""), told.get("table", "")
+        facts["table_problem"], facts["problem"] = told.get("problem", ""), ""
+        return library, facts
+    return None, facts
 
 
 def agree(
@@ -131,27 +145,27 @@ def agree(
         own = json.dumps(dict(facts), sort_keys=True)
         if not facts["problem"]:
             decision = IN_DOUBT  # from here on the others may decide to use the table
-        is_stale = _text(store.compare_set(f"{prefix}/facts/{rank}", "", own)) != own
+        is_stale = text_of(store.compare_set(f"{prefix}/facts/{rank}", "", own)) != own
         if rank == 0:
-            proposal = _compare(_collect(store, prefix, ranks, timeout_s), ranks, timeout_s)
-        elif _wait(store, [f"{prefix}/decision"], timeout_s * 1.25, ranks):
+            proposal = compare_facts(_collect(store, prefix, ranks, timeout_s), ranks, timeout_s, _COMPARED) or _USE
+        elif wait_for(store, [f"{prefix}/decision"], timeout_s * 1.25, ranks):
             proposal = ""
         else:
             proposal = f"rank 0 did not decide within {timeout_s * 1.25:g} s, says rank {rank}"
-        decided = _text(
+        decided = text_of(
             store.compare_set(f"{prefix}/decision", "", proposal) if proposal else store.get(f"{prefix}/decision")
         )
         if decided != _USE:
             decision = KEEP_DEFAULT
             if decided == proposal:
-                _say(f"keeping the NCCL default on all {ranks} ranks: {decided}")
+                say(f"keeping the NCCL default on all {ranks} ranks: {decided}")
         elif not is_stale:
             decision = USE_TABLE
     except Exception as error:  # noqa: BLE001  # of the store, in whatever class PyTorch raises it
         if decision == IN_DOUBT:
-            _say(f"rank {rank} lost the job's store before it knew whether the ranks use the table: {_one_line(error)}")
+            say(f"rank {rank} lost the job's store before it knew whether the ranks use the table: {one_line(error)}")
         elif rank == 0:
-            _say(f"keeping the NCCL default: the ranks cannot be compared: {_one_line(error)}")
+            say(f"keeping the NCCL default: the ranks cannot be compared: {one_line(error)}")
     finally:
         decide(decision)
     return decision
@@ -159,13 +173,22 @@ def agree(
 
 def _collect(store: Any, prefix: str, ranks: int, timeout_s: float) -> dict[int, dict[str, str]]:
     keys = [f"{prefix}/facts/{rank}" for rank in range(ranks)]
-    everybody = _wait(store, keys, timeout_s, ranks)
+    everybody = wait_for(store, keys, timeout_s, ranks)
     present = [rank for rank, key in enumerate(keys) if everybody or store.check([key])]
     return {rank: json.loads(store.get(keys[rank])) for rank in present}
 
 
-def _compare(facts: Mapping[int, Mapping[str, str]], ranks: int, timeout_s: float) -> str:
-    """Return `use`, or why all ranks keep the default, with the first rank that is the reason."""
+def compare_facts(
+    facts: Mapping[int, Mapping[str, str]], ranks: int, timeout_s: float, compared: Sequence[tuple[str, str]]
+) -> str:
+    """Return why not all ranks can use a plan, with the first rank that is the reason; empty = they can.
+
+    Args:
+        facts: by rank; a rank may be missing.
+        ranks: of the job.
+        timeout_s: for which the missing ones were waited for.
+        compared: names of the facts that must be equal, with the words for them.
+    """
     missing = [rank for rank in range(ranks) if rank not in facts]
     if missing:
         return f"rank {missing[0]} did not answer within {timeout_s:g} s{_more(missing)}"
@@ -173,36 +196,40 @@ def _compare(facts: Mapping[int, Mapping[str, str]], ranks: int, timeout_s: floa
     if troubled:
         first = facts[troubled[0]]
         return f"rank {troubled[0]} on {first['host']}: {first['problem']}{_more(troubled)}"
-    for name, word in _COMPARED:
+    for name, word in compared:
         usual = Counter(facts[rank][name] for rank in range(ranks)).most_common(1)[0][0]
         odd = [rank for rank in range(ranks) if facts[rank][name] != usual]
         if odd:
             first = facts[odd[0]]
             return f"rank {odd[0]} on {first['host']} has {word} {first[name]} instead of {usual}{_more(odd)}"
-    return _USE
+    return ""
 
 
 def _more(concerned: Sequence[int]) -> str:
     return "" if len(concerned) == 1 else f" (and {len(concerned) - 1} more)"
 
 
-def _wait(store: Any, keys: Sequence[str], timeout_s: float, ranks: int) -> bool:
+def wait_for(
+    store: Any, keys: Sequence[str], timeout_s: float, ranks: int, is_stopped: Callable[[], bool] = lambda: False
+) -> bool:
     """Poll until all keys are there: a `wait` that runs into its time limit leaves some stores unusable."""
     ends_s = time.monotonic() + timeout_s
     pause_s = 0.001
     while not store.check(list(keys)):
-        if time.monotonic() > ends_s:
+        if time.monotonic() > ends_s or is_stopped():
             return False
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, max(0.02, ranks * 0.0005))  # one thread answers all ranks
     return True
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a value of a store as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an error as one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -210,7 +237,8 @@ def _nobody(_decision: int) -> None:
     """Stand for the plugin where there is none."""
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Tell the user, where there is a stderr."""
     try:
         print(f"ncclt: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
     except (OSError, ValueError, AttributeError):

@@ -21,8 +21,12 @@ def install(_inject: str) -> None:
 
 
 def _attach(distributed: ModuleType) -> None:
+    is_live = os.environ.get("NCCLT_LIVE") == "1"
     try:
         from .hook import wrap
+
+        if is_live:
+            from .live import start
     except (ImportError, OSError):
         return  # the folder was removed: this rank does not answer, so that all keep the default
-    wrap(distributed)
+    wrap(distributed, start if is_live else None)

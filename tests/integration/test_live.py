@@ -1,0 +1,143 @@
+"""Ranks of real processes switch the compiled plugin's plan at the same question, or all keep the one in force."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
+from ncclt.nccl.tuner_plugin.build import build, compiler
+from ncclt.nccl.tuner_plugin.compact_table import encode_table
+from ncclt.nccl.tuner_table import table_text
+
+pytest.importorskip("torch", reason="needs PyTorch")
+
+ROOT = Path(__file__).parents[2]
+free_port = runpy.run_path(str(ROOT / "tests" / "fakes" / "ports.py"))["free_port"]
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """One small job per fault; the last of four ranks has it."""
+    if compiler() is None:
+        pytest.skip("no C compiler here")
+    command = [sys.executable, ROOT / "bench" / "live.py", "--quick", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return {row["fault"]: row for row in json.loads(done.stdout)["rows"]}
+
+
+def test_no_two_ranks_choose_differently_whatever_fails(jobs):
+    assert len(jobs) == 13
+    assert {fault: row["disagreements"] for fault, row in jobs.items()} == dict.fromkeys(jobs, 0)
+    assert min(row["calls"] for row in jobs.values()) > 1000
+
+
+def test_plans_are_switched_where_nothing_hinders_it(jobs):
+    assert jobs["none"]["switches"] >= 20
+    for fault in ("exception", "estimates", "other thread", "no memory", "killed"):
+        assert jobs[fault]["switches"] >= 10, fault
+        assert jobs[fault]["lines"] == [], fault
+    assert jobs["other thread"]["left_out"] > jobs["none"]["left_out"]
+
+
+def test_plan_in_force_stays_once_ranks_differ_or_capture(jobs):
+    for fault in ("hidden estimates", "other offers"):
+        assert (jobs[fault]["switches"], set(jobs[fault]["ends"])) == (0, {"default"}), fault
+        (line,) = jobs[fault]["lines"]
+        assert "ended: ranks 0 and 3 were asked different questions" in line, fault
+    assert "captured a CUDA graph with collectives" in jobs["capture"]["lines"][0]
+    assert set(jobs["capture"]["ends"]) == {"plan stays"}
+
+
+def test_second_plan_before_the_first_is_reached_is_aborted(jobs):
+    assert jobs["second plan"]["aborts"] >= 1
+    assert "two proposals in a row were aborted: rank 0: the last switch" in jobs["second plan"]["lines"][0]
+
+
+def test_rank_that_cannot_know_the_decision_fails_its_call(jobs):
+    assert jobs["lost store"]["ends"]["fail-stop"] == 1
+    assert any("its next collectives fail" in line for line in jobs["lost store"]["lines"])
+
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+import _ncclt_agreement.live as live
+
+class Director:
+    def decide(self, boundary):
+        return os.environ["PLAN"] if not boundary.plan else None
+    def end(self, reason):
+        print("ended:", reason, file=sys.stderr)
+
+live.find_director = Director
+import torch
+import torch.distributed as dist
+from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+optimizer, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+chosen = []
+with LoadedPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).communicator(api=5, ranks=2, nodes=1, number=7) as comm:
+    for step in range(1000):
+        for _ in range(3):
+            chosen.append(int(min(comm.ask(4, 64).costs) < 1))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        other.step()
+        dist.barrier()
+        if chosen[-30:] == [1] * 30 and step % 10 == 0:
+            break
+Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(chosen))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_ranks_that_a_launcher_starts_switch_by_the_hook(tmp_path, odd):
+    if compiler() is None:
+        pytest.skip("no C compiler here")
+    write_hook(hook_path(tmp_path))
+    rows = ["allreduce,0,100,tree,ll,2,1,2"]
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "PYTHONPATH"))},
+        **agreement_environment(hook_path(tmp_path), {}),
+        "NCCL_TUNER_PLUGIN": str(build(tmp_path / "lib" / "libnccl-tuner-ncclt.so")),
+        "NCCLT_LIVE": "1",
+        "NCCLT_LIVE_STEPS": "5",
+        "NCCL_RUNTIME_CONNECT": "0",
+        "PLAN": encode_table(table_text(rows, table_id="r", version=NcclVersion(2, 28, 9), nodes=1, ranks=2)),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    script = RANK.replace("range(1000)", "range(60)") if odd else RANK
+    (tmp_path / "rank.py").write_text(script)
+    (tmp_path / "out").mkdir()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, tmp_path / "rank.py", tmp_path / "out"],
+            env=environ | {"RANK": str(rank)} | ({"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"} if odd and rank else {}),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    chosen = [json.loads((tmp_path / "out" / str(rank)).read_text()) for rank in range(2)]
+    assert chosen[0] == chosen[1]
+    if odd:
+        assert set(chosen[0]) == {0}
+        assert any("rank 1 on " in error and "TORCH_NCCL_USE_COMM_NONBLOCKING 1" in error for error in errors)
+    else:
+        assert chosen[0] == sorted(chosen[0]), "the default, then the plan"
+        assert set(chosen[0]) == {0, 1}

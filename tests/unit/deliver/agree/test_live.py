@@ -1,0 +1,393 @@
+"""Boundaries and proposals of live tuning over a store in memory; the plugin is a fake with the same states."""
+
+import runpy
+import time
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+
+import pytest
+
+from ncclt.deliver.agree.injected.live import (
+    COMPARED,
+    Limits,
+    LiveSession,
+    find_end,
+    find_in_step,
+    optimizer_hook,
+    read_communicators,
+)
+
+Store = runpy.run_path(str(Path(__file__).parents[3] / "fakes" / "memory_store.py"))["Store"]
+
+LIMITS = Limits(collect_s=0.4, acknowledge_s=0.4, decide_s=1.0, question_s=1.5)
+HELLO = {**dict.fromkeys([name for name, _ in COMPARED], ""), "problem": "", "host": "h"}
+EVERY, PER_STEP = 4, 5
+PLAN = "1:x"
+
+
+class Plugin:
+    """The plugin of one rank, with one communicator; counts by `ask`."""
+
+    def __init__(self, ranks, refuses=lambda _proposal: False, checksum=1):
+        self.ranks, self.refuses, self.checksum = ranks, refuses, checksum
+        self.count, self.begins, self.state, self.proposal, self.decided = 0, 0, "committed", 0, {}
+
+    def ask(self, questions=PER_STEP):
+        self.count += questions
+
+    def describe(self):
+        words = f"nodes=1 count={self.count} mark=0 hash=0 captured=0 busy=0 begins={self.begins} state={self.state}"
+        return f"id={7:016x} ranks={self.ranks} {words}\n".encode()
+
+    def arm(self, proposal, number, begins, plan, *, connected_only, wait_s):
+        assert (number, plan) == (7, PLAN)
+        if self.refuses(proposal & 0xFFFF):
+            raise RuntimeError("made up")
+        self.proposal, self.begins, self.state = proposal, begins, "undecided"
+        return self.checksum
+
+    def decide(self, proposal, *, commit):
+        self.decided[proposal & 0xFFFF] = commit
+        if proposal == self.proposal and self.state == "undecided":
+            self.state = "committed" if commit else "aborted"
+
+
+class Director:
+    """Proposes one plan whenever it can."""
+
+    def __init__(self):
+        self.boundaries, self.ends = [], []
+
+    def decide(self, boundary):
+        self.boundaries.append(boundary)
+        return PLAN
+
+    def end(self, reason):
+        self.ends.append(reason)
+
+    @property
+    def outcomes(self):
+        return [(one.outcome.committed, one.outcome.reason) for one in self.boundaries if one.outcome is not None]
+
+
+class Job:
+    """Three ranks that step together."""
+
+    def __init__(self, plugins=(), stores=(), hellos=MappingProxyType({}), director=None, ranks=3):
+        store = Store()
+        self.store = store
+        self.plugins = [plugins[rank] if rank in plugins else Plugin(ranks) for rank in range(ranks)]
+        self.director = director or Director()
+        self.sessions = [
+            LiveSession(
+                stores[rank](store) if rank in stores else store,
+                self.plugins[rank],
+                rank,
+                ranks,
+                prefix="p",
+                every=EVERY,
+                limits=LIMITS,
+                director=self.director if rank == 0 else None,
+                hello={**HELLO, **hellos.get(rank, {})},
+            )
+            for rank in range(ranks)
+        ]
+
+    def step(self, steps=EVERY, absent=()):
+        for _ in range(steps):
+            time.sleep(0.003)  # a switch begins behind the steps that its acknowledgements take
+            for rank, (plugin, session) in enumerate(zip(self.plugins, self.sessions, strict=True)):
+                plugin.ask()
+                if rank not in absent:
+                    session.step()
+
+    def pass_boundaries(self, number, absent=()):
+        """Step to so many boundaries, and let the workers finish each."""
+        for _ in range(number):
+            seen = len(self.director.boundaries)
+            self.step(absent=absent)
+            self.wait(lambda seen=seen: len(self.director.boundaries) > seen or self.sessions[0].ended)
+        self.wait(lambda: all(plugin.state != "undecided" for plugin in self.plugins), limit_s=3.0)
+
+    @staticmethod
+    def wait(condition, limit_s=1.0):
+        ends_s = time.monotonic() + limit_s
+        while not condition() and time.monotonic() < ends_s:
+            time.sleep(0.005)
+
+    def close(self):
+        for session in self.sessions:
+            session.close()
+
+
+@pytest.fixture
+def start():
+    jobs = []
+
+    def start_job(**options):
+        jobs.append(Job(**options))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.close()
+
+
+def test_plan_is_committed_on_all_ranks_for_the_same_question(start):
+    job = start()
+    job.pass_boundaries(4)
+    assert [plugin.decided for plugin in job.plugins] == [{1: True}] * 3
+    assert len({plugin.begins for plugin in job.plugins}) == 1
+    assert job.plugins[0].begins > 4 * EVERY * PER_STEP
+    first = job.director.boundaries[:4]
+    assert [one.can_propose for one in first] == [False, False, False, True], "counts were equal four times"
+    assert set(first[-1].times_us) == {0, 1, 2}
+    assert len(first[-1].times_us[2]) == EVERY
+
+
+def test_next_plan_waits_until_all_have_passed_the_last(start):
+    job = start()
+    job.pass_boundaries(4)
+    for plugin in job.plugins:
+        plugin.begins += 100  # as if it lay far ahead
+    job.sessions[0]._coordinator._begun["0000000000000007"] += 10**6
+    job.sessions[0]._coordinator._message["begins"]["0000000000000007"] += 10**6
+    job.pass_boundaries(2)
+    assert [one.why_not for one in job.director.boundaries[4:]] == ["the last switch has not been reached"] * 2
+    assert [plugin.decided for plugin in job.plugins] == [{1: True}] * 3
+
+
+def test_boundary_names_the_plan_and_the_first_step_under_it_alone(start):
+    job = start()
+    job.pass_boundaries(4)
+    begins = job.plugins[0].begins
+    job.wait(lambda: job.sessions[0]._coordinator._outcome is not None)
+    while job.plugins[0].count <= begins:
+        job.pass_boundaries(1)
+    job.pass_boundaries(1)
+    settled = next(one for one in job.director.boundaries if one.plan)
+    assert settled.plan == PLAN
+    assert settled.plan_since == begins // PER_STEP + 2
+    assert settled.outcome is None or settled.outcome.committed
+
+
+def test_one_refusal_aborts_on_all_ranks_and_two_in_a_row_end_it(start, capfd):
+    job = start(plugins={2: Plugin(3, refuses=lambda _proposal: True)})
+    job.pass_boundaries(6)
+    job.wait(lambda: job.director.ends)
+    assert [plugin.decided for plugin in job.plugins] == [{1: False, 2: False}] * 3
+    assert job.director.ends == ["two proposals in a row were aborted: rank 2: made up"]
+    assert capfd.readouterr().err == f"ncclt: live tuning ended: {job.director.ends[0]}\n"
+    job.wait(lambda: all(session.ended for session in job.sessions))
+    assert {session.ended for session in job.sessions} == set(job.director.ends)
+
+
+def test_refusals_that_are_not_in_a_row_end_nothing(start):
+    job = start(plugins={1: Plugin(3, refuses=lambda proposal: proposal % 2)})
+    while len(job.director.outcomes) < 4 and len(job.director.boundaries) < 60:
+        job.pass_boundaries(1)
+    assert [committed for committed, _ in job.director.outcomes[:4]] == [False, True, False, True]
+    assert job.director.ends == []
+
+
+def test_ranks_that_compiled_different_rows_abort(start):
+    job = start(plugins={1: Plugin(3, checksum=2)})
+    job.pass_boundaries(5)
+    assert job.director.outcomes[0] == (False, "ranks were offered different choices in communicator 0000000000000007")
+    assert all(plugin.decided[1] is False for plugin in job.plugins)
+
+
+def failing_store(*, clones, after):
+    """Return a store of which these clones fail for good, once the rank has acknowledged."""
+
+    def build(store):
+        seen = []
+
+        class Failing(Store):
+            def clone(self, _fails_at=None):
+                number = len(seen)
+                seen.append(number)
+                return Store.clone(self, self.watch if number in clones else None)
+
+            @staticmethod
+            def watch(operation):
+                return any("/ack/" in key for key in store.values if key.endswith("/1")) and after in operation
+
+        return Failing(None, store.values, store.lock)
+
+    return build
+
+
+def test_second_connection_reads_the_decision_where_the_first_one_fails(start):
+    job = start(stores={1: failing_store(clones={0}, after="decision")})
+    job.pass_boundaries(4)
+    assert [plugin.decided for plugin in job.plugins] == [{1: True}] * 3
+
+
+def test_rank_that_lost_the_store_after_it_acknowledged_decides_nothing(start, capfd):
+    """Only its plugin may fail then: the others may have committed."""
+    job = start(stores={1: failing_store(clones={0, 1}, after="decision")})
+    job.pass_boundaries(4)
+    job.wait(lambda: job.sessions[1].ended, limit_s=5.0)
+    assert [plugin.decided for plugin in job.plugins] == [{1: True}, {}, {1: True}]
+    assert job.plugins[1].state == "undecided"
+    assert "rank 1 lost the job's store; its next collectives fail" in capfd.readouterr().err
+
+
+def test_rank_that_waits_in_vain_aborts_for_all(start):
+    """Rank 0 dies between the proposal and its word."""
+    job = start()
+    job.sessions[0]._judge = lambda _proposal: time.sleep(2.0) or "commit"
+    job.pass_boundaries(4)
+    job.wait(lambda: all(1 in plugin.decided for plugin in job.plugins), limit_s=5.0)
+    assert [plugin.decided for plugin in job.plugins] == [{1: False}] * 3
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [({"problem": "no plugin"}, "rank 1 on h: no plugin"), ({"nccl": "2.29.7"}, "rank 1 on h has NCCL 2.29.7")],
+)
+def test_rank_that_lacks_something_is_named_and_nothing_is_proposed(start, capfd, hello, why):
+    job = start(hellos={1: hello})
+    job.step()
+    job.wait(lambda: all(session.ended for session in job.sessions))
+    assert {session.ended[: len(why)] for session in job.sessions} == {why}
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    assert job.director.boundaries == []
+
+
+def test_rank_without_the_hook_ends_it(start):
+    job = start()
+    job.step(absent=(2,))
+    job.wait(lambda: job.director.ends)
+    assert job.director.ends == ["rank 2 did not answer within 0.4 s"]
+
+
+def test_rank_that_stops_answering_ends_it_at_the_second_boundary(start):
+    job = start()
+    job.pass_boundaries(5)
+    for _ in range(2):
+        job.step(absent=(1,))
+    job.wait(lambda: job.director.ends, limit_s=3.0)
+    assert job.director.ends == ["rank 1 did not answer, twice in a row"]
+    assert all(plugin.state != "undecided" for plugin in job.plugins)
+
+
+def test_director_that_fails_ends_it(start):
+    job = start(director=SimpleNamespace(boundaries=[], decide=lambda _boundary: 1 / 0, end=lambda _reason: None))
+    job.step()
+    job.wait(lambda: job.sessions[2].ended)
+    assert {session.ended for session in job.sessions} == {"the director failed: division by zero"}
+
+
+def test_store_does_not_grow_with_boundaries(start):
+    job = start()
+    job.director.decide = lambda boundary: job.director.boundaries.append(boundary)
+    job.pass_boundaries(3)
+    before = len(job.store.values)
+    job.pass_boundaries(10)
+    assert len(job.store.values) <= before + 1
+
+
+def test_forked_child_and_closed_session_do_nothing(start):
+    job = start()
+    job.sessions[0]._pid += 1
+    job.step()
+    assert job.sessions[0]._snapshots.empty()
+    job.close()
+    job.wait(lambda: not any(session._worker.is_alive() for session in job.sessions))
+    assert not any(session._worker.is_alive() for session in job.sessions)
+
+
+def facts(*ranks, step=4, **changes):
+    """Return facts of ranks that have one communicator of all of them, with these counts."""
+    told = {"ranks": len(ranks), "mark": "0", "hash": "0", "captured": 0, "busy": 0, "begins": 0, "state": "committed"}
+    return {
+        rank: {
+            "step": step,
+            "times_us": [],
+            "communicators": {"a": {**told, "count": count, **changes.get(str(rank), {})}},
+        }
+        for rank, count in enumerate(ranks)
+    }
+
+
+def change(found, rank, **changes):
+    found[rank]["communicators"]["a"].update(changes)
+    return found
+
+
+def test_end_is_found():
+    assert find_end(facts(10, 10)) == ""
+    assert find_end(facts(10, 20)) == ""
+    uneven = facts(10, 10)
+    uneven[1]["step"] = 5
+    assert "count steps differently (4 to 5)" in find_end(uneven)
+    assert "rank 1 captured a CUDA graph" in find_end(change(facts(10, 10), 1, captured=1))
+    assert "rank 0 failed a question" in find_end(change(facts(10, 10), 0, state="failed"))
+    assert "ranks 0 and 1 were asked different questions" in find_end(change(facts(10, 10), 1, hash="1"))
+    assert "ranks 0 and 1 were asked different questions" in find_end(change(facts(70, 80), 1, mark="1", hash="1"))
+    assert find_end(change(facts(60, 70), 1, mark="1", hash="1")) == "", "at different marks"
+    assert find_end(change(facts(10, 10), 1, hash="1", busy=1)) == "", "still in a question"
+
+
+def test_communicators_in_step_are_found():
+    history = [facts(count, count) for count in (0, 20, 40, 60)]
+    assert find_in_step(history, 4, {}) == {"a": (60, 5)}
+    assert find_in_step(history[1:], 4, {}) == {}, "three boundaries"
+    assert find_in_step([facts(0, 1), *history[1:]], 4, {}) == {}, "ranks differed before"
+    assert find_in_step([*history[:3], facts(60, 60)], 3, {}) == {"a": (60, 7)}, "rounded up"
+    assert find_in_step([*history[:3], facts(40, 40)], 4, {}) == {}, "idle"
+    assert find_in_step(history, 4, {"a": 60}) == {}, "its last plan begins with the next question"
+    assert find_in_step(history, 4, {"a": 59}) == {"a": (60, 5)}
+    assert find_in_step([*history[:3], change(facts(60, 60), 1, busy=1)], 4, {}) == {}
+    alone = facts(60, 60)
+    del alone[1]["communicators"]["a"]
+    assert find_in_step([*history[:3], alone], 4, {}) == {}, "one rank does not have it"
+
+
+def test_description_is_read():
+    line = b"id=000000000000000a ranks=2 nodes=1 count=3 mark=0f hash=10 captured=0 busy=1 begins=9 state=aborted\n"
+    found, problems = read_communicators(
+        line + b"id=000000000000000b ranks=2 problem=a problem=b\n" + b"id=0c ranks=1 problem=c\n"
+    )
+    assert found == {
+        "000000000000000a": {
+            "ranks": 2,
+            "nodes": 1,
+            "count": 3,
+            "mark": "0f",
+            "hash": "10",
+            "captured": 0,
+            "busy": 1,
+            "begins": 9,
+            "state": "aborted",
+        }
+    }
+    assert problems == ["a problem=b"]
+    assert read_communicators(2 * line) == ({}, [])
+
+
+def test_steps_of_the_first_optimizer_count():
+    counted = []
+    hook = optimizer_hook(SimpleNamespace(step=lambda: counted.append(1)))
+
+    class Optimizer:
+        pass
+
+    first, second = Optimizer(), Optimizer()
+    for one in (first, second, first, second):
+        hook(one, (), {})
+    assert len(counted) == 2
+    del first
+    one = None
+    hook(second, (), {})
+    assert len(counted) == 3, "the first one is gone"
+
+
+def test_step_without_a_boundary_takes_no_lock(start):
+    """The worker may hold the store for seconds."""
+    job = start()
+    with job.store.lock:
+        job.step(steps=EVERY)
+    assert job.sessions[0]._steps == EVERY
