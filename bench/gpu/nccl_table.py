@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from live import LiveRanks, Place, add_options, place_of, without_plugin
-
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome, TrialResult

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from live import add_options
 from nccl import find_library
 from nccl_table import VARIABLE
 
+from live import add_options
 from ncclt.errors import NccltError
 
 HERE = Path(__file__).parent

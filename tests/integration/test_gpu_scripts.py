@@ -79,8 +79,9 @@ class Machine:
         )
 
     def place(self, output, *, recipe="FAKE_HOSTS", nccl=None, **more):
-        import live
         import recipes
+
+        import live
 
         return live.Place(
             recipe=getattr(recipes, recipe),
