@@ -66,6 +66,7 @@ def document(revision: str) -> dict[str, Any]:
         "remarks": [],
         "table": [rule],
         "table_parameters": {},
+        "groups": [],
         "table_verdict": None,
     }
 

@@ -422,6 +422,9 @@ class RecommendationDocument(AnswerModel):
     dtypes: list[tuple[Collective, str]] = Field(
         description="collectives with the dtypes that the workload sends; empty = not recorded"
     )
+    groups: list[tuple[int, bool]] = Field(
+        description="measured process groups: ranks, and whether they span nodes; empty = not recorded"
+    )
     today: TodayDocument | None = Field(default=None, description="null = the job set no tuning variables")
 
 

@@ -154,6 +154,22 @@ def pairs_in(text: str, format: str) -> dict[str, str]:
     return found
 
 
+def group_options_in(text: str) -> dict[str, str]:
+    """Read options of a process group as Python or as YAML for `tp`; raise ValueError where it is anything else."""
+    lines = [line for line in text.split("\n") if line and not line.startswith("# ")]
+    if lines[:2] == ["from torch.distributed import ProcessGroupNCCL", "options = ProcessGroupNCCL.Options()"]:
+        pairs = [line.removeprefix("options.config.").split(" = ") for line in lines[2:]]
+    elif len(lines) == 1 and lines[0].startswith("tp: {") and lines[0].endswith("}"):
+        inside = lines[0].removeprefix("tp: {").removesuffix("}")
+        pairs = [part.split(": ") for part in inside.split(", ") if part]
+    else:
+        raise ValueError(f"no options: {text!r}")
+    found = dict(pairs)
+    if not found.keys() <= {"min_ctas", "max_ctas"} or not set(found.values()) <= {str(n) for n in range(1, 65)}:
+        raise ValueError(f"other options: {text!r}")
+    return found
+
+
 def is_table(text: str, nccl_version: str = "2.28.9") -> bool:
     """Tell whether a text is remarks and rows that a tuner plugin can read, and asks for legal variables only."""
     for line in text.removesuffix("\n").split("\n"):
@@ -270,6 +286,7 @@ def document(**changed: object) -> dict[str, object]:
         "interval": [1.06, 1.1],
         "origin": "measured",
         "launcher": "slurm",
+        "groups": [[8, True]],
         "variables": dict(HONEST),
         "lost": [],
         "remarks": [_REMARK[2:-1]],

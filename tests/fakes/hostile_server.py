@@ -28,8 +28,9 @@ from urllib.parse import parse_qs, urlsplit
 
 _ANSWERS = runpy.run_path(str(Path(__file__).with_name("hostile_answers.py")))
 HONEST, PAIR_FORMATS, HOSTILE_PAIRS = (_ANSWERS[name] for name in ("HONEST", "PAIR_FORMATS", "HOSTILE_PAIRS"))
-written, document, is_legal, all_legal, is_table, pairs_in = (
-    _ANSWERS[name] for name in ("written", "document", "is_legal", "all_legal", "is_table", "pairs_in")
+written, document, is_legal, all_legal, is_table, pairs_in, group_options_in = (
+    _ANSWERS[name]
+    for name in ("written", "document", "is_legal", "all_legal", "is_table", "pairs_in", "group_options_in")
 )
 
 _MOST_REQUESTS = 50

@@ -26,6 +26,8 @@ _FOR: dict[str, tuple[str, str]] = {
     "configmap": ("Kubernetes", "ncclt env {job} --format configmap | kubectl apply -f -"),
     "trainjob-env": ("Kubeflow TrainJob", "ncclt env {job} --format trainjob-env"),
     "cloudai": ("CloudAI", "ncclt env {job} --format cloudai >> test.toml"),
+    "pg-options": ("new_group of PyTorch", "ncclt env {job} --format pg-options > tp_options.py"),
+    "megatron-yaml": ("Megatron-LM, group tp", "ncclt env {job} --format megatron-yaml --group tp >> nccl.yaml"),
 }
 """Format -> its reader, and the command that fetches it."""
 
@@ -89,7 +91,7 @@ def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
     try:
         if why := _find_obstacle(found, form):
             return Snippet(format=format, reader=reader, delivers=form, why=why)
-        text = render(found, format=format)
+        text = render(found, format=format, group="tp" if format == "megatron-yaml" else "")
     except NccltError as error:  # a format that cannot express it says so
         return Snippet(format=format, reader=reader, delivers=form, why=error.message)
     return Snippet(format=format, reader=reader, delivers=form, command=command.replace("{job}", job), text=text)

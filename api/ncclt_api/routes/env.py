@@ -13,6 +13,7 @@ from fastapi import Request as HttpRequest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from starlette.responses import Response
 
+from ncclt.client.answer import MEGATRON_GROUPS
 from ncclt.core.api_key import Role
 from ncclt.core.recommendation import Request
 from ncclt.core.rollout import MOST_JOB_NAME
@@ -60,6 +61,11 @@ class EnvQuery(JobQuery):
         "rolled out meanwhile; 503 while the store is away",
     )
     channels: int | None = Field(None, ge=1, description="`nvidia-csv` only: if the policy leaves them to NCCL")
+    group: str = Field(
+        "",
+        description="`megatron-yaml` only: name of the process group",
+        json_schema_extra={"enum": ["", *MEGATRON_GROUPS]},
+    )
     recorded: Literal["allow"] | None = Field(None, description="also a result that was recorded elsewhere")
     simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
     driver: str | None = Field(None, description="only recommendations measured with this NVIDIA driver")
@@ -198,7 +204,9 @@ def _read_answers(
         chosen=select_fitting(published, query.request(cluster=cluster, model=query.model)),
         rollouts=store.recommendations.rolled_out(cluster=cluster, model=query.model),
         delivery=store.revisions.rules(cluster).delivery,
-        write=partial(render, format=format, shell=query.shell, unset=query.unset, channels=query.channels),
+        write=partial(
+            render, format=format, shell=query.shell, unset=query.unset, channels=query.channels, group=query.group
+        ),
         format=format,
         media_type=media_type,
         tickets=tickets,

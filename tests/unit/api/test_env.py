@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.client.answer import GROUP_FORMS
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.deliver.render.formats import FORMATS, render
 from ncclt.errors import StoreError
@@ -18,7 +19,7 @@ JOB = {**SHAPE, "simulated": "allow"}
 
 
 def test_the_text_is_what_the_core_renders(client, filled_store, subtests):
-    for format in [format for format in FORMATS if format != "slurm-taskprolog"]:
+    for format in [format for format in FORMATS if format not in ("slurm-taskprolog", *GROUP_FORMS)]:
         with subtests.test(format):
             answer = client.get(ENV, params={"model": "bert", **JOB, "format": format})
             said = {"variant": "active", "reason": "TARGETING_MATCH", "rollout": ""}
@@ -40,6 +41,14 @@ def test_a_task_prolog_that_would_set_nothing_is_not_served(client):
     """What was proven needs a table, which a script of the service does not carry."""
     answer = client.get(ENV, params={"model": "bert", **JOB, "format": "slurm-taskprolog"})
     assert (answer.status_code, "would set nothing" in answer.json()["detail"]) == (404, True)
+
+
+def test_options_of_a_group_that_was_not_measured_by_itself_are_not_served(client, subtests):
+    for form in ({"format": "pg-options"}, {"format": "megatron-yaml", "group": "tp"}):
+        with subtests.test(form=form):
+            answer = client.get(ENV, params={"model": "bert", **JOB, **form})
+            assert (answer.status_code, "measured by itself" in answer.json()["detail"]) == (404, True)
+    assert client.get(ENV, params={"model": "bert", **JOB, "format": "megatron-yaml"}).status_code == 422
 
 
 def test_keeping_the_default_is_an_answer_and_not_an_error(client):
@@ -64,7 +73,7 @@ def test_a_known_tag_is_answered_without_a_body(client):
 def test_formats_have_different_tags(client):
     answers = [client.get(ENV, params={"model": "bert", **JOB, "format": format}) for format in FORMATS]
     tags = [answer.headers["etag"] for answer in answers if answer.status_code == 200]
-    assert len(set(tags)) == len(tags) == len(FORMATS) - 1
+    assert len(set(tags)) == len(tags) == len(FORMATS) - 3
 
 
 def test_an_unknown_format_names_the_choices(client):

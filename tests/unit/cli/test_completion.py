@@ -73,7 +73,7 @@ def test_closed_lists_are_completed(tmp_path, monkeypatch):
         ("report ab", ["abc123"]),
         ("tune --study ab", ["abc123"]),
         ("cluster simulate --collective all_", ["all_gather", "all_reduce", "all_to_all"]),
-        ("tune --through ", ["plugin", "variables"]),
+        ("tune --through ", ["options", "plugin", "variables"]),
         ("profile model resnet50 --sharding f", ["fsdp"]),
         ("admin jobs list --state q", ["queued"]),
         ("tune --sam", ["--sampler"]),

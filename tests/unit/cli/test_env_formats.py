@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.cli import env
+from ncclt.client.answer import GROUP_FORMS
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
@@ -68,7 +69,7 @@ def test_stdout_carries_the_words_alone_and_stderr_what_they_cannot_say(ask):
 
 
 def test_stderr_says_in_every_format_that_only_a_table_delivers_the_gain(ask):
-    formats = (("--format", form) for form in FORMATS if form not in ("json", *TABLE_FORMATS))
+    formats = (("--format", form) for form in FORMATS if form not in ("json", *TABLE_FORMATS, *GROUP_FORMS))
     for words in ((), ("--shell", "csh"), *formats):
         code, _, err = ask(*words)
         warning = "warning: the tuned policy, 1.10x, needs the plugin: use --format tuner-csv"
@@ -83,6 +84,10 @@ def test_stderr_says_in_every_format_that_only_a_table_delivers_the_gain(ask):
         (("--format", "json", "--unset"), 2, "need --format export"),
         (("--channels", "4"), 2, "--channels needs"),
         (("--format", "nvidia-csv"), 2, "on one channel"),
+        (("--group", "tp"), 2, "--group needs --format megatron-yaml"),
+        (("--format", "megatron-yaml"), 2, "no --group for Megatron"),
+        (("--format", "megatron-yaml", "--group", "tp"), 3, "no process group was measured by itself"),
+        (("--format", "pg-options"), 3, "no process group was measured by itself"),
     ],
 )
 def test_what_makes_no_sense_prints_nothing(ask, words, code, said):

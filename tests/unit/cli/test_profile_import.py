@@ -1,5 +1,7 @@
 """`ncclt profile import`: the names it takes, as every command and the service do, and the next command."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -20,6 +22,43 @@ def test_the_next_command_can_be_copied(tmp_path):
     assert done.exit_code == 0
     assert "next: `ncclt tune --model my-job.2_b` where the job runs" in done.stdout
     assert "advise" not in done.stdout, "nothing is known of its step"
+
+
+def imported(tmp_path, *words):
+    """Import calls of groups of 8 ranks in both placements, and of 2; return the messages by group."""
+    (tmp_path / "calls.csv").write_text(
+        "collective,size_bytes,calls,dtype,group_size,spans_nodes\n"
+        "all_gather,4194304,3,float32,8,0\nall_reduce,4194304,2,float32,8,1\nall_reduce,64,1,float32,2,0\n"
+    )
+    asked = ["import", str(tmp_path / "calls.csv"), "--name", "mine", "--dry-run", "--json", *words]
+    done = CliRunner(env={"NCCLT_STORAGE": f"sqlite:///{tmp_path / 'store.db'}"}).invoke(app, asked)
+    if done.exception is not None:
+        raise done.exception
+    return json.loads(done.stdout)["messages"]
+
+
+def test_the_messages_of_one_group_alone_can_be_imported(tmp_path, subtests):
+    for group, wanted in (
+        ("2", [("all_reduce", 2)]),
+        ("8:inside", [("all_gather", 8)]),
+        ("8:across", [("all_reduce", 8)]),
+    ):
+        with subtests.test(group=group):
+            kept = imported(tmp_path, "--group", group)
+            assert [(row["collective"], row["group_size"]) for row in kept] == wanted
+
+
+def test_a_group_that_is_none_or_two_is_refused_with_those_that_are_there(tmp_path, subtests):
+    for group, said, hint in (
+        ("8", "inside a node and across nodes", "8:inside or 8:across"),
+        ("4", "no message in groups of 4 ranks", "2 ranks inside a node; 8 ranks inside a node; 8 ranks across nodes"),
+        ("tp", "--group is 'tp'", "8:inside"),
+        ("8:far", "--group is '8:far'", "8:inside"),
+    ):
+        with subtests.test(group=group):
+            with pytest.raises(UsageError, match=said) as caught:
+                imported(tmp_path, "--group", group)
+            assert hint in caught.value.hint
 
 
 BAD_NAMES = ("", " ", "my job", "../x", "a/b", "-x", "a\n", "a\u202eb", "größe", "x" * 201)

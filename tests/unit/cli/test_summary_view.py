@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ncclt.cli import env
 from ncclt.cli.studies import show
 from ncclt.cli.summary_view import command_again, print_messages
 from ncclt.cli.tune import tune
@@ -29,6 +30,32 @@ TIMES_US = {
     ("ring", "ll128"): (40.0, 800.0),
     ("ring", "simple"): (30.0, 1010.0),
 }
+
+
+def test_channels_of_one_group_are_tuned_and_delivered_as_its_options(command, tmp_path, capsys):
+    """From the trials to the text that PyTorch reads; nothing but channels is tried."""
+    rows = [
+        {"nccl_version": "2.27.3", "size_bytes": 4 * MIB, "algo": algo, "proto": proto, "nchannels": c, "time_us": time}
+        for algo, proto, c, time in (("", "", "", 100.0), ("", "", 4, 80.0), ("ring", "ll128", 8, 50.0))
+    ]
+    path = write_landscape(tmp_path / "box.csv", rows)
+    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4 * MIB)
+    mine = MessageCalls(message=message, calls_per_step=1)
+    command.store.workloads.add(Workload(name="tp", messages=(mine,), provenance=Provenance(source="test")))
+
+    words = ("--model", "tp", "--landscape", str(path), "--launcher", "replay", "--through", "options", "--json")
+    command(tune, *words)
+    (found,) = command.store.recommendations.find()
+    place = found.fingerprint
+    where = ["--nodes", str(place.nodes), "--gpus-per-node", str(place.gpus_per_node)]
+    job = ["--cluster", found.cluster, "--model", "tp", *where, "--nccl-version", "2.27.3"]
+    code = env.main([*job, "--storage", command.url, "--allow", "recorded", "--format", "pg-options"])
+    text = capsys.readouterr().out
+
+    assert code == 0
+    assert text.endswith("options = ProcessGroupNCCL.Options()\noptions.config.max_ctas = 4\n")
+    assert "# recorded: " in text
+    assert {trial.setting.algorithm for trial in command.store.trials.find(found.study)} == {None}
 
 
 @pytest.fixture

@@ -86,6 +86,13 @@ def test_settings_are_said_to_be_forced_as_they_will_be(planned):
     assert not any("plugin" in said or said.endswith(": ") for said in ways["variables"])
 
 
+def test_options_of_a_process_group_leave_channels_to_search(planned):
+    there = planned("--through", "options")
+
+    assert there["settings"] == 11
+    assert [why.partition(": ")[2] for why in there["left_out"]] == ["options of a process group carry channels alone"]
+
+
 def test_ranks_that_stay_are_shown_to_start_once(planned):
     (launch,) = planned("--persistent")["launches"]
     assert launch["setting"] == "default"
@@ -96,9 +103,15 @@ def test_ranks_that_stay_are_shown_to_start_once(planned):
 def test_what_is_measured_in_another_way_is_another_study(planned):
     names = {
         planned(*words)["study"]
-        for words in ((), ("--through", "variables"), ("--persistent",), ("--persistent", "--through", "variables"))
+        for words in (
+            (),
+            ("--through", "variables"),
+            ("--through", "options"),
+            ("--persistent",),
+            ("--persistent", "--through", "variables"),
+        )
     }
-    assert len(names) == 4
+    assert len(names) == 5
     assert planned()["study"] == planned("--through", "plugin")["study"], "it is the default where it is found"
     assert planned("--persistent", built=False)["study"] in names, "nothing but the way counts"
 

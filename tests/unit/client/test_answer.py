@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import ncclt.client.fetch
-from ncclt.client.answer import TABLES, AnswerError, one_line, written
+from ncclt.client.answer import GROUP_FORMS, TABLES, AnswerError, one_line, written
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
 from ncclt.deliver.answer import answer_from_json, answer_from_table
@@ -146,6 +146,28 @@ def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(sent, tmp_p
             _run(sent.text, given)
         elif form == "tuner-csv" and number % 2:  # prime to the number of formats
             _run_policy(sent.text, tmp_path / "table.csv", given)
+    assert all(count > 10 for count in given.values()), given
+
+
+def test_whatever_a_server_answers_a_process_group_gets_legal_channels_or_nothing(sent):
+    chance = random.Random(1)
+    given = dict.fromkeys(GROUP_FORMS, 0)
+    for number in range(ANSWERS // 4):
+        form = GROUP_FORMS[number % 2]
+        document = FAKE.document(variables={chance.choice(("NCCL_MAX_CTAS", "NCCL_MIN_CTAS")): _pair(chance)[1]})
+        if chance.randrange(4) == 0:
+            document["groups"] = chance.choice(
+                (*JUNK, [[8, True], [4, False]], [[8, "1"]], [["8\n", True]], _word(chance))
+            )
+        sent.text = json.dumps(document)
+        group = "tp" if form == "megatron-yaml" else ""
+        try:
+            text = fetch_env("http://s", cluster="leonardo", model="bert", format=form, group=group).text
+        except ClientError:
+            continue
+        given[form] += 1
+        assert FAKE.group_options_in(text), sent.text
+        assert document["groups"] == [[8, True]]
     assert all(count > 10 for count in given.values()), given
 
 

@@ -201,6 +201,7 @@ FORMS = {
     "unset-bash": ("export", {"unset": True}),
     "unset-fish": ("export", {"shell": "fish", "unset": True}),
     "unset-csh": ("export", {"shell": "csh", "unset": True}),
+    "megatron-yaml": ("megatron-yaml", {"group": "tp"}),
 }
 
 
@@ -246,6 +247,15 @@ def test_an_undecided_answer_is_no_environment():
             fetch(server.url)
         assert json.loads(fetch(server.url, format="json").text)["decision"] == "undecided"
     assert (caught.value.is_outage, caught.value.status) == (False, 404)
+
+
+def test_groups_measured_together_are_refused_with_the_way_to_measure_one():
+    answer = FAKE.document(groups=[[4, False], [8, True]])
+    together = pytest.raises(ClientError, match="groups of 4 ranks inside a node and of 8 ranks across")
+    with serving(reply(body=json.dumps(answer))) as server, together as caught:
+        fetch(server.url, format="pg-options")
+    assert (caught.value.is_outage, caught.value.status) == (False, 404)
+    assert "ncclt profile import --group N" in caught.value.hint
 
 
 def test_what_a_table_leaves_open_is_asked_for():

@@ -234,6 +234,36 @@ def test_a_confirmed_gain_that_no_variable_delivers_is_not_called_unconfirmed(cl
     assert "nvls" in why
 
 
+def test_channels_alone_are_proven_as_variables(cluster, workload):
+    """A row of a table names algorithm and protocol, so a table of such rules would prove what it cannot deliver."""
+    few = Setting(channels=4)
+    runner, trial_log = FakePolicyRunner(cluster, lambda s, _m, _n: 9.0 if s == few else 10.0), FakeTrialLog()
+    for setting in (DEFAULT, few):
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
+
+    times, _ = confirmed(runner, workload, trial_log)
+    policies, _ = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
+
+    assert list(policies) == [Arm.DEFAULT, Arm.VARIABLES]
+    assert {(rule.algorithm, rule.channels) for rule in policies[Arm.VARIABLES].rules} == {(None, 4)}
+
+
+def test_channels_that_only_some_sizes_want_are_not_called_unconfirmed(cluster, workload):
+    few, small = Setting(channels=4), min(calls.message.size_bytes for calls in workload.messages)
+
+    def time_of(setting, message, _number):
+        return 10.0 if setting != few else 5.0 if message.size_bytes == small else 99.0
+
+    runner, trial_log = FakePolicyRunner(cluster, time_of), FakeTrialLog()
+    for setting in (DEFAULT, few):
+        launch(runner, workload, trial_log, setting, phase=Phase.SEARCH)
+
+    times, _ = confirmed(runner, workload, trial_log)
+    _, why = choose_arms(times, workload, runner, min_effect=0.02, with_variables=False)
+
+    assert "but a table carries no channels alone and variables cannot deliver it" in why
+
+
 def test_what_only_rules_too_small_to_keep_lift_above_the_minimum_is_neither_confirmed_nor_called_so(cluster, workload):
     """Small messages have 4 % of the time, and 1.3 % of the gain: the fewest rules leave them out."""
 

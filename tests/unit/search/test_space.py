@@ -76,6 +76,27 @@ def test_a_replay_offers_what_was_recorded_and_can_be_forced(cluster, workload):
         build_space(replayed(cluster), workload, ())
 
 
+def test_options_of_a_process_group_leave_channels_alone_to_search(cluster, workload):
+    testbed = Testbed(runner=FakeRunner(cluster, lambda *_: 1.0), reason="", covers=lambda _message: True)
+    space = build_space(testbed.with_options_alone(), workload, ())
+
+    assert DEFAULT in space.distinct
+    assert {(s.algorithm, s.protocol, s.parameters) for s in space.distinct} == {(None, None, ())}
+    assert {s.channels for s in space.distinct} >= {1, 8, 32, None}
+    with pytest.raises(UsageError, match="options of a process group cannot carry NCCL_BUFFSIZE"):
+        build_space(testbed.with_options_alone(), workload, ("BUFFSIZE",))
+    beside = replace(testbed, beside_compute=True).with_options_alone()
+    assert (("MIN_CTAS", 16),) in {s.parameters for s in build_space(beside, workload, ("MIN_CTAS",)).distinct}
+
+
+def test_a_replay_by_options_offers_recorded_channels_alone(cluster, workload):
+    few = Setting(channels=4)
+    recorded = (DEFAULT, RING, few, Setting(parameters=(("BUFFSIZE", 1 << 20),)))
+    testbed = replace(replayed(cluster, Algorithm.RING, None), recorded=recorded).with_options_alone()
+
+    assert set(build_space(testbed, workload, ()).distinct) == {few}
+
+
 def test_untunable_collectives_leave_the_parameters_alone_to_search(cluster):
     space = cluster_space({Collective.ALL_TO_ALL}, cluster, parameters={"BUFFSIZE": (1 << 20, 8 << 20)})
 

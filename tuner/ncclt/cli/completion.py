@@ -102,7 +102,7 @@ NAMES: dict[str, Callable[..., list[str]]] = {
     "process_wide": _parameter_names,
     "backend": complete_from("nccl", "gloo"),
     "beside": complete_from("gemm"),
-    "through": complete_from("plugin", "variables"),
+    "through": complete_from("plugin", "variables", "options"),
     "shell": complete_from("bash", "fish", "csh"),
 }
 """Options, by the names of their parameters."""

@@ -49,7 +49,8 @@ NCCL of its Python or image. Recorded and simulated results need --allow. Settin
 docker-env, pyxis; without --output) are refused if variables, GPUs or fabric differ from the measured job.
 
 Formats of variables: export, dotenv, json, nccl-conf, slurm-taskprolog, pyxis, mpirun-x, docker-env, configmap,
-trainjob-env and cloudai; of the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx.
+trainjob-env and cloudai; of the per-size policy: tuner-csv, nvidia-csv, rccl-csv and ncclx; of one process group:
+pg-options (PyTorch) and megatron-yaml (Megatron-LM).
 More: docs/reference/formats.md, docs/trainer/run.md.
 
 On failure stdout stays empty. Exit codes: 2 = wrong usage, 3 = no matching result, 69 = store or server unreachable.
@@ -164,6 +165,7 @@ def parser() -> Options:
     formats.add_argument(
         "--channels", type=int, metavar="N", help="nvidia-csv: channels of rows that leave them to NCCL."
     )
+    formats.add_argument("--group", metavar="NAME", default="", help="megatron-yaml: group, such as tp, dp_cp or ep.")
     formats.add_argument(
         "--policy-dir",
         type=named_path,
@@ -329,7 +331,7 @@ def _render_stored(arguments: argparse.Namespace, request: Request, storage: str
     from ncclt.deliver.render.formats import check_form, render
     from ncclt.deliver.variant import issue_ticket, serve_from_store
 
-    form = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
+    form = _options_of_form(arguments)
     check_form(arguments.format, **form)
     answer = serve_from_store(storage, request)
     if _is_for_this_job(arguments):
@@ -354,10 +356,9 @@ def _fetch(arguments: argparse.Namespace, request: Request, server: str) -> str:
     from ncclt.deliver.answer import answer_from_json, cache_options, fetch_for_request
     from ncclt.deliver.render.formats import check_form, render_variables
 
-    form: dict[str, Any] = {"shell": arguments.shell, "unset": arguments.unset, "channels": arguments.channels}
+    form = _options_of_form(arguments)
     is_for_this_job = _is_for_this_job(arguments)
-    if is_for_this_job:
-        check_form(arguments.format, **form)
+    check_form(arguments.format, **form)
     reply = fetch_for_request(
         request,
         server,
@@ -375,6 +376,10 @@ def _fetch(arguments: argparse.Namespace, request: Request, server: str) -> str:
         text = render_variables(answer.document, form=form_of(arguments.format, arguments.shell, arguments.unset))
     _say_remarks(text, "SIMULATED", "recorded")
     return text
+
+
+def _options_of_form(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("shell", "unset", "channels", "group")}
 
 
 def _is_for_this_job(arguments: argparse.Namespace) -> bool:

@@ -111,6 +111,12 @@ def import_files(
         int | None,
         typer.Option(help="Training steps in files that mark none."),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[:PLACE]", help="Keep messages in groups of N ranks; PLACE = inside (a node) or across."
+        ),
+    ] = None,
     *,
     storing: Storing,
 ) -> None:
@@ -125,7 +131,20 @@ def import_files(
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
+    if group is not None:
+        workload = workload.of_group(*_parse_group(group))
     _keep(workload, storage_url(), storing)
+
+
+_PLACES = {"": None, "inside": False, "across": True}
+"""Placement of a group as --group says it -> whether it spans nodes."""
+
+
+def _parse_group(text: str) -> tuple[int, bool | None]:
+    ranks, _, place = text.partition(":")
+    if not ranks.isascii() or not ranks.isdigit() or int(ranks) < 2 or place not in _PLACES:
+        raise UsageError(f"--group is {text!r}", hint="it is a number of ranks from 2, such as 8, 8:inside or 8:across")
+    return int(ranks), _PLACES[place]
 
 
 def _keep(workload: Workload, storage: str | None, storing: Storing) -> None:

@@ -63,6 +63,14 @@ _FORMS = {
     "docker-env": ("--env {0}={1}", " ", "{pairs}\n"),
     "cloudai": ('{0} = "{1}"\n', "", "{remarks}[extra_env_vars]\n{pairs}"),
     "trainjob-env": ('- name: {0}\n  value: "{1}"\n', "", "{remarks}{pairs}"),
+    # Of one process group: {0} is the name of the option.
+    "pg-options": (
+        "options.config.{0} = {1}\n",
+        "",
+        "{remarks}from torch.distributed import ProcessGroupNCCL\n\noptions = ProcessGroupNCCL.Options()\n{pairs}",
+    ),
+    # Megatron fails on a group without a mapping, and on a file without groups.
+    "megatron-yaml": ("{0}: {1}", ", ", "{remarks}{group}: {{{pairs}}}\n"),
     # A pod template that carries the label ncclt-content, a hash of the data, restarts its pods when they change.
     "configmap": (
         '  {0}: "{1}"\n',
@@ -96,6 +104,52 @@ _PROLOG_PARTS = {
     "after": "",
 }
 TABLES = ("tuner-csv", "nvidia-csv", "rccl-csv", "ncclx")
+GROUP_FORMS = ("pg-options", "megatron-yaml")
+"""The formats that deliver the options of one process group."""
+
+_GROUP_OPTIONS = {"NCCL_MIN_CTAS": "min_ctas", "NCCL_MAX_CTAS": "max_ctas"}
+"""Variables of NCCL -> the same for one communicator, in ncclConfig_t since NCCL 2.17.
+
+Both readers use these names: `ProcessGroupNCCL.Options().config` (torch/csrc/distributed/c10d/init.cpp of PyTorch) and
+the YAML of Megatron's --nccl-communicator-config-path (get_nccl_options in megatron/core/parallel_state.py, 0.20). A
+variable in the environment takes precedence over them (init.cc of NCCL 2.30.7).
+"""
+
+MEGATRON_GROUPS = (
+    "tp",
+    "dp",
+    "cp",
+    "pp",
+    "ep",
+    "dp_cp",
+    "tp_cp",
+    "tp_dp",
+    "tp_dp_cp",
+    "ep_dp",
+    "ep_tp",
+    "tp_ep_pp",
+    "tp_ep_mp",
+    "tp_ep_gtp_remat_pp",
+    "mp",
+    "embd",
+    "pos_embd",
+    "hcp",
+    "gtp_remat",
+    "gtp_remat_dp",
+    "gtp_remat_dp_cp",
+    "expt_gtp_remat",
+    "ep_gtp_remat_dp",
+    "intra_dp_cp",
+    "intra_ep_dp",
+    "inter_ep_dp",
+    "intra_dist_opt_instance",
+)
+"""Names under which Megatron-LM 0.20 looks up options; it ignores every other (calls of get_nccl_options)."""
+
+_MEASURE_GROUP = (
+    "measure one group: `ncclt profile import --group N` keeps its messages, and `ncclt tune --through options` "
+    "searches what its options carry"
+)
 FORMS = ("json", *_FORMS, "slurm-taskprolog", *TABLES)
 """The formats of a server; `export` is followed by its shell unless that is bash, and by `unset` where it removes."""
 
@@ -120,6 +174,7 @@ _DOCUMENT = {
     "decision": '"(?:tuned|keep-default|undecided)"',
     "speedup": _NUMBER,
     "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
+    "groups": rf"\[(?:\[{_COUNT}, (?:true|false)\](?:, (?=\[))?)*\]",
 }
 _GIVEN = {
     "variant": '"(?:candidate|active|default)"',
@@ -155,10 +210,12 @@ class AnswerError(ValueError):
     """An answer that no job may get: one sentence, with the field or variable that is wrong.
 
     Attributes:
-        undecided: the answer is valid, but nothing is proven.
+        hint: what to do where the answer is valid, but holds nothing for this format; empty = the answer is bad.
     """
 
-    undecided = False
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> dict[str, str]:
@@ -281,14 +338,9 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":
-        raise _nothing_to_set("undecided", document)
-    return write(document, form, asked.get("nccl_version"))
-
-
-def _nothing_to_set(why: str, document: Mapping[str, Any]) -> AnswerError:
-    error = AnswerError(f"{why}: {' '.join(document['remarks'][:1])}")
-    error.undecided = True
-    return error
+        hint = "keeping the NCCL default; the same `ncclt tune` with more --blocks goes on"
+        raise AnswerError(f"undecided: {' '.join(document['remarks'][:1])}", hint=hint)
+    return write(document, form, asked.get("nccl_version"), group=asked.get("group") or "")
 
 
 def marks_of(document: Mapping[str, Any]) -> set[str]:
@@ -306,7 +358,46 @@ def form_of(format: str, shell: str, unset: bool) -> str:
     return " ".join([format, *([shell] if shell != "bash" else []), *(["unset"] if unset else [])])
 
 
-def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid: int | None = None) -> str:
+def require_group(format: str, group: str) -> None:
+    """Refuse a group for a format that names none, and a format that names its group without a known one.
+
+    Raises:
+        AnswerError: one of both, with a hint.
+    """
+    if format != "megatron-yaml" and group:
+        raise AnswerError("--group needs --format megatron-yaml", hint=f"leave it out for {format}")
+    if format == "megatron-yaml" and group not in MEGATRON_GROUPS:
+        said = f"Megatron reads no options for a group {one_line(group)[:60]!r}" if group else "no --group for Megatron"
+        raise AnswerError(said, hint=f"it is one of {', '.join(MEGATRON_GROUPS)}")
+
+
+def group_label(ranks: int, spans_nodes: bool) -> str:
+    """Return one kind of process group as text: `8 ranks inside a node`."""
+    return f"{ranks} ranks {'across nodes' if spans_nodes else 'inside a node'}"
+
+
+def _group_options(document: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by which one process group gets what variables set for all; see `_GROUP_OPTIONS`.
+
+    Raises:
+        AnswerError: several kinds of groups were measured together, or options cannot carry all that was validated.
+    """
+    groups = [group_label(*group) for group in document["groups"]]
+    if len(groups) != 1:
+        together = f"groups of {' and of '.join(groups)} were measured together" if groups else "its groups are unknown"
+        raise AnswerError(f"no process group was measured by itself: {together}", hint=_MEASURE_GROUP)
+    left = [f"{name}={value}" for name, value in variables.items() if name not in _GROUP_OPTIONS]
+    if document["table"] and not variables:
+        left = [f"{rule['collective']} {rule['algorithm']}/{rule['protocol']}" for rule in document["table"]]
+    if left:
+        lost = ", ".join(dict.fromkeys(left))
+        raise AnswerError(f"options of a process group cannot carry what was validated: {lost}", hint=_MEASURE_GROUP)
+    return {_GROUP_OPTIONS[name]: value for name, value in variables.items()}
+
+
+def write(
+    document: Mapping[str, Any], form: str, nccl_version: str | None, uid: int | None = None, group: str = ""
+) -> str:
     """Return the text that sets the variables of a document, whatever its names and remarks contain.
 
     Args:
@@ -314,19 +405,30 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
         form: one of `FORMS` that is neither `json` nor a table.
         nccl_version: of the job; None = not known.
         uid: `slurm-taskprolog` only: for jobs of this user alone; None = of any.
+        group: `megatron-yaml` only: one of `MEGATRON_GROUPS`.
 
     Raises:
-        AnswerError: it sets what no job may get, or is a `slurm-taskprolog` that would set nothing or whose model holds
-            a control character.
+        AnswerError: it sets what no job may get, is a `slurm-taskprolog` that would set nothing or whose model holds a
+            control character, or is for a process group and was not measured on one.
     """
     pairs = checked(document["variables"], nccl_version)
+    require_group(form, group)
     if form == "slurm-taskprolog" and not pairs:
-        raise _nothing_to_set("a TaskProlog would set nothing", document)
+        why, hint = " ".join(document["remarks"][:1]), "use --policy-dir to deliver the table where one is validated"
+        raise AnswerError(f"a TaskProlog would set nothing: {why}", hint=hint)
     label = token(document["recommendation"])
-    if form != "nccl-conf":  # NCCL reads it itself, so with its own names only
+    remarks = comment_lines(document["remarks"])
+    if form in GROUP_FORMS:
+        pairs = _group_options(document, pairs)
+        remarks += comment_lines(
+            [
+                f"For process groups of {group_label(*document['groups'][0])} alone",
+                "NCCL_MIN_CTAS and NCCL_MAX_CTAS in the environment take precedence: leave them unset",
+            ]
+        )
+    elif form != "nccl-conf":  # NCCL reads it itself, so with its own names only
         pairs["NCCLT_RECOMMENDATION"] = label
         pairs.update((f"NCCLT_{mark.upper()}", "1") for mark in sorted(marks_of(document)))
-    remarks = comment_lines(document["remarks"])
     if form == "slurm-taskprolog":
         return task_prolog(document, pairs, remarks, uid=uid)
     one, between, whole = _FORMS[form]
@@ -337,6 +439,7 @@ def write(document: Mapping[str, Any], form: str, nccl_version: str | None, uid:
         object=object_name(*(document[name] for name in ("model", "cluster", "nodes", "gpus_per_node"))),
         content=short_hash(json.dumps(pairs, sort_keys=True)),
         label=label[:63].strip("._-"),
+        group=group,
     )
 
 

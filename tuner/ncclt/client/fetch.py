@@ -123,6 +123,7 @@ def fetch_env(
     allow: Collection[str] = (),
     job: str = "",
     kept: bool = False,
+    group: str = "",
 ) -> Reply:
     """Return the environment that a server recommends for a job.
 
@@ -132,7 +133,7 @@ def fetch_env(
         nodes, gpus_per_node, nccl_version: the job; None is not checked by the server. One list for all collectives,
             as NCCL before 2.24 reads it, passes only with its `nccl_version`.
         driver, topology: NVIDIA's driver and the topology hash of the job's machines, which the server then compares.
-        format, shell, unset, channels: as for `ncclt env`.
+        format, shell, unset, channels, group: as for `ncclt env`.
         timeout_s: for the whole answer, from looking up the server's name to its last byte.
         cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
         fallback: `cached` = when the server is unreachable or broken, return the last good answer with a warning; a
@@ -163,7 +164,7 @@ def fetch_env(
     of_job = f"{url}&{urllib.parse.urlencode({'job': job} | ({'kept': 'true'} if kept else {}))}" if job else url
     path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     cached = _read_cache(path, url)
-    asked.update(cluster=cluster, allow=allow)
+    asked.update(cluster=cluster, allow=allow, group=group)
     try:
         answer = get(of_job, cached, api_key=api_key, timeout_s=timeout_s)
         text = _for_job(answer.text, form, asked, host_of(url))
@@ -197,8 +198,8 @@ def _for_job(text: str, form: str, asked: Mapping[str, Any], source: str) -> str
     try:
         return written(text, form, asked)
     except AnswerError as error:
-        if error.undecided:
-            raise ClientError(str(error), status=404) from error
+        if error.hint:
+            raise ClientError(str(error), hint=error.hint, status=404) from error
         raise ClientError(f"{source} gave a bad answer: {error}", hint=WRONG_SERVER) from error
     except Exception as error:  # whatever JSON may hold
         said = f"{source} answered, but not with an environment of format {form}"

@@ -210,6 +210,7 @@ class Recommendation(Documented):
         stale: why it is no longer served; empty while it is.
         dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
             recorded.
+        groups: (ranks, spans nodes) of the process groups that were measured; empty where they were not recorded.
         recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
         coverage: of the search; None where it was not recorded.
         today: what the job ran when it was measured; None = it set no tuning variables.
@@ -233,6 +234,7 @@ class Recommendation(Documented):
     source_digest: str = ""
     stale: str = ""
     dtypes: frozenset[tuple[Collective, str]] = frozenset()
+    groups: frozenset[tuple[int, bool]] = frozenset()
     recorded: str = ""
     coverage: Coverage | None = None
     today: Today | None = None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from ncclt.client.answer import group_label
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, Message
 from ncclt.errors import InputError, UsageError
@@ -203,6 +204,11 @@ class Workload(Documented):
         return frozenset((m.message.collective, m.message.dtype) for m in self.messages)
 
     @property
+    def groups(self) -> frozenset[tuple[int, bool]]:
+        """Return the process groups by (ranks, spans nodes); 0 ranks = the whole job."""
+        return frozenset((m.message.group_size, m.message.spans_nodes) for m in self.messages)
+
+    @property
     def communication_us(self) -> float | None:
         """Return the recorded communication time of a step, µs; None where a message has no recorded time.
 
@@ -266,6 +272,40 @@ class Workload(Documented):
                 notes=tuple(note if one == WHOLE_FILE else one for one in origin.notes),
                 whole_file=False,
             ),
+        )
+
+    def of_group(self, ranks: int, spans_nodes: bool | None = None) -> Workload:
+        """Return the workload with the messages of one kind of process group alone.
+
+        Args:
+            ranks: of the group; the recorded job's number means messages of the whole job too.
+            spans_nodes: as for `Message`; None = the only placement of groups of this size.
+
+        Raises:
+            UsageError: no message has such a group, or groups of this size are placed in both ways.
+        """
+        sizes = {ranks, 0} if ranks == self.provenance.world_size else {ranks}
+        kept = [
+            m for m in self.messages if m.message.group_size in sizes and spans_nodes in (None, m.message.spans_nodes)
+        ]
+        known = sorted((size or self.provenance.world_size, spans) for size, spans in self.groups)
+        if not kept:
+            raise UsageError(
+                f"{self.name} has no message in groups of {ranks} ranks",
+                hint=f"its groups: {'; '.join(group_label(*group) for group in known)}",
+            )
+        if len({m.message.spans_nodes for m in kept}) > 1:
+            raise UsageError(
+                f"{self.name} has groups of {ranks} ranks inside a node and across nodes",
+                hint=f"choose one: {ranks}:inside or {ranks}:across",
+            )
+        label = group_label(ranks, kept[0].message.spans_nodes)
+        return replace(
+            self,
+            messages=tuple(kept),
+            provenance=replace(self.provenance, detail={**self.provenance.detail, "group": label}),
+            exposed_us=None,  # known of all groups together
+            timeline=tuple(call for call in self.timeline if call.message in {m.message for m in kept}),
         )
 
     def placed(self, *, nodes: int, gpus_per_node: int) -> Workload:

@@ -424,7 +424,8 @@ def open_testbed(
         cluster = replace(cluster, driver=installed or cluster.driver)
     if not target.is_gloo:
         cluster = replace(cluster, site_variables=site_variables(environ))
-    return launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
+    launched = launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
+    return launched.with_options_alone() if target.through == "options" else launched
 
 
 def _extrapolated(cluster: Cluster, workload: Workload) -> tuple[str, ...]:

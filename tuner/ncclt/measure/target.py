@@ -31,8 +31,11 @@ DEFAULT_RECORDED = "mi355x-2x8"
 ON_REQUEST = "as requested"
 """Reason of a target whose launcher was named."""
 
-THROUGH = ("plugin", "variables")
-"""Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks."""
+THROUGH = ("plugin", "variables", "options")
+"""Ways to force a setting in NCCL: the tuner plugin expresses more settings, and never one that NCCL lacks.
+
+Options of a process group carry channels alone; trials set the variables that do the same for every communicator.
+"""
 
 
 def gpus_visible() -> bool:
@@ -111,7 +114,8 @@ class Target:
         bool, _OfLaunches("Keep the ranks running between trials of the search (torch_collectives).")
     ] = False
     through: Annotated[
-        str | None, Option("Force settings by plugin or by variables; default: plugin where built.", group=Group.LAUNCH)
+        str | None,
+        Option("Force settings by plugin, variables or options; default: plugin where built.", group=Group.LAUNCH),
     ] = None
 
     def __post_init__(self) -> None:
@@ -320,7 +324,7 @@ class Target:
             UsageError: it is requested and cannot be found.
         """
         unasked = self.through is None and (self.is_in_container or self.benchmark_name == "nccl_tests")
-        if self.through == "variables" or unasked or not self._may_use_plugin:
+        if self.through in ("variables", "options") or unasked or not self._may_use_plugin:
             return None
         found = find_plugin(environ)
         if found is None and self.through == "plugin":

@@ -45,6 +45,8 @@ class Testbed:
         landscape: what is replayed; None = nothing is.
         why_not: returns why a setting cannot be forced there as a whole; empty = it can.
         without_plugin: nothing is launched, and only what variables can force is tried.
+        by_options: only what options of a process group carry is tried: channels, with algorithm and protocol left to
+            NCCL.
         beside_compute: a matrix product runs beside the collectives.
         notes: for readers of the result.
         inert: why no setting can change anything there, empty where one can; then nothing is proven and only the
@@ -63,6 +65,7 @@ class Testbed:
     landscape: Landscape | None = None
     why_not: Callable[[Setting], str] = lambda _setting: ""
     without_plugin: bool = False
+    by_options: bool = False
     beside_compute: bool = False
     notes: tuple[str, ...] = ()
     inert: str = ""
@@ -83,6 +86,7 @@ class Testbed:
         words = {
             "+plugin": self.by_variables is not None,
             "+variables": self.without_plugin,
+            "+options": self.by_options,
             "+persistent": self.persistent,
             "+beside": self.beside_compute,
             # Before, variables forced a minimum of channels as well.
@@ -101,11 +105,21 @@ class Testbed:
             collectives: of the workload.
             through: the way of forcing; None = the tuner plugin, which forces most.
         """
-        variables = through == "variables"
+        plugin = through in (None, "plugin")
         why_not = partial(
-            find_forcing_problem, version=self.runner.cluster.version, collectives=collectives, plugin=not variables
+            find_forcing_problem, version=self.runner.cluster.version, collectives=collectives, plugin=plugin
         )
-        return replace(self, why_not=why_not, without_plugin=variables)
+        made = replace(self, why_not=why_not, without_plugin=not plugin)
+        return made.with_options_alone() if through == "options" else made
+
+    def with_options_alone(self) -> Testbed:
+        """Return the testbed with the settings that options of a process group carry."""
+
+        def why_not(setting: Setting) -> str:
+            forced = setting.algorithm or setting.protocol
+            return "options of a process group carry channels alone" if forced else self.why_not(setting)
+
+        return replace(self, why_not=why_not, by_options=True)
 
     def require_alike(self, trials: Iterable[Trial]) -> None:
         """Refuse to search on where the trials of a study could not be compared with those that would be made here.

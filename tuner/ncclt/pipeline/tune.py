@@ -245,7 +245,7 @@ def build_study(request: TuneRequest, testbed: Testbed, workload: Workload, *, c
         workload=workload,
         launcher=testbed.runner.name,
         simulated=testbed.runner.simulated,
-        process_wide=_process_wide(request, workload, cluster),
+        process_wide=_process_wide(request, testbed, workload, cluster),
         seed=request.budget.seed,
         state=StudyState.RUNNING,
         printed_costs=request.printed_costs,
@@ -260,7 +260,7 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
     # Times under another driver, or of persistent instead of fresh ranks, are not comparable: another study.
     place = f"{cluster.fingerprint().digest()}{cluster.driver}"
     today = "" if testbed.inert else " ".join(f"{name}={value}" for name, value in testbed.today)
-    names = ",".join(_process_wide(request, workload, cluster))
+    names = ",".join(_process_wide(request, testbed, workload, cluster))
     order = "+deterministic" if budget.deterministic else ""
     what = f"{workload.digest()}{place}{names}{testbed.way}{budget.sampler}{today}{order}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
@@ -269,9 +269,10 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
     return "-".join(filter(None, (*words, budget.sampler.partition(":")[2].partition("(")[0], seed)))
 
 
-def _process_wide(request: TuneRequest, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
+def _process_wide(request: TuneRequest, testbed: Testbed, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
     names = request.budget.process_wide
-    chosen = default_process_wide(cluster, (c.message for c in workload.messages)) if names is None else names
+    default = () if testbed.by_options else default_process_wide(cluster, (c.message for c in workload.messages))
+    chosen = default if names is None else names
     if not request.budget.deterministic:
         return chosen
     kept = tuple(name for name in chosen if not may_change_order(name))
@@ -553,6 +554,7 @@ def _recommendation(
         created=context.now(),
         source_digest=source_digest,
         dtypes=workload.dtypes,
+        groups=workload.groups,
         today=_judge_today(context),
         recorded="" if study.simulated else study.label,
         coverage=coverage,

@@ -169,8 +169,9 @@ def choose_arms(
     """Choose the arms that are worth proving: the per-size policy, or the best policy that variables can express.
 
     An arm that even its confirmed times, which flatter it, predict to gain less than the minimum is not launched.
-    Without a tuner API, or without a rule, there is no table. Where one launch cannot apply it, it costs a launch per
-    setting and side, and variables that gain as much but for `MIN_GAIN` are proven instead.
+    Without a tuner API, or without rows that name algorithm and protocol, there is no table. Where one launch cannot
+    apply it, it costs a launch per setting and side, and variables that gain as much but for `MIN_GAIN` are proven
+    instead.
 
     Args:
         times: of search and confirmation.
@@ -197,7 +198,8 @@ def choose_arms(
         return complete and allowed(Arm.VARIABLES, policy)
 
     confirmed_table = assemble(expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN)
-    found: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if version >= TUNER_API_SINCE else {}
+    has_rows = version >= TUNER_API_SINCE and all(rule.algorithm and rule.protocol for rule in confirmed_table.rules)
+    found: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if has_rows else {}
     if not confirmed_table.rules and not confirmed_table.is_default:
         found = {Arm.VARIABLES: confirmed_table}  # parameters alone need no table, and so no plugin
     by_sums = Arm.TABLE in found and not can_apply(runner, found[Arm.TABLE])
@@ -224,9 +226,14 @@ def choose_arms(
         gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
         if gain >= min_effect and not hoped.is_default and Arm.TABLE not in found and hoped == confirmed_table:
             lost = compile_policy(hoped, version=version, collectives=workload.collectives).lost
+            no_table = (
+                "a table carries no channels alone"
+                if version >= TUNER_API_SINCE
+                else f"NCCL {version} reads no tuner table"
+            )
             why = (
-                f"measured gain {gain * 100:.1f} %, but NCCL {version} reads no tuner table and variables cannot "
-                f"deliver it ({'; '.join(lost)}); validation skipped"
+                f"measured gain {gain * 100:.1f} %, but {no_table} and variables cannot deliver it "
+                f"({'; '.join(lost)}); validation skipped"
             )
         elif gain >= min_effect and not hoped.is_default:
             why = f"predicted gain {gain * 100:.1f} % was not confirmed by further launches; validation skipped"

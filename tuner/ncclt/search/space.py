@@ -161,6 +161,7 @@ def cluster_space(
     parameters: Mapping[str, tuple[int, ...]],
     expressible: Callable[[Setting], bool] = lambda _setting: True,
     effect: Callable[[Mapping[str, int]], Hashable] = lambda values: tuple(sorted(values.items())),
+    channels_alone: bool = False,
 ) -> SearchSpace:
     """Return the settings that NCCL would accept on a cluster for at least one of the collectives.
 
@@ -170,27 +171,29 @@ def cluster_space(
         parameters: process-wide parameters to search: name -> ladder of values; "not set" is always tried too.
         expressible: returns whether trials can force a pair; plain variables cannot force all.
         effect: returns what NCCL makes of process-wide parameters; of those with one effect, one setting is tried.
+        channels_alone: try numbers of channels without a pair too, which a tuner table cannot say.
     """
+    collectives = frozenset(collectives)
     algo_protos = [(a, p) for a, p in choices(collectives, cluster) if expressible(Setting(algorithm=a, protocol=p))]
     ladder = [c for c in CHANNEL_LADDER if c <= max_channels(cluster.version)]
     names = {_algo_proto_name(a, p): (a, p) for a, p in algo_protos}
     # "auto" is at the upper end: NCCL starts from all channels and takes fewer for small messages.
     channels: list[int | None] = [*ladder, None]
     distributions: dict[str, BaseDistribution] = {"pair": CategoricalDistribution([AUTO, *names])}
-    if names:
+    counted = bool(names) or (channels_alone and any(c.is_tunable for c in collectives))
+    if counted:
         distributions["channels"] = IntDistribution(0, len(channels) - 1)
     for name, values in sorted(parameters.items()):
         distributions[name] = IntDistribution(0, len(values))
-    chosen = list(itertools.product([AUTO, *names], range(len(channels)) if names else [0]))
+    chosen = list(itertools.product([AUTO, *names], range(len(channels)) if counted else [0]))
     combinations = _combinations(parameters, effect, most=MAX_POINTS // len(chosen))
     settings: dict[tuple[Any, ...], Setting] = {}
     for (algo_proto, position), values in itertools.product(chosen, combinations):
         algorithm, protocol = names.get(algo_proto, (None, None))
-        settings[algo_proto, *([position] if names else []), *values] = Setting(
+        settings[algo_proto, *([position] if counted else []), *values] = Setting(
             algorithm=algorithm,
             protocol=protocol,
-            # Without a forced pair the channels stay NCCL's too: a tuner table cannot say channels alone.
-            channels=channels[position] if algorithm else None,
+            channels=channels[position] if algorithm or (channels_alone and counted) else None,
             parameters=_set_parameters(parameters, values),
         )
     return SearchSpace(distributions=distributions, settings=settings)
@@ -308,16 +311,23 @@ def _spare_reductions(setting: Setting, testbed: Testbed, workload: Workload) ->
 def _build_whole_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
     if testbed.recorded is not None:
         forcible = [s for s in testbed.recorded if s.is_default or not testbed.why_not(_algo_proto(s))]
+        if testbed.by_options:
+            forcible = [s for s in forcible if {name for name, _ in s.parameters} <= {COMPETES_WITH_COMPUTE}]
         if all(s.is_default for s in forcible):
             why = next((testbed.why_not(_algo_proto(s)) for s in testbed.recorded if not s.is_default), "")
             raise InputError(
                 f"none of the recorded settings can be forced{f': {why}' if why else ''}",
-                hint="leave out --through variables",
+                hint=f"leave out --through {'options' if testbed.by_options else 'variables'}",
             )
         return recorded_space(forcible)
     cluster = testbed.runner.cluster
     messages = tuple(calls.message for calls in workload.messages)
-    default = default_process_wide(cluster, messages)
+    default = () if testbed.by_options else default_process_wide(cluster, messages)
+    if testbed.by_options and (others := set(process_wide) - {COMPETES_WITH_COMPUTE}):
+        raise UsageError(
+            f"options of a process group cannot carry NCCL_{min(others)}",
+            hint=f"leave out --process-wide; only {COMPETES_WITH_COMPUTE} is an option too, with --beside gemm",
+        )
     ladders = process_wide_ladders(process_wide, cluster, default=default, beside_compute=testbed.beside_compute)
     return cluster_space(
         workload.collectives,
@@ -325,6 +335,7 @@ def _build_whole_space(testbed: Testbed, workload: Workload, process_wide: tuple
         parameters=ladders,
         expressible=testbed.expressible,
         effect=lambda values: frozenset(effective(values, cluster, messages).items()),
+        channels_alone=testbed.by_options,
     )
 
 

@@ -2,8 +2,51 @@
 
 import re
 import tomllib
+from types import SimpleNamespace
 
 import yaml
+
+
+class Config:
+    """ProcessGroupNCCL.NCCLConfig as bound in torch/csrc/distributed/c10d/init.cpp: no other attribute can be set."""
+
+    __slots__ = ("blocking", "cga_cluster_size", "max_ctas", "min_ctas", "net_name")
+
+
+class Options:
+    """ProcessGroupNCCL.Options of PyTorch."""
+
+    def __init__(self, is_high_priority_stream=False):
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = Config()
+
+    def given(self):
+        """Return the options that were set."""
+        return {name: getattr(self.config, name) for name in Config.__slots__ if hasattr(self.config, name)}
+
+
+def read_pg_options(text):
+    """Python that a training imports, with a stand-in for torch."""
+    lines = text.splitlines()
+    assert lines.count("from torch.distributed import ProcessGroupNCCL") == 1
+    lines.remove("from torch.distributed import ProcessGroupNCCL")
+    names = {"ProcessGroupNCCL": SimpleNamespace(Options=Options), "__builtins__": {}}
+    exec("\n".join(lines), names)
+    assert set(names) == {"ProcessGroupNCCL", "__builtins__", "options"}
+    return names["options"].given()
+
+
+def read_megatron(text, group):
+    """get_nccl_options of Megatron-LM (megatron/core/parallel_state.py, 0.20), which ignores what it does not know."""
+    known = yaml.safe_load(text)
+    if group not in known:
+        return None
+    given, options = known[group], Options(is_high_priority_stream=known[group].get("is_high_priority_stream", False))
+    for name in ("cga_cluster_size", "max_ctas", "min_ctas", "net_name"):
+        if name in given:
+            setattr(options.config, name, given[name])
+    assert given.keys() == options.given().keys()
+    return options.given()
 
 
 def read_fish(text):

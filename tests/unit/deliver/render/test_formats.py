@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ncclt.client.answer import GROUP_FORMS
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
@@ -71,11 +72,22 @@ KEPT = replace(
     TUNED,
     simulated=False,
     launcher="slurm",
+    groups=frozenset({(4, False)}),
     table=PolicyVerdict(policy=BY_SIZE, verdict=UNPROVEN),
     variables=PolicyVerdict(policy=PLAIN, verdict=UNPROVEN),
 )
 WITH_ROWS = replace(
     TUNED, table=PolicyVerdict(policy=Policy(rules=BY_SIZE.rules[1:], parameters=BY_SIZE.parameters), verdict=PROVEN)
+)
+CHANNELS = Policy(rules=(Rule(collective=AR, channels=8), Rule(collective=AG, channels=8)))
+ONE_GROUP = replace(
+    TUNED,
+    simulated=False,
+    launcher="slurm",
+    collectives=frozenset({AR, AG}),
+    table=PolicyVerdict(policy=CHANNELS, verdict=PROVEN),
+    variables=PolicyVerdict(policy=CHANNELS, verdict=PROVEN),
+    groups=frozenset({(4, False)}),
 )
 HOSTILE = "x\nexport NCCL_EVIL=1\n'\"`touch pwned`$(touch pwned);touch pwned # * \\\r"
 hostile = st.text(st.sampled_from(list(HOSTILE + "aé漢{}[]?~!|&<>\t\0")), max_size=40)
@@ -86,7 +98,12 @@ FORMS = [
         (f"{name}.{format}", recommendation, {"format": format})
         for name, recommendation in (("tuned", TUNED), ("keep_default", KEPT))
         for format in FORMATS
-        if format != "nvidia-csv" and (name, format) != ("keep_default", "slurm-taskprolog")
+        if format not in ("nvidia-csv", *GROUP_FORMS) and (name, format) != ("keep_default", "slurm-taskprolog")
+    ),
+    *(
+        (f"{name}.{format}", recommendation, {"format": format, "group": group})
+        for name, recommendation in (("one_group", ONE_GROUP), ("keep_default", KEPT))
+        for format, group in (("json", ""), ("pg-options", ""), ("megatron-yaml", "tp"))
     ),
     *(
         (f"tuned.{'unset' if unset else 'export'}-{shell}", TUNED, {"format": "export", "shell": shell, "unset": unset})

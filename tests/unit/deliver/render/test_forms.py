@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ncclt.client.answer import FORMS, TABLES
+from ncclt.client.answer import FORMS, GROUP_FORMS, TABLES
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
@@ -134,7 +134,8 @@ def test_pyxis_names_every_variable_that_must_win_in_the_container():
 def test_texts_end_with_one_line_feed_and_have_no_other_line_end(subtests):
     for format in FORMATS:
         with subtests.test(format=format):
-            text = render(base.WITH_ROWS, format=format, channels=8 if format == "nvidia-csv" else None)
+            options = {"nvidia-csv": {"channels": 8}, "megatron-yaml": {"group": "tp"}}.get(format, {})
+            text = render(base.ONE_GROUP if format in GROUP_FORMS else base.WITH_ROWS, format=format, **options)
 
             assert text.endswith("\n")
             assert not text.endswith("\n\n")

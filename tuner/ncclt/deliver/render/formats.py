@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ncclt.client.answer import AnswerError, comment_lines, form_of, write
+from ncclt.client.answer import GROUP_FORMS, AnswerError, comment_lines, form_of, require_group, write
 from ncclt.core.attestation import Form
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
@@ -35,6 +35,7 @@ FORMATS = (
     "configmap",
     "trainjob-env",
     "cloudai",
+    *GROUP_FORMS,
 )
 """Names of the formats of `render`."""
 
@@ -49,6 +50,7 @@ def render(
     shell: str = "bash",
     unset: bool = False,
     channels: int | None = None,
+    group: str = "",
     warn: Callable[[str], None] | None = None,
     said: Mapping[str, str] | None = None,
 ) -> str:
@@ -60,16 +62,18 @@ def render(
         shell: `export` only: whose language it is, one of `SHELLS`.
         unset: `export` only: remove exactly what the same call without it sets.
         channels: `nvidia-csv` only: for rules that leave the number of channels to NCCL.
+        group: `megatron-yaml` only: one of `MEGATRON_GROUPS`.
         warn: receives each remark where the text cannot hold comments: words for a command line, and csh, which allows
             them in scripts only, not in `eval`.
         said: `json` only: more of what the answer says, as variant and reason.
 
     Raises:
-        NoRecommendationError: the proof ended undecided, or `nvidia-csv` without a row.
+        NoRecommendationError: the proof ended undecided, `nvidia-csv` without a row, or options of a process group
+            that was not measured by itself.
         UsageError: no such format or shell, or an option that the format does not have.
         SettingError: the policy cannot be compiled for this NCCL, or this format cannot express it.
     """
-    check_form(format, shell=shell, unset=unset, channels=channels)
+    check_form(format, shell=shell, unset=unset, channels=channels, group=group)
     _refuse_undecided(recommendation, format)
     if format == TABLE_FORMAT:
         return render_table(deliver_table(recommendation))
@@ -78,36 +82,37 @@ def render(
     document = _document(recommendation)
     if format == "json":
         return json.dumps(document | dict(said or {}), indent=2) + "\n"
-    text = render_variables(document, form=form_of(format, shell, unset))
+    text = render_variables(document, form=form_of(format, shell, unset), group=group)
     if warn and (format in ("mpirun-x", "docker-env") or shell == "csh"):
         for line in comment_lines(document["remarks"]):
             warn(line.removeprefix("# "))
     return text
 
 
-def render_variables(document: Mapping[str, Any], *, form: str, uid: int | None = None) -> str:
+def render_variables(document: Mapping[str, Any], *, form: str, uid: int | None = None, group: str = "") -> str:
     """Return the text of one form from a document of the format `json`.
 
     Args:
-        document, form, uid: as for `ncclt.client.answer.write`.
+        document, form, uid, group: as for `ncclt.client.answer.write`.
 
     Raises:
         NoRecommendationError, SettingError: as `AnswerError` there.
     """
     try:
-        return write(document, form, document["nccl_version"], uid)
+        return write(document, form, document["nccl_version"], uid, group)
     except AnswerError as error:
-        if error.undecided:
-            hint = "use --policy-dir to deliver the table where one is validated"
-            raise NoRecommendationError(str(error), hint=hint) from error
+        if error.hint:
+            raise NoRecommendationError(str(error), hint=error.hint) from error
         raise SettingError(str(error), hint="no variable of NCCL takes one") from error
 
 
-def check_form(format: str, *, shell: str = "bash", unset: bool = False, channels: int | None = None) -> None:
-    """Refuse an unknown format, or an option that the format does not have.
+def check_form(
+    format: str, *, shell: str = "bash", unset: bool = False, channels: int | None = None, group: str = ""
+) -> None:
+    """Refuse an unknown format, an option that the format does not have, or one that it lacks.
 
     Raises:
-        UsageError: one of both.
+        UsageError: one of these.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown format {format!r}", hint=f"one of {', '.join(FORMATS)}")
@@ -117,6 +122,10 @@ def check_form(format: str, *, shell: str = "bash", unset: bool = False, channel
         raise UsageError("--shell and --unset need --format export", hint=f"leave them out for {format}")
     if format != "nvidia-csv" and channels is not None:
         raise UsageError("--channels needs --format nvidia-csv", hint=f"leave it out for {format}")
+    try:
+        require_group(format, group)
+    except AnswerError as error:
+        raise UsageError(str(error), hint=error.hint) from error
 
 
 def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
@@ -167,6 +176,7 @@ def _document(recommendation: Recommendation) -> dict[str, Any]:
         "interval": verdict.to_document()["interval"] if verdict else None,
         "origin": recommendation.origin.value,
         "launcher": recommendation.launcher,
+        "groups": [list(group) for group in sorted(recommendation.groups)],
         "variables": dict(delivery.variables),
         "lost": list(delivery.lost),
         "remarks": delivery.remarks(),
