@@ -75,7 +75,7 @@ class StrictQuery(BaseModel):
         return values
 
 
-class PageQuery(StrictQuery):
+class PagedQuery(StrictQuery):
     """Page of a list."""
 
     limit: int = Field(50, ge=1, le=500, description="max items on one page")

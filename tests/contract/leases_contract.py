@@ -42,6 +42,12 @@ class LeasesContract:
         """Claim a launch of the search."""
         return store.leases.claim("abc123", setting, phase=Phase.SEARCH, repeat=repeat, worker=worker)
 
+    def test_study_whose_worker_dies_before_its_first_trial_is_interrupted(self, store: Store) -> None:
+        """Its worker is registered with the study itself."""
+        study = store.studies.open(sample_study(), worker=f"{ME.rsplit('/', 1)[0]}/0")
+        found = store.studies.get(study.id)
+        assert (found.state, found.reason) == (StudyState.INTERRUPTED, leases.ABANDONED)
+
     def test_two_workers_never_get_one_number_or_one_setting(self, shared: Store) -> None:
         """A number and a setting go to one worker at a time."""
         first = self._granted(shared, RING)

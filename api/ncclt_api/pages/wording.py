@@ -14,7 +14,7 @@ from ncclt.core.message import format_bytes
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Verdict
 from ncclt.core.study import Phase
-from ncclt.core.tuning_job import JobState, JobStatus
+from ncclt.core.tuning_job import JobState, JobStatus, describe_worker
 
 NONE = "–"
 """Shown where there is no value."""
@@ -219,7 +219,7 @@ def note_job(status: JobStatus) -> str:
         return f"waits for a worker: `ncclt admin worker --cluster {shlex.quote(status.job.cluster)}`"
     if status.cancelling:
         return "ends after its trial"
-    return f"on {status.worker}" if status.worker else ""
+    return f"on {describe_worker(status.worker)}" if status.worker else ""
 
 
 def with_code(text: str) -> Markup:

@@ -10,7 +10,7 @@ from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentStore, PageQuery
+from ncclt_api.dependencies import CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import (
     CatalogueCluster,
@@ -27,7 +27,7 @@ workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROB
 
 @clusters.get("", operation_id="listClusters", summary="All clusters, by name")
 def list_clusters(
-    query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request, response: Response
+    query: Annotated[PagedQuery, Query()], store: CurrentStore, request: Request, response: Response
 ) -> ClusterList:
     """List one page of the shipped clusters and those that were added."""
     page, following = query.cut(store.clusters.entries(), lambda entry: entry[0].name)
@@ -44,7 +44,7 @@ def get_cluster(cluster: str, store: CurrentStore) -> CatalogueCluster:
 
 @workloads.get("", operation_id="listWorkloads", summary="All workloads, by name")
 def list_workloads(
-    query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request, response: Response
+    query: Annotated[PagedQuery, Query()], store: CurrentStore, request: Request, response: Response
 ) -> WorkloadList:
     """List one page of the shipped workloads and those that were imported."""
     page, following = query.cut(store.workloads.entries(), lambda entry: entry[0].name)

@@ -20,7 +20,7 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PageQuery, StrictQuery, normal_version
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PagedQuery, StrictQuery, normal_version
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.uploads import keep_workload, read_uploaded
 from ncclt_api.schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList
@@ -79,7 +79,7 @@ def current_job(id: str, queue: CurrentQueue) -> JobStatus:
 CurrentJob = Annotated[JobStatus, Depends(current_job)]
 
 
-class JobsQuery(PageQuery):
+class JobsQuery(PagedQuery):
     """Filter and page of jobs."""
 
     cluster: str | None = Field(None, description="only jobs of this cluster")

@@ -12,7 +12,7 @@ from ncclt.errors import NotFoundError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs
-from ncclt_api.dependencies import CurrentStore, PageQuery, WholeStore
+from ncclt_api.dependencies import CurrentStore, PagedQuery, WholeStore
 from ncclt_api.problems import ForbiddenError
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import Page
@@ -57,7 +57,9 @@ class KeyList(Page):
 
 
 @router.get("", operation_id="listKeys", summary="Keys, oldest first")
-def list_keys(query: Annotated[PageQuery, Query()], store: WholeStore, request: Request, response: Response) -> KeyList:
+def list_keys(
+    query: Annotated[PagedQuery, Query()], store: WholeStore, request: Request, response: Response
+) -> KeyList:
     """List one page of the keys, the revoked ones too; a key of some clusters sees those of its clusters alone."""
     page, following = query.cut(_visible(store, request), lambda key: key.id)
     query.link(following, request, response)

@@ -11,7 +11,7 @@ from pydantic import Field
 from ncclt.core.api_key import Role
 from ncclt.core.recommendation import Request
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PageQuery, StrictQuery, normal_version
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PagedQuery, StrictQuery, normal_version
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import ListedRecommendation, ProvenRecommendation, RecommendationList, proven_recommendation
 
@@ -42,7 +42,7 @@ class JobQuery(StrictQuery):
         )
 
 
-class RecommendationsQuery(PageQuery, JobQuery):
+class RecommendationsQuery(PagedQuery, JobQuery):
     """Filter and page of recommendations."""
 
     cluster: str | None = Field(None, description="only for this cluster")

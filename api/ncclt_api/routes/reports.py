@@ -16,7 +16,7 @@ from ncclt.core.ticket import TICKET_PATTERN, read_ticket, shorten_name
 from ncclt.errors import InputError
 from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PageQuery
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import AttestationDocument, AttestationList, NewAttestation
 from ncclt_api.tickets import sender_of
@@ -25,7 +25,7 @@ attestations = APIRouter(prefix="/v1/attestations", tags=["attestations"], respo
 step_times = APIRouter(prefix="/v1/step-times", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
-class AttestationsQuery(PageQuery):
+class AttestationsQuery(PagedQuery):
     """Filter and page of attestations."""
 
     recommendation: str = Field(description="id of a published revision")

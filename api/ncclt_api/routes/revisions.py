@@ -13,7 +13,7 @@ from ncclt.core.revision import MOST_WHY, Action, Actor, ClusterRules, HistoryEv
 from ncclt.core.rollout import RollOutState
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
-from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PageQuery
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import Page
 
@@ -146,7 +146,7 @@ def get_state(found: CurrentRecommendation, store: CurrentStore) -> RevisionDocu
 )
 def get_history(
     found: CurrentRecommendation,
-    query: Annotated[PageQuery, Query()],
+    query: Annotated[PagedQuery, Query()],
     store: CurrentStore,
     request: Request,
     response: Response,
@@ -245,7 +245,7 @@ def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore,
     dependencies=needs(Role.READ),
 )
 def get_cluster_history(
-    cluster: str, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request, response: Response
+    cluster: str, query: Annotated[PagedQuery, Query()], store: CurrentStore, request: Request, response: Response
 ) -> HistoryDocument:
     """Return one page of the history of a cluster, newest first."""
     events = store.revisions.history(cluster=cluster, before=query.number, limit=query.limit + 1)
@@ -254,7 +254,9 @@ def get_cluster_history(
     return _history(events, query, request, response)
 
 
-def _history(events: Sequence[HistoryEvent], query: PageQuery, request: Request, response: Response) -> HistoryDocument:
+def _history(
+    events: Sequence[HistoryEvent], query: PagedQuery, request: Request, response: Response
+) -> HistoryDocument:
     shown = events[: query.limit]
     following = str(shown[-1].number) if len(events) > query.limit else None
     query.link(following, request, response)

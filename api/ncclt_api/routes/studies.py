@@ -11,7 +11,7 @@ from ncclt.core.api_key import Role
 from ncclt.errors import NotFoundError
 from ncclt.prove.proof import evidence_document
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentStore, CurrentStudy, PageQuery
+from ncclt_api.dependencies import CurrentStore, CurrentStudy, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import (
     EvidenceDocument,
@@ -26,7 +26,7 @@ from ncclt_api.schemas import (
 router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS, dependencies=needs(Role.READ))
 
 
-class StudiesQuery(PageQuery):
+class StudiesQuery(PagedQuery):
     """Filter and page of studies."""
 
     cluster: str | None = Field(None, description="only studies of this cluster")
@@ -52,7 +52,7 @@ def get_study(study: CurrentStudy, store: CurrentStore) -> StudyDetail:
 @router.get("/{id}/trials", operation_id="listTrials", summary="The trials of a study")
 def list_trials(
     study: CurrentStudy,
-    query: Annotated[PageQuery, Query()],
+    query: Annotated[PagedQuery, Query()],
     store: CurrentStore,
     request: Request,
     response: Response,

@@ -176,6 +176,17 @@ class JobStatus(Documented):
     result: JobResult | None = None
 
 
+def describe_worker(name: str) -> str:
+    """Return the name of a worker for people: its machine and process.
+
+    >>> describe_worker("login1/4026531836/17/4711")
+    'login1, process 17'
+    """
+    machine, _, rest = name.partition("/")
+    _, _, process = rest.rpartition("/")[0].rpartition("/")
+    return f"{machine}, process {process}" if process else name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
     """Something that happened to a job.

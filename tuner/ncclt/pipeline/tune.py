@@ -47,6 +47,7 @@ from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.optuna_tables import record_proof, record_verdict
 from ncclt.search.space import SearchSpace, build_space, count_excluded, describe_space
 from ncclt.store.journal import StudyTrialLog
+from ncclt.store.leases import this_worker
 from ncclt.store.store import Store
 
 _POLL_S = 0.5
@@ -366,7 +367,7 @@ def tune(
     if count_excluded(testbed, workload, study.process_wide, deterministic=study.deterministic):
         described = describe_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
         notes += (f"search space: {described}",)
-    study = store.studies.open(study)
+    study = store.studies.open(study, worker=this_worker())
     if study.printed_costs is not None:
         notes += (study.printed_costs.note(study.cluster),)
     if not request.budget.more and (published := _find_published(request, store, study)) is not None:

@@ -27,10 +27,10 @@ from ncclt.store.failures import repeatable
 from ncclt.store.part import StorePart
 from ncclt.store.tables import leases, studies, trials
 
-RENEW_S = 15.0
+RENEW_S = 10.0
 """Interval at which a worker renews its leases."""
 
-SILENT_S = 90.0
+SILENT_S = 60.0
 """Without a renewal for this long a worker on another machine is assumed dead: six renewals were missed."""
 
 ABANDONED = "it ended without a word: it failed, was killed, or could not write its end; the same command resumes it"
@@ -80,7 +80,7 @@ class Leases(StorePart):
     def enter(self, study_id: str, worker: str) -> None:
         """Register a worker of a study."""
         with self._database.alone() as connection:
-            _acquire(connection, study_id, f"{_WORKER}{worker}", worker)
+            register(connection, study_id, worker)
 
     @repeatable
     def leave(self, study_id: str, worker: str) -> None:
@@ -218,6 +218,11 @@ def _running(connection: Connection, study_id: str) -> tuple[tuple[str, Claim], 
     rows = connection.execute(_trials_of(study_id))
     found = [(row.worker, _claim_of(row)) for row in rows]
     return tuple(sorted(found, key=lambda pair: pair[1].number))
+
+
+def register(connection: Connection, study_id: str, worker: str) -> None:
+    """Register a worker of a study, within a transaction."""
+    _acquire(connection, study_id, f"{_WORKER}{worker}", worker)
 
 
 def _acquire(connection: Connection, study_id: str, what: str, worker: str) -> bool:

@@ -19,7 +19,7 @@ from ncclt.core.study import Study, StudyEntry, StudyPage, StudyState
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
-from ncclt.store.leases import ABANDONED, abandoned, is_running
+from ncclt.store.leases import ABANDONED, abandoned, is_running, register
 from ncclt.store.names import unknown_name
 from ncclt.store.part import StorePart
 from ncclt.store.recommendations import newest_by_study
@@ -43,8 +43,12 @@ class Studies(StorePart):
     """The studies."""
 
     @repeatable
-    def open(self, study: Study) -> Study:
+    def open(self, study: Study, *, worker: str = "") -> Study:
         """Return the stored study of this name, or store this one.
+
+        Args:
+            study: to store.
+            worker: that runs it, as of `this_worker`: a new study is interrupted once it has died; empty = none yet.
 
         Raises:
             UsageError: the stored study of this name differs; the message says how.
@@ -57,6 +61,8 @@ class Studies(StorePart):
                 now = self._clock()
                 fresh = replace(study, created=study.created or now, updated=now)
                 connection.execute(insert(studies).values(**study_row(fresh)))
+                if worker:
+                    register(connection, fresh.id, worker)
                 return fresh
             (there,) = _read(connection, [row])
         if different := _differences(there, study):
