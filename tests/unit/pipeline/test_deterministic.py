@@ -13,7 +13,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.deliver.render.formats import env_document
 from ncclt.errors import UsageError
-from ncclt.measure.testbed import Testbed
+from ncclt.measure.testbed import Testbed, replayed_testbed
 from ncclt.nccl.numerics import SameBits
 from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.study_summary import summarize_study
@@ -21,9 +21,11 @@ from ncclt.search.space import build_space, describe_space
 from ncclt.store import open_store
 from ncclt.testing.fakes import FakePolicyRunner, SilentWatcher
 from ncclt.testing.samples import sample_cluster
+from ncclt.user_dirs import recorded_tables
 
 CLUSTER = replace(sample_cluster("pair"), nccl_version="2.28.9")
 AG, AR, RS = Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.REDUCE_SCATTER
+BROADCAST = Collective.BROADCAST
 RING_LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL, spares_reductions=True)
 
 
@@ -178,3 +180,9 @@ def test_a_recorded_space_is_cut_too():
     testbed = make_testbed(recorded=(*recorded, Setting(parameters=(("BUFFSIZE", 8388608),))))
     placed = testbed.cut(workload(AG, AR))[0]
     assert build_space(testbed, placed, (), deterministic=True).distinct == (RING_LL,)
+
+
+def test_the_best_recorded_policy_is_no_measure_of_a_deterministic_search(store):
+    place = replayed_testbed(recorded_tables()["mi355x-2x8"], seed=0, reason="test")
+    found = [run(store, place, collectives=(BROADCAST, AR), trials=3, deterministic=one) for one in (False, True)]
+    assert [result.exhaustive is None for result in found] == [False, True]
