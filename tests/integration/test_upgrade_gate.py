@@ -109,6 +109,14 @@ def test_other_command_is_compared(gate):
     done = gate(["--against", f"env VERSION=2.27.5 {' '.join(JOB)}", "--margin", "0.05"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("today: NCCL 2.27.5")
+    assert "differs: command, today env VERSION=2.27.5 " in done.stdout
+
+
+def test_secrets_are_not_printed(gate):
+    options = [*NEW, "--to-env", "HF_TOKEN=hf_abcdefghijkl", "--to-env", "FAIL=1"]
+    for done in (gate(options), gate([*options, "--json"])):
+        assert done.returncode == 1
+        assert "hf_abcdefghijkl" not in done.stdout + done.stderr
 
 
 def test_steps_of_a_training_without_nccl_need_a_stated_difference(gate, tmp_path):

@@ -100,6 +100,7 @@ def test_equal_sides_are_not_slower(tmp_path):
     assert [order for _, order, _ in seen] == [-1, -1, *range(len(seen) - 2)]
     timed = [dict(plan.set_env)["NCCL_DEBUG"] for plan in launcher.plans[2:]]
     assert set(timed) == {"VERSION"}, "nothing is timed while NCCL logs"
+    assert not any("NCCL_RUNTIME_CONNECT" in dict(plan.set_env) for plan in launcher.plans), "the job stays as it is"
     sides = [launch.side for launch in result.launches]
     assert all(set(pair) == set(Side) for pair in zip(sides[::2], sides[1::2], strict=True))
 
@@ -194,7 +195,7 @@ def test_failure_of_the_new_side_during_the_comparison_is_a_regression(tmp_path)
 
     result, *_ = run(tmp_path, play)
     assert result.decision is GateDecision.FAILED
-    assert result.failure == "exit code 1\nunhandled cuda error"
+    assert result.to_document()["failure"] == "exit code 1\nunhandled cuda error"
 
 
 def test_failure_of_today_during_the_comparison_decides_nothing(tmp_path):
@@ -245,8 +246,11 @@ def test_another_version_than_named_is_refused(tmp_path):
 
 
 def test_ranks_with_different_libraries_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"new: ranks loaded NCCL 2\.28\.9 and 2\.32\.3"):
-        run(tmp_path, by_side(EQUAL), versions=("2.28.9", ("2.28.9", "2.32.3")))
+    both = {"versions": ("2.28.9", ("2.28.9", "2.32.3"))}
+    with pytest.raises(UsageError, match=r"new: processes loaded NCCL 2\.28\.9 and 2\.32\.3"):
+        run(tmp_path, by_side(EQUAL), **both)
+    result, *_ = run(tmp_path, by_side(EQUAL), stated="a second framework", **both)
+    assert "new: processes loaded NCCL 2.28.9 and 2.32.3" in result.notes
 
 
 def test_version_that_changes_during_the_comparison_is_refused(tmp_path):

@@ -86,10 +86,13 @@ def upgrade(
     ] = None,
     old: Annotated[
         str | None,
-        typer.Option("--from", help="NCCL version of the jobs now, such as 2.28.9; default: the cluster's."),
+        typer.Option(
+            "--from",
+            help="NCCL version of the jobs now, such as 2.28.9, or a path as for --to; default: the cluster's.",
+        ),
     ] = None,
     new: Annotated[
-        str | None, typer.Option("--to", help="NCCL version to upgrade to; with --gate also a path to its library.")
+        str | None, typer.Option("--to", help="NCCL version to upgrade to; with --gate also the path to its library.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Name of the cluster.", envvar="NCCLT_CLUSTER", autocompletion=cluster_names)
@@ -331,7 +334,7 @@ def _print(
     for issue in issues:
         print(
             textwrap.fill(
-                f"{issue.what}: {issue.link or issue.source}",
+                str(issue),
                 width,
                 subsequent_indent="  ",
                 break_long_words=False,

@@ -16,6 +16,7 @@ from ncclt.cli.output import interruptible, note, print_json, print_table, say
 from ncclt.cli.verify import format_variables, parse_variables, split_command
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
+from ncclt.measure.redact import without_secrets, words_without_secrets
 from ncclt.prove.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -186,10 +187,10 @@ def _plan_document(request: GateRequest) -> dict[str, object]:
 
     sides = request.sides
     return {
-        "argv": list(sides.argv),
-        "base_argv": list(sides.base_argv) or None,
-        "today_env": dict(sides.base_env),
-        "new_env": dict(sides.tuned_env),
+        "argv": list(words_without_secrets(sides.argv)),
+        "base_argv": list(words_without_secrets(sides.base_argv)) if sides.base_argv else None,
+        "today_env": {name: _without_secret(name, value) for name, value in sides.base_env},
+        "new_env": {name: _without_secret(name, value) for name, value in sides.tuned_env},
         "removed_env": list(sides.removed_env),
         "stated": request.stated or None,
         "margin": request.margin,
@@ -224,8 +225,11 @@ def print_gate(request: GateRequest, result: GateResult) -> None:
     if changed:
         print(f"differs: {'; '.join(changed)}")
     for issue in result.issues:
-        text = f"known: {issue.what}: {issue.link or issue.source}"
-        print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+        print(
+            textwrap.fill(
+                f"known: {issue}", _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+        )
     if len(result.groups) > 1:
         rows = [
             (group.name, group.slowdown, f"{group.worst} {group.worst_change}" if group.worst else "-", group.decision)
@@ -241,15 +245,23 @@ def print_gate(request: GateRequest, result: GateResult) -> None:
 
 
 def _set_differently(request: GateRequest) -> list[str]:
-    today, new = dict(request.sides.base_env), dict(request.sides.tuned_env)
-    names = dict.fromkeys((*today, *new))
-    return [
+    """Describe what the user sets differently, without secrets."""
+    today, new = (
+        {name: _without_secret(name, value) for name, value in env}
+        for env in (request.sides.base_env, request.sides.tuned_env)
+    )
+    changed = [f"command, today {shlex.join(words_without_secrets(request.sides.base_argv))}"]
+    return (changed if request.sides.base_argv else []) + [
         f"{name} set to {new[name]}, today {today.get(name, 'unset')}"
         if name in new
         else f"{name} unset, today {today[name]}"
-        for name in names
+        for name in dict.fromkeys((*today, *new))
         if today.get(name) != new.get(name)
     ]
+
+
+def _without_secret(name: str, value: str) -> str:
+    return without_secrets(f"{name}={value}").partition("=")[2]
 
 
 def _next_step(request: GateRequest, result: GateResult) -> str:
@@ -259,8 +271,8 @@ def _next_step(request: GateRequest, result: GateResult) -> str:
     versions = {side: found.get("NCCL", "") for side, found in result.seen.items()}
     if result.decision is GateDecision.FAILED:
         argv, variables = request.sides.side(Side.TUNED)
-        words = [f"{name}={value}" for name, value in variables]
-        return f"stay with today's side; to see it fail alone: {shlex.join(['env', *words, *argv])}"
+        words = words_without_secrets(["env", *(f"{name}={value}" for name, value in variables), *argv])
+        return f"stay with today's side; to see it fail alone: {shlex.join(words)}"
     if result.decision is GateDecision.SLOWER:
         return f"stay with {f'NCCL {versions[Side.BASE]}' if versions[Side.BASE] else 'the side of today'}"
     if result.decision is GateDecision.UNDECIDED:

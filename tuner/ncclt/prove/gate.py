@@ -21,7 +21,7 @@ from ncclt.errors import BenchmarkError, NotStartedError, UsageError
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.files import read_logs
 from ncclt.health.doctor.known_issues import KnownIssue, find_upgrade_issues
-from ncclt.health.doctor.settings import LOG_VARIABLES
+from ncclt.health.doctor.settings import LOG_NAMES, LOG_VARIABLES
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.prefixes import clean_text
 from ncclt.measure.redact import without_secrets
@@ -211,6 +211,7 @@ class GateResult:
                 {"side": SIDE_NAMES[one.side], "order": one.order, "calls": one.calls, "failure": one.failure or None}
                 for one in self.launches
             ],
+            "failure": self.failure or None,
             "notes": list(self.notes),
         }
 
@@ -243,9 +244,10 @@ def run_gate(
         NotStartedError: a launch did not start.
         NodesLostError: the allocation is lost.
     """
-    looks = {side: _look(request, side, launcher, environ) for side in Side}
-    for side, look in looks.items():
-        watch(side, -1, look.failure)
+    looks: dict[Side, _Look] = {}
+    for side in Side:
+        looks[side] = _look(request, side, launcher, environ)
+        watch(side, -1, looks[side].failure)
     seen = {side: look.seen for side, look in looks.items()}
     # Without a version of the new side, the cluster's would stand in for it.
     is_known = "NCCL" in seen[Side.TUNED] or Side.TUNED in request.expected
@@ -287,7 +289,7 @@ def _compare(
     failure = ""
     for order, side in enumerate(request.sides.order):
         times, version, failure = _time_side(request, side, launcher, environ)
-        if version and version != seen[side].get("NCCL", version):
+        if version and version not in seen[side].get("NCCL", version).split(" and "):
             raise UsageError(
                 f"{SIDE_NAMES[side]} loaded NCCL {seen[side]['NCCL']} at first and {version} later",
                 hint="both sides must be what they are during the whole comparison",
@@ -343,12 +345,13 @@ class _Look:
 
 def _look(request: GateRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]) -> _Look:
     def add(folder: Path) -> Mapping[str, str]:
-        return {**LOG_VARIABLES, "NCCL_DEBUG_FILE": f"{folder}/nccl/%h.%p.log"}
+        variables = {name: LOG_VARIABLES[name] for name in LOG_NAMES}
+        return {**variables, "NCCL_DEBUG_FILE": f"{folder}/nccl/%h.%p.log"}
 
     def read(folder: Path, result: LaunchResult) -> tuple[Facts, str, str, tuple[str, ...]]:
         # Where the file cannot be written, NCCL logs to standard output (debug.cc).
         (folder / "nccl" / "output").write_text(clean_text(result.stdout), encoding="utf-8", errors="replace")
-        log, unread = read_logs(sorted((folder / "nccl").iterdir()), ignored=frozenset(LOG_VARIABLES))
+        log, unread = read_logs(sorted((folder / "nccl").iterdir()), ignored=LOG_NAMES)
         _times, version, missing = _read_times(request, folder, result)
         said = NcclVersion.parse(version) if version else request.expected.get(side)
         return Facts(log=log, cluster=request.cluster, version=said), version, missing, unread
@@ -458,18 +461,20 @@ def _check_sides(request: GateRequest, seen: Mapping[Side, Mapping[str, str]]) -
     for side, found in seen.items():
         version, name = found.get("NCCL", ""), SIDE_NAMES[side]
         if " and " in version:
-            raise UsageError(
-                f"{name}: ranks loaded NCCL {version}",
-                hint="the variables have to reach all ranks: see what the launcher passes on",
-            )
+            if not request.stated:
+                raise UsageError(
+                    f"{name}: processes loaded NCCL {version}",
+                    hint="the variables have to reach all ranks; for a job that needs both, use --differs",
+                )
+            notes.append(f"{name}: processes loaded NCCL {version}")
         expected = request.expected.get(side)
-        if version and expected and NcclVersion.parse(version) != expected:
+        if version and expected and str(expected) not in version.split(" and "):
             raise UsageError(
                 f"{name} loaded NCCL {version}, not {expected}",
                 hint="PyTorch brings its own library: put the other one into LD_PRELOAD on all nodes",
             )
     today, cluster = seen[Side.BASE].get("NCCL"), request.cluster
-    if today and cluster and Side.BASE not in request.expected and NcclVersion.parse(today) != cluster.version:
+    if today and cluster and Side.BASE not in request.expected and today != str(cluster.version):
         notes.append(f"{cluster.name} is described with NCCL {cluster.version}, and today loads {today}")
     missing = [SIDE_NAMES[side] for side, found in seen.items() if "NCCL" not in found]
     if missing:

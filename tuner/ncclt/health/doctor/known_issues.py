@@ -51,6 +51,10 @@ class KnownIssue:
         # GitHub leads from /issues/ to a pull request of that number.
         return f"https://github.com/{thread[1]}/issues/{thread[2]}" if thread else ""
 
+    def __str__(self) -> str:
+        """Return the issue with its fix and its thread, as one sentence."""
+        return f"{self.what}; {self.fix}: {self.link or self.source}"
+
     def to_document(self) -> dict[str, str | None]:
         """Return it as a JSON object."""
         return {"what": self.what, "fix": self.fix, "source": self.source, "link": self.link or None}
