@@ -45,6 +45,7 @@ NOTHING = dict.fromkeys(
         "attestations",
         "rechecks",
         "verifications",
+        "segments",
         "preflights",
     ),
     0,

@@ -52,6 +52,7 @@ OUR_TABLES = {
 
 CONTRACTS = (
     records.VerificationsContract,
+    records.SegmentsContract,
     records.AttestationsContract,
     records.ConfirmedTablesContract,
     records.NamesContract,

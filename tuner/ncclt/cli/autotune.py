@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from ncclt.core.budget import Budget
 from ncclt.core.message import Collective
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
+from ncclt.core.segment import MAX_COST, SEGMENT_STEPS
 from ncclt.errors import NotFoundError, UsageError, require_extra
 from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from ncclt.core.workload import Workload
     from ncclt.launch.launcher import Launcher
     from ncclt.measure.testbed import Testbed
+    from ncclt.pipeline.restarts import RestartRequest, TrainingArm
     from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.store import Store
 
@@ -129,6 +132,18 @@ def autotune(
         int | None,
         typer.Option(help="Steps to record and to time; default: 20 and 30.", min=1),
     ] = None,
+    restarts: Annotated[
+        bool, typer.Option("--restarts", help="Try candidates on the training itself, each from a restart on.")
+    ] = False,
+    stop_signal: Annotated[
+        str, typer.Option("--signal", help="Signal on which the training saves and exits (--restarts).")
+    ] = "SIGTERM",
+    max_cost: Annotated[
+        float, typer.Option(help="Max share of the training's time for restarts and slower steps (--restarts).")
+    ] = MAX_COST,
+    hours: Annotated[
+        float, typer.Option(help="Expected hours of the training, to spend --max-cost early (--restarts).", min=0)
+    ] = 0.0,
     force: Annotated[
         bool, typer.Option("--force", help="Continue despite too little to gain or errors of `ncclt doctor`.")
     ] = False,
@@ -141,6 +156,9 @@ def autotune(
     Records the first steps of the job (`ncclt profile record`), tunes its messages (`ncclt tune`), and, if a policy
     wins, A/B-tests the step times of the job itself (`ncclt verify`). Stops early if tuning cannot save enough. The
     job needs no change. Ctrl-C stops; the same command resumes.
+
+    With --restarts the command is the training itself, which saves a checkpoint and exits on --signal, and resumes when
+    it is started again. ncclt restarts it with other settings and goes on with the fastest.
     """
     storage = storage_url()
     require_extra("tune")
@@ -158,6 +176,18 @@ def autotune(
     blocks = how.blocks if budget.blocks == Budget().blocks else budget.blocks
     how = replace(how, min_effect=budget.min_effect, blocks=blocks, steps=window or how.steps)
     target.require_known_names()
+    if restarts:
+        if as_json and not dry_run:
+            raise UsageError("--json needs --dry-run with --restarts: standard output is the training's")
+        request = _restart_request(
+            argv,
+            model=model,
+            how=replace(how, steps=window or SEGMENT_STEPS),
+            stop_signal=stop_signal,
+            max_cost=max_cost,
+            hours=hours,
+        )
+        raise typer.Exit(_run_restarts(request, target, storage, force=force, dry_run=dry_run, as_json=as_json))
     if model is not None:
         with open_to_read(storage, would_be_made=True) as store:
             store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
@@ -185,6 +215,85 @@ def autotune(
             if target.is_launched:
                 launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
+
+
+def _restart_request(
+    argv: tuple[str, ...], *, model: str | None, how: Comparison, stop_signal: str, max_cost: float, hours: float
+) -> RestartRequest:
+    from ncclt.core.verification import sorted_variables
+    from ncclt.nccl.variables import split_variables
+    from ncclt.pipeline.autotune import build_job_name
+    from ncclt.pipeline.restarts import RestartRequest
+
+    name = stop_signal.upper().removeprefix("SIG")
+    if (number := getattr(signal, f"SIG{name}", None)) in (None, signal.SIGKILL, signal.SIGSTOP):
+        raise UsageError(f"--signal {stop_signal} cannot be handled by a training", hint="such as SIGTERM or SIGUSR1")
+    return RestartRequest(
+        argv=argv,
+        model=model or build_job_name(argv, environ=os.environ, folder=Path.cwd()),
+        today=sorted_variables(split_variables(os.environ).tuning),
+        how=how,
+        number=number,
+        max_cost=max_cost,
+        hours=hours,
+    )
+
+
+def _run_restarts(
+    request: RestartRequest, target: Target, storage: str | None, *, force: bool, dry_run: bool, as_json: bool
+) -> int:
+    """Run a training over its restarts, or show how that stands; return its exit code."""
+    from tempfile import TemporaryDirectory
+
+    from ncclt.measure.open_testbed import choose_cluster
+    from ncclt.nccl.variables import site_variables
+    from ncclt.pipeline.autotune import explain_low_ceiling, size_target
+    from ncclt.pipeline.restarts import SegmentedTraining, describe_training, plan_arms, select_candidates
+    from ncclt.store import open_store, open_to_read
+    from ncclt.store.clock import utc_now
+
+    if dry_run:
+        with open_to_read(storage, would_be_made=True) as store:
+            lines = describe_training(request, store)
+        if as_json:
+            print_json({"schema": AUTOTUNE_SCHEMA, "model": request.model, "restarts": lines})
+        else:
+            print("\n".join(lines))
+        return 0
+    with (
+        open_store(storage) as store,
+        TemporaryDirectory(prefix=".ncclt-table-", dir=request.how.directory, ignore_cleanup_errors=True) as folder,
+    ):
+        store.require_writable()
+        cluster = choose_cluster(size_target(target, request.argv, environ=os.environ), store.clusters.get)
+        cluster = replace(cluster, site_variables=site_variables(os.environ))
+
+        def find_arms(workload: Workload) -> tuple[TrainingArm, ...]:
+            if (why := explain_low_ceiling(workload, min_effect=request.how.min_effect)) and not force:
+                say(f"ncclt: nothing to gain: {why} (--force tries anyway)")
+                return ()
+            return plan_arms(
+                select_candidates(workload, cluster, store, environ=os.environ),
+                request.argv,
+                environ=os.environ,
+                today=request.today,
+                folder=Path(folder).resolve(),
+                say=say,
+            )
+
+        training = SegmentedTraining(
+            replace(request, cluster=cluster.name),
+            store,
+            environ=os.environ,
+            find_arms=find_arms,
+            say=say,
+            now=utc_now,
+        )
+        try:
+            return training.run()
+        except KeyboardInterrupt:
+            say("ncclt: interrupted between two starts; run the same command to resume")
+            return EXIT_INTERRUPTED
 
 
 def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> None:

@@ -74,8 +74,8 @@ def prune(
 ) -> None:
     """Remove old records and studies that no job depends on.
 
-    Removes attestations, rechecks, verifications, preflights, step times and ended tuning jobs of that age, and
-    studies whose revisions are all retired and replaced. Keeps the history, evidence of staleness, and the newest
+    Removes attestations, rechecks, verifications, segments, preflights, step times and ended tuning jobs of that age,
+    and studies whose revisions are all retired and replaced. Keeps the history, evidence of staleness, and the newest
     preflight of each cluster.
     """
     from ncclt.store.location import locate

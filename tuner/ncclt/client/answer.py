@@ -171,7 +171,7 @@ _DOCUMENT = {
     "gpus_per_node": _COUNT,
     "origin": '"(?:measured|recorded|simulated)"',
     "nccl_version": r'"[0-9]{1,3}(?:\.[0-9]{1,3}){1,2}"',
-    "decision": '"(?:tuned|keep-default|undecided)"',
+    "decision": '"(?:tuned|keep-default|undecided|untried)"',
     "speedup": _NUMBER,
     "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
     "groups": rf"\[(?:\[{_COUNT}, (?:true|false)\](?:, (?=\[))?)*\]",

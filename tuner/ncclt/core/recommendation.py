@@ -32,11 +32,15 @@ MOST_LISTED = 20
 
 
 class Decision(StrEnum):
-    """Outcome of a verdict; only `tuned` changes anything."""
+    """Outcome of a verdict; only `tuned` changes anything.
+
+    `untried` = there is no evidence: real jobs try the policy, as arms of an experiment alone.
+    """
 
     TUNED = "tuned"
     KEEP_DEFAULT = "keep-default"
     UNDECIDED = "undecided"
+    UNTRIED = "untried"
 
 
 ORIGIN_WORDS = {TimesOrigin.RECORDED: "recorded", TimesOrigin.SIMULATED: "SIMULATED"}
@@ -99,8 +103,8 @@ class PolicyVerdict(Documented):
 
     @property
     def effective(self) -> Policy:
-        """Return the policy if it is proven, else the empty one."""
-        return self.policy if self.verdict.decision is Decision.TUNED else Policy()
+        """Return the policy that jobs get: a proven one, or one that they try; else the empty one."""
+        return self.policy if self.verdict.decision in (Decision.TUNED, Decision.UNTRIED) else Policy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +253,11 @@ class Recommendation(Documented):
     def verdict_word(self, verdict: Verdict) -> str:
         """Return the label of a verdict: a gain on recorded or simulated times is a demonstration."""
         return "demonstration" if self.label and verdict.decision is Decision.TUNED else verdict.decision.value
+
+    @property
+    def is_untried(self) -> bool:
+        """Return True if there is no evidence: jobs may only try it."""
+        return self.table.verdict.decision is Decision.UNTRIED
 
     @property
     def is_searched_enough(self) -> bool:

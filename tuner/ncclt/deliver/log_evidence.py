@@ -12,7 +12,7 @@ from pathlib import Path
 from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import MOST_BYTES
 from ncclt.core.plural import count_noun
-from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.recommendation import Recommendation
 from ncclt.deliver.answer import answer_from_document, policy_from_answer
 from ncclt.deliver.attest import OWN_LINE, attest, has_our_plugin
 from ncclt.deliver.render.formats import env_document
@@ -103,11 +103,7 @@ def policy_from_recommendation(recommendation: Recommendation, form: Form) -> De
         SettingError: the policy cannot be compiled for this NCCL.
     """
     policy_verdict = recommendation.table if form is Form.TABLE else recommendation.variables
-    if (
-        policy_verdict is None
-        or policy_verdict.verdict.decision is not Decision.TUNED
-        or policy_verdict.effective.is_default
-    ):
+    if policy_verdict is None or policy_verdict.effective.is_default:
         raise UsageError(
             f"the recommendation {recommendation.id} delivers nothing as {form}: keeping the NCCL default",
             hint="if the job got the other form, name it with --form",

@@ -74,6 +74,19 @@ def choose_target(
             "the job and the trials need nodes, and this is not a Slurm allocation",
             hint="run the same command in a batch script or under salloc",
         )
+    found = size_target(found, argv, environ=environ)
+    if not found.launcher_class.starts_ranks and not (target.launcher or target.benchmark or target.nccl_tests):
+        # The job has brought PyTorch, nccl-tests may not be here, and only PyTorch's ranks take a table.
+        found = replace(found, launcher="torchrun", reason=f"{found.reason}, and the job uses PyTorch")
+    return found
+
+
+def size_target(target: Target, argv: Sequence[str], *, environ: Mapping[str, str]) -> Target:
+    """Return a target in the shape of the job.
+
+    Raises:
+        UsageError: the command starts only a part of the job.
+    """
     if is_node_launcher(argv) and (total := max_nodes(argv, environ, target.nodes)) > 1:
         raise UsageError(
             f"the command starts processes on this node only, and the job has {total} nodes",
@@ -81,11 +94,7 @@ def choose_target(
         )
     shape = read_shape(argv, environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node) if argv else {}
     nodes, gpus = (int(shape[part].value) if part in shape else None for part in ("nodes", "gpus_per_node"))
-    found = replace(found, nodes=found.nodes or nodes, gpus_per_node=found.gpus_per_node or gpus)
-    if not found.launcher_class.starts_ranks and not (target.launcher or target.benchmark or target.nccl_tests):
-        # The job has brought PyTorch, nccl-tests may not be here, and only PyTorch's ranks take a table.
-        found = replace(found, launcher="torchrun", reason=f"{found.reason}, and the job uses PyTorch")
-    return found
+    return replace(target, nodes=target.nodes or nodes, gpus_per_node=target.gpus_per_node or gpus)
 
 
 def record_job(

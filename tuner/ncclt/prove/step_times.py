@@ -25,7 +25,7 @@ from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
 from ncclt.prove.interleave import launch_order
-from ncclt.prove.verdict import Pairs, decide, judge
+from ncclt.prove.verdict import Pairs, decide, describe_step_gain, judge
 
 _PER_BLOCK = len(Side) * LAUNCHES_PER_BLOCK
 """Launches of a block: two pairs."""
@@ -301,14 +301,7 @@ def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
         return replace(verdict, reason=_describe_command_ratio(verdict, is_failed=bool(failure)))
     if verdict.decision is not Decision.TUNED:
         return verdict
-    # The verdict's own sentence is about communication; here whole steps were timed.
-    low, high = ((end - 1) * 100 for end in verdict.interval)
-    gain = (verdict.speedup - 1) * 100
-    return replace(
-        verdict,
-        reason=f"training steps are faster: {gain:+.1f} % (95 % CI {low:+.1f} % to {high:+.1f} %, "
-        f"{count_noun(verdict.blocks, 'block')})",
-    )
+    return replace(verdict, reason=describe_step_gain(verdict, count_noun(verdict.blocks, "block")))
 
 
 def _describe_command_ratio(verdict: Verdict, *, is_failed: bool) -> str:

@@ -115,13 +115,13 @@ def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> t
     return tuple(float(ratio) for ratio in np.exp((gains[::2] + gains[1::2]) / 2))
 
 
-def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
+def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT, arms: int = 1) -> Decision:
     """Decide between default and policy, or return that the pairs do not suffice; may be called after each block.
 
     `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. The estimated
     gain must reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`,
     unless the policy is delivered without it (`find_dropped_messages`). The times as measured must bear it out too
-    (`_is_borne_out`).
+    (`_is_borne_out`). Policies that are compared with the same default at once share the error rate (`arms`).
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or no more to be expected, or such a
     loss is shown of a message that cannot be left out (at `FALSE_VETO` shared among all messages).
     """
@@ -133,7 +133,7 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     harmed, suspected = _find_losers(pairs)
     if harmed and not pairs.separable:
         return Decision.KEEP_DEFAULT
-    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _rules_out_loss(gains)
+    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED / arms) and _rules_out_loss(gains)
     if (
         proven
         and float(estimate_centre(gains)) >= worthwhile
@@ -238,6 +238,7 @@ def judge(
     baseline_failure: str = "",
     baseline_name: str = "the NCCL default",
     ended: bool = True,
+    arms: int = 1,
 ) -> Verdict:
     """Return the decision with its numbers and its reason.
 
@@ -251,6 +252,7 @@ def judge(
         baseline_failure: why a launch of the baseline failed, which ends an undecided proof.
         baseline_name: the baseline in words.
         ended: no more blocks will be launched.
+        arms: policies that are compared with the same default at once.
     """
     measured = pairs.blocks > 0
     interval = (
@@ -261,11 +263,11 @@ def judge(
     if failure:
         decision, reason = Decision.KEEP_DEFAULT, f"the policy failed: {failure}"
     else:
-        decision = decide(pairs, min_effect=min_effect)
+        decision = decide(pairs, min_effect=min_effect, arms=arms)
         settled = decision is not Decision.UNDECIDED or bool(baseline_failure)
         if ended and not settled and _is_immaterial(pairs, min_effect=min_effect):
             decision = Decision.KEEP_DEFAULT
-        reason = _reason(decision, pairs, interval, min_effect=min_effect)
+        reason = _reason(decision, pairs, interval, min_effect=min_effect, arms=arms)
         if decision is Decision.UNDECIDED and baseline_failure:
             reason = f"{baseline_name} failed in the A/B test: {baseline_failure}"
     return Verdict(
@@ -280,7 +282,18 @@ def judge(
     )
 
 
-def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float) -> str:
+def describe_step_gain(verdict: Verdict, evidence: str) -> str:
+    """Return the reason of a gain of whole steps; the verdict's own sentence is about communication.
+
+    Args:
+        verdict: `tuned`.
+        evidence: what it rests on, `12 blocks`.
+    """
+    gain, low, high = map(format_change, (verdict.speedup, *verdict.interval))
+    return f"training steps are faster: {gain} (95 % CI {low} to {high}, {evidence})"
+
+
+def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float, arms: int) -> str:
     gain = (
         f"{format_change(interval.estimate)} (95 % CI {format_change(interval.low)} to {format_change(interval.high)}, "
         f"{count_noun(pairs.blocks, 'block')})"
@@ -292,21 +305,21 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
         return f"only {pairs.blocks} of at least {MIN_BLOCKS} blocks measured"
     harmed, suspected = _find_losers(pairs)
     if decision is Decision.UNDECIDED:
-        doubt = _describe_doubt(pairs, gain, suspected, min_effect=min_effect)
-        return f"{doubt}; {_estimate_more_blocks(pairs, min_effect=min_effect)}"
+        doubt = _describe_doubt(pairs, gain, suspected, min_effect=min_effect, arms=arms)
+        return f"{doubt}; {_estimate_more_blocks(pairs, min_effect=min_effect, arms=arms)}"
     if interval.high < 1.0:
         return f"the policy is slower: {gain}"
     if harmed and not pairs.separable:
         return f"{harmed[0].label} is {_loss(pairs, harmed[0])} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
     if interval.high < 1.0 + min_effect:
         return f"gain {gain} is below the {threshold} threshold"
-    if decide(pairs, min_effect=min_effect) is Decision.KEEP_DEFAULT:
+    if decide(pairs, min_effect=min_effect, arms=arms) is Decision.KEEP_DEFAULT:
         return f"gain {gain} is most likely below the {threshold} threshold"
     return f"gain {gain} does not reach the {threshold} threshold; twice the threshold is ruled out"
 
 
-def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
-    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
+def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float, arms: int) -> str:
+    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED / arms):
         return f"inconclusive: {gain}"
     if not _rules_out_loss(pairs.gains):
         return f"gain {gain}, but noise does not rule out a loss of {GRAVE_LOSS * 100:g} %"
@@ -318,11 +331,11 @@ def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, mi
     return f"gain {gain} may be below the {min_effect * 100:.3g} % threshold"
 
 
-def _estimate_more_blocks(pairs: Pairs, *, min_effect: float) -> str:
+def _estimate_more_blocks(pairs: Pairs, *, min_effect: float, arms: int) -> str:
     blocks = pairs.blocks
     while blocks < _FORESIGHT:
         blocks += max(1, blocks // 8)
-        if decide(pairs.first(blocks), min_effect=min_effect) is not Decision.UNDECIDED:
+        if decide(pairs.first(blocks), min_effect=min_effect, arms=arms) is not Decision.UNDECIDED:
             return f"about {count_noun(blocks - pairs.blocks, 'more block')} should decide it (--blocks {blocks})"
     return "more blocks are unlikely to decide it"
 

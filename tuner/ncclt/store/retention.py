@@ -34,7 +34,12 @@ from ncclt.store.tables import (
     trials,
 )
 
-_KINDS = {"attestation": "attestations", "recheck": "rechecks", "verification": "verifications"}
+_KINDS = {
+    "attestation": "attestations",
+    "recheck": "rechecks",
+    "verification": "verifications",
+    "segment": "segments",
+}
 
 
 def prune_store(

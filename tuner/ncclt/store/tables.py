@@ -143,8 +143,8 @@ changes = Table(
     Index("ix_changes_number", "number"),
 )
 
-# Checks, attestations, preflights and verifications. `sequence` orders those of one kind; `word` is the record's result
-# in one word; a name that it does not have is empty.
+# Checks, attestations, preflights, verifications and segments. `sequence` orders those of one kind; `word` is the
+# record's result in one word; a name that it does not have is empty.
 records = Table(
     "records",
     metadata,

@@ -7,8 +7,10 @@ import errno
 import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from ncclt.errors import UsageError, reason
 
@@ -36,7 +38,7 @@ _TO_ALL_S = 0.2
 """Time in which a signal to every process of a job reaches all of them; only then does a signal to us alone pass on."""
 
 _TICK_S = 0.5
-"""Time between two calls of `watch`."""
+"""Time between two calls of `watch`, and between two looks for the end of the command."""
 
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python itself (its own `subprocess` gives them back to a command, too)."""
@@ -48,6 +50,7 @@ def run_foreground(
     environ: Mapping[str, str],
     stdout: int | None = None,
     watch: Callable[[int], None] | None = None,
+    passed: Callable[[int], None] | None = None,
 ) -> int:
     """Run a command as a shell would and return its exit code.
 
@@ -59,7 +62,10 @@ def run_foreground(
         argv: the command.
         environ: its environment, complete.
         stdout: descriptor of its standard output, None = ours.
-        watch: called now and then with its process id, which is not reused before it returns.
+        watch: called now and then by another thread with its process id, which is not reused before it returns. This
+            one waits for signals all the time: of those that come while it does not, threads that block none of them,
+            such as those of a BLAS library, would take some.
+        passed: called with the number of each signal that this process got, and that the command gets too.
 
     Returns:
         the exit code; 128 + n where signal n ended it.
@@ -72,19 +78,24 @@ def run_foreground(
     child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
-        with _Bystander(awaited) as bystander:
+        with ExitStack() as stack:
+            bystander = stack.enter_context(_Bystander(awaited))
             pid = _start(argv, environ, mask, stdout)
+            watched = stack.enter_context(_watching(watch, pid)) if watch else None
             while True:
-                received = signal.sigtimedwait(awaited, _TICK_S) if watch else signal.sigwaitinfo(awaited)
-                if watch:
-                    watch(pid)
-                if received is None:
-                    continue
-                if received.si_signo == signal.SIGCHLD:
+                received = signal.sigtimedwait(awaited, _TICK_S)
+                if received is None or received.si_signo == signal.SIGCHLD:
+                    if watched is not None and not watched.acquire(blocking=False):
+                        continue
                     status = _reap(pid)
                     if status is not None:
                         break
-                elif received.si_code != _SI_KERNEL and not bystander.has_got(received.si_signo):
+                    if watched is not None:
+                        watched.release()
+                    continue
+                if passed:
+                    passed(received.si_signo)
+                if received.si_code != _SI_KERNEL and not bystander.has_got(received.si_signo):
                     # Not reaped yet: the number is still its own. What has become another user's cannot be signalled.
                     with contextlib.suppress(PermissionError):
                         os.kill(pid, received.si_signo)
@@ -93,6 +104,28 @@ def run_foreground(
         signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _watching(watch: Callable[[int], None], pid: int) -> Iterator[threading.Lock]:
+    """Call `watch` in a thread; return the lock that is held meanwhile, and by the caller from the end of `pid` on."""
+    held, over = threading.Lock(), threading.Event()
+
+    def run() -> None:
+        while not over.wait(_TICK_S):
+            if held.acquire(blocking=False):
+                try:
+                    watch(pid)
+                finally:
+                    held.release()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield held
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Bystander:

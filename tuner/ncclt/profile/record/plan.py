@@ -6,6 +6,7 @@ The recording's folder, shared by all ranks:
     inject/_ncclt_recording/     the hook itself
     inject/recording.json        warm-up, steps, stop-after, times-only, count-only
     python-started               written by the first Python process of the job
+    stop                         written by the launching side to end a segment; rank 0 renames it to `stopped`
     ranks/HOST.PID.json          one journal per process that loaded PyTorch
     traces/rankN.json            one Kineto trace per rank; empty where only step times are taken
     nccl/HOST.PID.log            one NCCL log per process
@@ -54,7 +55,7 @@ NCCL_LOG_SUBSYSTEMS = "INIT,ENV,COLL,TUNING"
 WINDOW_STEPS, WARMUP_STEPS = 20, 10
 """Steps that are recorded, and steps before them, where nothing else is said."""
 
-_INJECTED = ("__init__", "recorder", "start", "when_imported")
+_INJECTED = ("__init__", "recorder", "segment", "start", "when_imported")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,8 @@ class RecordOptions:
         warmup: steps before them, None = `WARMUP_STEPS`.
         stop_after: end the job after the window.
         times_only: record the times of the steps without a trace.
+        stop_signal: number of the signal by which the ranks end a segment behind the window, once the folder holds a
+            file `stop`; 0 = they never do.
 
     Raises:
         UsageError: impossible numbers, or options that cannot be combined.
@@ -78,6 +81,7 @@ class RecordOptions:
     warmup: int | None = None
     stop_after: bool = False
     times_only: bool = False
+    stop_signal: int = 0
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -154,8 +158,8 @@ def plan_recording(
             "warmup": WARMUP_STEPS if options.warmup is None else options.warmup,
             "stop_after": options.stop_after,
         }
-        modes = {"times_only": options.times_only, "count_only": counts_steps}
-        contents |= _injected_files(settings | {name: True for name, wanted in modes.items() if wanted})
+        modes = {"times_only": options.times_only, "count_only": counts_steps, "stop_signal": options.stop_signal}
+        contents |= _injected_files(settings | {name: wanted for name, wanted in modes.items() if wanted})
     if method is Method.PLUGIN:
         variables, said = plugin_variables(folder, environ, library=library)
         set_env |= variables

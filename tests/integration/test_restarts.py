@@ -1,0 +1,217 @@
+"""`ncclt autotune --restarts`: trainings that save on a signal and resume, a real one over gloo among them."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.message import Collective
+from ncclt.core.segment import CONTROL
+from ncclt.core.workload import Workload
+from ncclt.pipeline.restarts import RestartRequest, SegmentedTraining, TrainingArm
+from ncclt.profile.record import command
+from ncclt.prove.comparison import Comparison
+from ncclt.store import open_store
+from ncclt.store.clock import utc_now
+
+HERE = Path(__file__).parent
+install_job = runpy.run_path(str(HERE.parent / "fakes" / "quick_job.py"))["install"]
+PATIENT_S = 240.0
+
+JOB = '''
+"""INJECTED DELAY: a step takes 6 ms, 3 ms with FAST, 9 ms with SLOW."""
+import os, pathlib, signal, sys, time
+saved, asked = pathlib.Path("saved"), []
+open("starts", "a").write(f"{os.environ.get('FAST', '-')} {os.environ.get('BROKEN', '-')}\\n")
+if "BROKEN" in os.environ or pathlib.Path("port-is-busy").exists():
+    pathlib.Path("port-is-busy").unlink(missing_ok=True)
+    sys.exit(3)
+if "NO_HANDLER" not in os.environ:
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+from torch.optim.optimizer import Optimizer
+done = int(saved.read_text()) if saved.exists() and "FORGETS" not in os.environ else 0
+optimizer = Optimizer()
+optimizer.state = {0: {"step": done}}
+while done < int(sys.argv[1]):
+    time.sleep(0.006 - 0.003 * ("FAST" in os.environ) + 0.003 * ("SLOW" in os.environ))
+    done += 1
+    optimizer.state[0]["step"] = done
+    optimizer.step()
+    if asked and "DEAF" not in os.environ:
+        saved.write_text(str(done))
+        if "BUSY" in os.environ:
+            pathlib.Path("port-is-busy").touch()
+        sys.exit(7)
+saved.write_text(str(done))
+sys.exit(int(os.environ.get("ENDS_WITH", "0")))
+'''
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    """Return a caller of a training with candidates by name; it returns exit code, lines and segments."""
+    program, _script = install_job(tmp_path)
+    (tmp_path / "train.py").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_TICK_S", 0.02)
+    monkeypatch.setattr("ncclt.pipeline.restarts._PAUSE_S", 0.0)
+
+    def run(steps, arms, *, max_cost=1.0, hours=0.0, timeout_s=60.0, today=(), **environ):
+        said = []
+        request = RestartRequest(
+            argv=(program, "train.py", str(steps)),
+            model="nasnetmobile",
+            today=today,
+            how=Comparison(steps=5, warmup=2, directory=tmp_path, timeout_s=timeout_s),
+            number=signal.SIGTERM,
+            max_cost=max_cost,
+            hours=hours,
+        )
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("NCCL")}
+        with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
+            code = SegmentedTraining(
+                request,
+                store,
+                environ=bare | {"PYTHONPATH": str(tmp_path / "site")} | dict(today) | environ,
+                find_arms=lambda workload: _arms(workload, arms),
+                say=said.append,
+                now=utc_now,
+            ).run()
+            segments = store.records.segments("nasnetmobile")
+        assert not list(tmp_path.glob(".ncclt-*"))
+        return code, "\n".join(said), segments
+
+    return run
+
+
+def _arms(workload, arms):
+    assert isinstance(workload, Workload)
+    return tuple(TrainingArm(name=name.lower(), label=name, set_env=((name, "1"),)) for name in arms)
+
+
+def test_training_ends_with_the_fastest_arm(training):
+    code, said, segments = training(1500, ["FAST", "SLOW"])
+    assert code == 0
+    assert "fast wins: training steps are faster: +" in said
+    assert "slow: the policy is slower" in said
+    assert segments[0].arm == CONTROL
+    assert segments[-1].arm == "fast"
+    assert segments[-1].block == -1
+    assert all(one.is_stopped for one in segments[:-1])
+    assert all(one.restart_s > 0 for one in segments[1:])
+    assert Path("saved").read_text() == "1500"
+
+
+def test_same_command_resumes_the_experiment(training):
+    training(60, ["FAST"])
+    done = training(60, ["FAST"])[2]
+    code, said, segments = training(1500, ["FAST"])
+    assert code == 0
+    assert segments[: len(done)] == done
+    assert "fast wins" in said
+    assert training(1600, ["FAST"])[2][-1].arm == "fast"
+
+
+def test_budget_delays_restarts(training):
+    assert len(training(150, ["FAST"], max_cost=0.001)[2]) == 1
+    assert len(training(400, ["FAST"], max_cost=0.001, hours=100.0)[2]) > 1
+
+
+def test_training_without_a_handler_is_left_alone(training):
+    code, said, segments = training(200, ["FAST"], NO_HANDLER="1")
+    assert code == 0
+    assert "no handler for SIGTERM" in said
+    assert len(segments) == 1
+
+
+def test_training_that_does_not_resume_is_restarted_once(training):
+    code, said, segments = training(300, ["FAST"], FORGETS="1")
+    assert code == 0
+    assert "did not resume where it stopped" in said
+    assert len(segments) == 2
+
+
+def test_training_that_ignores_the_signal_goes_on(training):
+    code, said, segments = training(1200, ["FAST"], DEAF="1", FAST="1")
+    assert code == 0
+    assert "ignores SIGTERM" in said
+    assert len(segments) == 1
+
+
+def test_failing_candidate_is_out_and_the_training_goes_on(training):
+    code, said, segments = training(400, ["BROKEN"])
+    assert code == 0
+    assert "broken: the policy failed: exit code 3" in said
+    assert Path("saved").read_text() == "400"
+    assert sum(one.arm == "broken" for one in segments) == 1
+
+
+def test_restart_that_fails_once_is_repeated(training):
+    code, _said, _segments = training(200, ["FAST"], BUSY="1")
+    assert code == 0
+    assert Path("saved").read_text() == "200"
+
+
+def test_exit_code_of_the_training_is_kept(training):
+    assert training(20, ["FAST"], max_cost=0.001, ENDS_WITH="9")[0] == 9
+
+
+def test_todays_variables_are_of_the_control_alone(training):
+    segments = training(200, ["FAST"], today=(("SLOW", "1"),))[2]
+    control = next(one.time_us for one in segments if one.arm == CONTROL)
+    fast = next(one.time_us for one in segments if one.arm == "fast" and one.step_us)
+    assert control > 8500 > 4500 > fast
+
+
+def test_an_error_of_our_own_ends_the_experiment_alone(training, monkeypatch):
+    monkeypatch.setattr("ncclt.pipeline.restarts.read_step_times", lambda *_a, **_k: 1 / 0)
+    code, said, _segments = training(200, ["FAST"])
+    assert code == 0
+    assert "no more restarts: ZeroDivisionError" in said
+    assert Path("saved").read_text() == "200"
+
+
+def _ncclt(tmp_path, *words, **more):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("NCCL")} | more
+    environ |= {"NCCLT_STORAGE": f"sqlite:///{tmp_path / 'store.db'}", "NCCLT_PLUGIN": "/nonexistent/plugin.so"}
+    own = ("--cluster", "dgx-a100", "--nodes", "1", "--max-cost", "1", "--window", "5", "--warmup", "3")
+    argv = [sys.executable, "-m", "ncclt", "autotune", "--restarts", *own, *words]
+    return subprocess.Popen(argv, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_gloo_training_of_two_ranks_is_recorded_restarted_and_resumes(tmp_path):
+    pytest.importorskip("torch.distributed")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    process = _ncclt(tmp_path, "--force", "--", *torchrun, HERE / "training" / "resuming.py", "20")
+    _out, err = process.communicate(timeout=PATIENT_S)
+    assert process.returncode == 0, err
+    first, last = (line.rsplit(maxsplit=1) for line in (tmp_path / "log").read_text().splitlines())
+    assert (first[0], last) == ("saved after", ["trained to the end", str(int(first[1]) + 20)]), err
+    assert "candidate " in err
+    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        (name,) = [one.name for one, shipped in store.workloads.entries() if not shipped]
+        assert store.workloads.get(name).collectives == {Collective.ALL_REDUCE}
+        before, after = store.records.segments(name)
+    assert (before.arm, before.is_stopped, after.is_stopped) == (CONTROL, True, False)
+    assert after.restart_s > 0
+
+
+def test_ctrl_c_and_sigterm_reach_the_training_and_end_it(tmp_path):
+    program, _script = install_job(tmp_path)
+    (tmp_path / "train.py").write_text(JOB)
+    words = ("--model", "nasnetmobile", "--gpus-per-node", "2", "--max-cost", "0.001")
+    process = _ncclt(tmp_path, *words, "--", program, "train.py", "99999", PYTHONPATH=str(tmp_path / "site"))
+    until_s = time.monotonic() + PATIENT_S
+    while not (tmp_path / "starts").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _out, err = process.communicate(timeout=PATIENT_S)
+    assert process.returncode == 7, err
+    assert (tmp_path / "saved").exists()
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1

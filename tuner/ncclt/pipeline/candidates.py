@@ -1,0 +1,83 @@
+"""Candidates that real jobs try: policies without evidence, in the form in which jobs get them."""
+
+from __future__ import annotations
+
+import math
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
+from ncclt.core.setting import Setting
+from ncclt.core.workload import Workload
+from ncclt.nccl.compile import compile_policy, rule_label
+from ncclt.nccl.switching import find_forcing_problem
+from ncclt.search.candidates import propose_policies
+
+MOST_CANDIDATES = 4
+"""Candidates at most: each one more takes as many starts of a job again."""
+
+ON_JOBS = "jobs"
+"""Word of a study's launcher whose trials are starts of real jobs."""
+
+UNTRIED = Verdict(
+    decision=Decision.UNTRIED,
+    reason="no evidence: to be tried on jobs",
+    speedup=1.0,
+    interval=(0.0, math.inf),
+    blocks=0,
+    default_us=0.0,
+    policy_us=0.0,
+)
+"""Verdict without evidence."""
+
+
+def propose_candidates(
+    workload: Workload, cluster: Cluster, *, study: str, most: int = MOST_CANDIDATES, by_plugin: bool
+) -> tuple[Recommendation, ...]:
+    """Return revisions to try on jobs, none of them published, each one a different policy.
+
+    Args:
+        workload: as it is stored.
+        cluster: sized to the job.
+        study: id of the study that they belong to.
+        most: how many at most.
+        by_plugin: jobs load the tuner plugin, so a policy may differ by size.
+    """
+    placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
+
+    def expressible(setting: Setting) -> bool:
+        return not find_forcing_problem(
+            setting, plugin=by_plugin, version=cluster.version, collectives=workload.collectives
+        )
+
+    policies = propose_policies(placed, cluster, most=most, by_table=by_plugin, expressible=expressible)
+    return tuple(_build(policy, placed, workload, cluster, study) for policy in policies)
+
+
+def _build(policy: Policy, placed: Workload, workload: Workload, cluster: Cluster, study: str) -> Recommendation:
+    table = PolicyVerdict(policy=policy, verdict=UNTRIED)
+    compiled = compile_policy(policy, version=cluster.version, collectives=placed.collectives)
+    variables = table if compiled.complete and compiled.variables else None
+    return Recommendation(
+        id=recommendation_id(study, table, variables, source_digest=workload.digest(), trials=0),
+        revision=0,
+        study=study,
+        cluster=cluster.name,
+        model=workload.name,
+        workload_digest=placed.digest(),
+        source_digest=workload.digest(),
+        collectives=placed.collectives,
+        dtypes=placed.dtypes,
+        fingerprint=cluster.fingerprint(),
+        table=table,
+        variables=variables,
+        simulated=False,
+        launcher=ON_JOBS,
+        created="",
+    )
+
+
+def describe_policy(policy: Policy) -> str:
+    """Return a policy as text: its rules and parameters."""
+    words = [rule_label(rule) for rule in policy.rules]
+    return "; ".join([*words, *(f"NCCL_{name}={value}" for name, value in policy.parameters)]) or "NCCL default"

@@ -1,0 +1,115 @@
+"""Candidate policies without a measurement: what the model's prior holds to be most worth a try, each one different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.policy import Policy, uniform_policy
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.workload import Workload
+from ncclt.nccl.compile import compile_policy
+from ncclt.nccl.cost_model.model import nccl_choice
+from ncclt.nccl.cost_model.topology import build_topology
+from ncclt.nccl.p2p_chunk import default_process_wide, effective
+from ncclt.search.assemble import build_rules
+from ncclt.search.observations import Launch
+from ncclt.search.prior import expected_log_ratios, match_expected_default
+from ncclt.search.sampler import Sampler
+from ncclt.search.space import cluster_space, process_wide_ladders
+
+MOST_EXPECTED_RATIO = 1.1
+"""Expected time over the default's up to which a setting gets a rule: NCCL's model is wrong by this much and more."""
+
+_PROPOSALS = 32
+"""Max proposals looked at: many settings become one policy, or the default."""
+
+
+def propose_policies(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    most: int,
+    by_table: bool,
+    expressible: Callable[[Setting], bool],
+) -> tuple[Policy, ...]:
+    """Return policies to try on jobs: the most promising first, different from each other and from the default.
+
+    The sampler proposes them as if launched at once, so each looks elsewhere than those before it. By NCCL's own cost
+    model nothing is faster than what it chooses; they are where that model is least sure to be right.
+
+    Args:
+        workload: placed on the cluster.
+        cluster: sized.
+        most: how many at most.
+        by_table: the plugin can deliver rules by size; otherwise only what variables express is proposed.
+        expressible: returns whether a pair can be forced.
+    """
+    version, messages = cluster.version, [calls.message for calls in workload.messages]
+    default_parameters = default_process_wide(cluster, messages)
+    space = cluster_space(
+        workload.collectives,
+        cluster,
+        parameters=process_wide_ladders(default_parameters, cluster, default=default_parameters, beside_compute=False),
+        expressible=expressible,
+        effect=lambda values: frozenset(effective(values, cluster, messages).items()),
+    )
+    sampler = Sampler(space, workload, cluster)
+    times_us = _expected_default_us(workload, cluster)
+    default = Launch(setting=DEFAULT, times_us=tuple(times_us))
+    weights = np.array([us * calls.calls_per_step for us, calls in zip(times_us, workload.messages, strict=True)])
+
+    def is_fast(among: NDArray[np.bool_], ratios: NDArray[np.float64]) -> bool:
+        """Check that messages are not expected to take much longer together."""
+        return float(weights[among] @ ratios[among]) <= MOST_EXPECTED_RATIO * float(weights[among].sum())
+
+    chosen: list[Setting] = []
+    found: dict[object, Policy] = {}
+    for _ in range(_PROPOSALS):
+        proposal = sampler.propose([default], running=chosen)
+        if proposal is None or len(found) == most or proposal.setting.is_default:
+            break
+        setting = proposal.setting
+        chosen.append(setting)
+        ratios = np.exp(expected_log_ratios([setting], messages, cluster)[0])
+        own = match_expected_default([setting], messages, cluster)[0]
+        if by_table:
+            applied = {}
+            for message, is_kept in zip(messages, (ratios <= MOST_EXPECTED_RATIO) & ~own, strict=True):
+                reaching = setting.applied_to(message.collective, version=version)
+                # A row of the table names algorithm and protocol.
+                applied[message] = reaching if is_kept and reaching.algorithm and reaching.protocol else DEFAULT
+            policy = Policy(rules=build_rules(applied), parameters=setting.parameters)
+            key: object = policy
+        else:
+            whole = is_fast(np.ones(len(messages), dtype=np.bool_), ratios)
+            apart = {
+                c for c in workload.collectives if is_fast(np.array([m.collective is c for m in messages]), ratios)
+            }
+            # Variables of old versions, and caps of channels, reach all collectives or none.
+            tried = [apart, workload.collectives if whole else frozenset()]
+            policies = [uniform_policy(setting, some, version=version) for some in tried if not np.all(own)]
+            compiled = [compile_policy(one, version=version, collectives=workload.collectives) for one in policies]
+            complete = [(one, made) for one, made in zip(policies, compiled, strict=True) if made.complete]
+            if not complete:
+                continue
+            policy, made = complete[0]
+            key = made.variables
+        if not policy.is_default:
+            found.setdefault(key, policy)
+    return tuple(found.values())
+
+
+def _expected_default_us(workload: Workload, cluster: Cluster) -> list[float]:
+    """Return the time of one call of each message by NCCL's cost model, µs; they only weight the messages."""
+    times = []
+    for calls in workload.messages:
+        message = calls.message
+        choice = nccl_choice(
+            message.collective, message.size_bytes, build_topology(cluster, message.group_size, message.spans_nodes)
+        )
+        times.append(choice.time_us if choice is not None else message.size_bytes / (cluster.link_gbps * 1e3) + 10.0)
+    return times
