@@ -183,7 +183,7 @@ class GateResult:
 
     @property
     def differences(self) -> tuple[tuple[str, str, str], ...]:
-        """Return what the logs of both sides show differently: property, today, new; `-` where a side lacks it."""
+        """Return the differences between the logs of both sides: property, today, new; `-` where a side lacks it."""
         return find_differences(self.seen)
 
     def to_document(self) -> dict[str, Any]:
@@ -428,7 +428,7 @@ def _halves_us(row: NcclTestRow) -> tuple[float, float]:
 
 
 def _describe_facts(facts: Facts, version: str) -> dict[str, str]:
-    """Return what the log of a side shows: property -> value; a property that it does not show is left out."""
+    """Return the properties in the log of a side, by name; one that the log lacks is left out."""
     processes = facts.log.processes
     versions = {str(NcclVersion.parse(one.version.value)) for one in processes if one.version} or {version}
     variables: dict[str, set[str]] = {}

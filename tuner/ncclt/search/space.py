@@ -299,7 +299,7 @@ def build_space(
 
 
 def _spare_reductions(setting: Setting, testbed: Testbed, workload: Workload) -> Setting | None:
-    """Return what a setting forces without a reduction; None if that is nothing, or may change their bits."""
+    """Return the part of a setting that leaves reductions alone; None if it is empty, or may change their bits."""
     spared = replace(setting, spares_reductions=bool(setting.algorithm or setting.protocol))
     version, collectives = testbed.runner.cluster.version, workload.collectives
     policy = uniform_policy(spared, collectives, version=version)
