@@ -98,6 +98,16 @@ def test_what_makes_no_sense_prints_nothing(ask, words, code, said):
     assert "hint: " in err
 
 
+def test_what_is_not_published_is_said_before_what_is_missing_to_deliver_it(ask, tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCLT_PLUGIN", str(tmp_path / "gone"))
+    words = ("--format", "slurm-taskprolog", "--policy-dir", str(tmp_path / "none"))
+    code, out, err = ask(*words, "--nodes", "3")
+    assert (code, out) == (3, "")
+    assert "nodes: measured with 2, asked for 3" in err
+    code, _, err = ask(*words)
+    assert (code, "plugin" in err) == (2, True)
+
+
 def test_channels_reach_the_table_for_nvidia(ask):
     code, out, _ = ask("--format", "nvidia-csv", "--channels", "6")
 

@@ -5,9 +5,55 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from ncclt.cli.tune import _storage_by_environment, _variables
+from ncclt.cli.tune import _storage_by_environment, _variables, tune
 from ncclt.errors import UsageError
+from ncclt.testing.samples import sample_cluster, sample_workload
+
+
+def submitted(command, tmp_path, monkeypatch, *words):
+    """Submit a study with a stand-in for sbatch; return what the login node printed."""
+    (tmp_path / "sbatch").write_text("#!/bin/sh\ncat >/dev/null; echo 42\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    for name, value in {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "NCCLT_STORE_IS_SHARED": "1",
+        "NCCL_IB_HCA": "mlx5_0",
+        "NCCL_PROTO": "Simple",
+        "NCCL_DEBUG": "INFO",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.chdir(tmp_path)
+    command.store.clusters.add(sample_cluster())
+    command.store.workloads.add(sample_workload())
+    job = ("--model", sample_workload().name, "--cluster", sample_cluster().name, "--launcher", "slurm", "--no-wait")
+    monkeypatch.setattr("sys.argv", ["ncclt", "tune", *job, *words])
+    app = typer.Typer()
+    app.command()(tune)
+    done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*job, *words], catch_exceptions=False)
+    assert (done.exit_code, "submitted job 42" in done.output) == (0, True)
+    return done.stderr
+
+
+def test_the_login_node_says_what_trials_make_of_its_variables(command, tmp_path, monkeypatch):
+    """The job says it in its own log, which is read later."""
+    printed = submitted(command, tmp_path, monkeypatch)
+
+    assert "ncclt: kept in every trial (variables of the site): NCCL_IB_HCA\n" in printed
+    assert "ncclt: your own tuning, only in trials of the A/B test: NCCL_PROTO\n" in printed
+    assert "ncclt: removed from trials (debugging): NCCL_DEBUG\n" in printed
+
+
+def test_variables_that_the_job_does_not_inherit_are_not_listed(command, tmp_path, monkeypatch):
+    only = ("--launcher-option", "sbatch-arg=--export=NCCL_IB_HCA")
+    printed = submitted(command, tmp_path, monkeypatch, *only)
+
+    assert "variables of the site): NCCL_IB_HCA\n" in printed
+    assert "NCCL_PROTO" not in printed
+
 
 URL = "postgresql://ncclt:hunt@r2@db/ncclt"
 

@@ -100,6 +100,18 @@ def test_ranks_that_stay_are_shown_to_start_once(planned):
     assert len(planned("--through", "plugin")["launches"]) == 2
 
 
+def test_the_launches_of_todays_settings_are_shown(planned, monkeypatch):
+    """They are a third arm of the A/B test, with the user's own tuning in the environment."""
+    monkeypatch.delenv("NCCL_PROTO", raising=False)
+    assert "today" not in [launch["setting"] for launch in planned()["launches"]]
+    monkeypatch.setenv("NCCL_PROTO", "Simple")
+    for words in ((), ("--persistent",), ("--through", "variables")):
+        shown = {launch["setting"]: launch for launch in planned(*words)["launches"]}
+
+        assert "NCCL_PROTO" in shown["default"]["unset_env"]
+        assert "NCCL_PROTO" not in shown["today"]["unset_env"], words
+
+
 def test_what_is_measured_in_another_way_is_another_study(planned):
     names = {
         planned(*words)["study"]

@@ -146,15 +146,46 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
     )
     with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
         assert "verysecret" not in made.argv
-        assert find_last_comparison(store, recommendation, argv, how, base_env={}) is None
+        assert find_last_comparison(store, recommendation, argv, how, base_env={}, environ={}) is None
         store.records.add_verification(replace(made, id="v0", base_argv=("old",)))
         store.records.add_verification(made)
-        assert find_last_comparison(store, recommendation, argv, how, base_env={}).id == "v1"
+        assert find_last_comparison(store, recommendation, argv, how, base_env={}, environ={}).id == "v1"
         for other in (replace(how, steps=7), replace(how, warmup=7), replace(how, min_effect=0.01)):
-            assert find_last_comparison(store, recommendation, argv, other, base_env={}) is None
-        assert find_last_comparison(store, recommendation, TORCHRUN, how, base_env={}) is None
-        assert find_last_comparison(store, sample_recommendation("b"), argv, how, base_env={}) is None
-        assert find_last_comparison(store, recommendation, argv, how, base_env={"NCCL_PROTO": "LL"}) is None
+            assert find_last_comparison(store, recommendation, argv, other, base_env={}, environ={}) is None
+        assert find_last_comparison(store, recommendation, TORCHRUN, how, base_env={}, environ={}) is None
+        assert find_last_comparison(store, sample_recommendation("b"), argv, how, base_env={}, environ={}) is None
+        assert find_last_comparison(store, recommendation, argv, how, base_env={"NCCL_PROTO": "LL"}, environ={}) is None
+
+
+def test_a_comparison_under_other_site_variables_is_not_shown_again(tmp_path):
+    site, how = {"NCCL_IB_HCA": "mlx5_0"}, Comparison()
+    recommendation = sample_recommendation("a")
+    made = Verification(
+        id="v1",
+        cluster="pair",
+        model="toy",
+        recommendation="a",
+        argv=TORCHRUN,
+        base_env=(),
+        tuned_env=(("X", "1"),),
+        removed_env=(),
+        site_variables=tuple(site.items()),
+        warmup=how.warmup,
+        steps=how.steps,
+        ranks=2,
+        hosts=1,
+        verdict=replace(recommendation.table.verdict, min_effect=how.min_effect),
+        launches=(),
+        notes=(),
+        created="t",
+    )
+    with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
+        store.records.add_verification(made)
+        (stored,) = store.records.verifications(recommendation="a")
+        assert stored == made
+        for environ, shown in ((site, True), ({}, False), ({"NCCL_IB_HCA": "mlx5_1"}, False)):
+            found = find_last_comparison(store, recommendation, TORCHRUN, how, base_env={}, environ=environ)
+            assert (found is not None) is shown, environ
 
 
 def test_a_job_that_cannot_be_recorded_leaves_nothing(tmp_path, subtests):

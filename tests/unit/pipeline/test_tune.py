@@ -94,6 +94,20 @@ def uniform(setting, _message, _number):
     return 10.0 if setting.algorithm is Algorithm.TREE else 20.0
 
 
+def test_where_no_setting_changes_anything_few_trials_are_enough_to_keep_the_default(store):
+    """As with --backend gloo: `undecided` would ask for trials that cannot show more."""
+    inert = replace(make_testbed(per_size), inert="backend gloo: NCCL takes no part")
+
+    for trials in (1, 3):
+        found = run(store, place=inert, trials=trials, study=f"of {trials}").recommendation
+
+        assert (found.table.verdict.decision, found.table.verdict.reason) == (
+            Decision.KEEP_DEFAULT,
+            "backend gloo: NCCL takes no part",
+        )
+        assert found.is_searched_enough
+
+
 def arms_launched(result):
     return {t.arm for t in result.trials if t.phase is Phase.PROVE}
 

@@ -454,7 +454,7 @@ def _compared(job: AutotuneRequest, recommendation: Recommendation, store: Store
 
     own = split_variables(os.environ)
     launcher = LocalLauncher(keep_env=own.of_trials, keep_bytes=KEEP_BYTES)
-    made = find_last_comparison(store, recommendation, job.argv, job.how, base_env=own.tuning)
+    made = find_last_comparison(store, recommendation, job.argv, job.how, base_env=own.tuning, environ=os.environ)
     if made is None or can_resume(made, job.how):
         earlier = made.launches if made else ()
         if earlier and not hidden:

@@ -36,12 +36,17 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
             given and not all users can read it.
         NoRecommendationError: nothing fitting was published, it is undecided, or it has no table.
     """
-    check_form(arguments.format, shell=arguments.shell, unset=arguments.unset, channels=arguments.channels)
+    check_form(
+        arguments.format,
+        shell=arguments.shell,
+        unset=arguments.unset,
+        channels=arguments.channels,
+        group=arguments.group,
+    )
     if arguments.report is not None and arguments.policy_dir is None:
         raise UsageError("--report needs --policy-dir", hint="the reports are the plugin's")
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
-    plugin = None if arguments.policy_dir is None else _plugin(arguments)
     answer = request_answer(
         request,
         (server, storage),
@@ -51,8 +56,8 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
     )
     job = {**answer.document, "model": arguments.model}
     uid = None if arguments.all_users else os.getuid()
-    if plugin is not None:
-        text = _with_table(arguments, answer, job, uid, plugin)
+    if arguments.policy_dir is not None:
+        text = _with_table(arguments, answer, job, uid, _plugin(arguments))
     elif job["decision"] == "undecided":
         raise NoRecommendationError(
             f"no variables are validated for {job['model']}: undecided",

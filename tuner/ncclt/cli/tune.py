@@ -235,6 +235,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, 
     """
     from ncclt.launch.launcher import JobShape
     from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit_and_follow
+    from ncclt.measure.open_testbed import describe_variables
 
     if store.path is not None and (why := node_local_folder(store.path)):
         if not dry_run and "NCCLT_STORE_IS_SHARED" not in os.environ:
@@ -264,6 +265,10 @@ def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, 
         plan = plan_batch(request)
         print(f"# {' '.join(plan.argv)}\n{plan.script}", end="")
         return 0
+    export = _exported(extra, os.environ)
+    inherited = os.environ if "ALL" in export else {name: os.environ[name] for name in export if name in os.environ}
+    for note in describe_variables(target, inherited):
+        say(f"ncclt: {note}")
     # The job outlives this program; on SIGTERM and SIGHUP `submit_and_follow` says so.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -306,14 +311,19 @@ def _variables(
     secret = [
         name for name, value in found.items() if words_without_secrets((f"{name}={value}",))[0] != f"{name}={value}"
     ]
-    exports = [word.partition("=")[2] for word in sbatch_args if word.startswith("--export=")]
-    export = [environ.get("SBATCH_EXPORT", "ALL"), *exports][-1].split(",")
+    export = _exported(sbatch_args, environ)
     if dropped := [name for name in secret if name not in export and "ALL" not in export]:
         raise UsageError(
             f"--export={','.join(export)} keeps {', '.join(dropped)} from the job, and a script must not hold secrets",
             hint="use --launcher-option sbatch-arg=--export=ALL, or put the password into ~/.pgpass",
         )
     return tuple((name, value) for name, value in sorted(found.items()) if name not in secret)
+
+
+def _exported(sbatch_args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that a job inherits; `ALL` stands for every one."""
+    exports = [word.partition("=")[2] for word in sbatch_args if word.startswith("--export=")]
+    return [environ.get("SBATCH_EXPORT", "ALL"), *exports][-1].split(",")
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

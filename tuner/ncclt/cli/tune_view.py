@@ -272,9 +272,9 @@ def _forced(setting: Setting, testbed: Testbed, workload: Workload) -> str:
 
 
 def _launch_rows(testbed: Testbed, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
-    """Return the launches of the default and of the first setting after it; empty where nothing is launched.
+    """Return the launches of the default, of the first setting after it and of today's settings, where there are any.
 
-    Persistent ranks are started once for both.
+    Persistent ranks are started once for the first two.
     """
     from ncclt.core.setting import DEFAULT
     from ncclt.measure import LaunchedRunner, PersistentRunner
@@ -283,8 +283,12 @@ def _launch_rows(testbed: Testbed, space: SearchSpace, workload: Workload) -> li
     if not isinstance(runner, LaunchedRunner | PersistentRunner):
         return []
     messages = [calls.message for calls in workload.messages]
-    return [
+    rows = [
         launch_row(setting.label, plan)
         for setting in (DEFAULT, *(() if testbed.persistent else space.anchors()[:1]))
         for plan in runner.plans(setting, messages)
     ]
+    today = testbed.by_today
+    if isinstance(today, LaunchedRunner | PersistentRunner):
+        rows += [launch_row("today", plan) for plan in today.plans(DEFAULT, messages)]
+    return rows

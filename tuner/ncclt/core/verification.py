@@ -62,6 +62,7 @@ class Verification(Documented):
         base_argv: that of the reference where two commands are compared; empty = the same.
         base_env, tuned_env: what each side sets.
         removed_env: names of inherited variables that both sides run without.
+        site_variables: of the site, which both sides inherited; empty where two environments of the user were compared.
         warmup, steps: steps of each launch before the measured ones, and measured ones.
         ranks, hosts: how many reported times; 0 where no launch did.
         verdict: on the step time; its times are µs per step.
@@ -73,8 +74,8 @@ class Verification(Documented):
     SHAPE: ClassVar = Shape(
         hint="verify again with `ncclt verify`",
         schema=1,
-        pairs=("base_env", "tuned_env"),
-        omitted=("base_argv",),
+        pairs=("base_env", "tuned_env", "site_variables"),
+        omitted=("base_argv", "site_variables"),
         computed=(("percentiles_us", "percentiles_us", "launches"),),
     )
 
@@ -95,6 +96,7 @@ class Verification(Documented):
     notes: tuple[str, ...]
     created: str
     base_argv: tuple[str, ...] = ()
+    site_variables: Variables = ()
 
     @property
     def word(self) -> str:

@@ -256,7 +256,8 @@ def choose_benchmark(
     return tests, (f"nccl-tests {features.version or 'version unknown'}: {features.origin}",)
 
 
-def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> tuple[str, ...]:
+def describe_variables(target: Target, environ: Mapping[str, str]) -> list[str]:
+    """Return a note for each kind of NCCL's variables in an environment, with what trials make of it."""
     own = split_variables(environ)
     in_which = "in no trial" if target.is_gloo else "only in trials of the A/B test"
     parts = {
@@ -271,7 +272,11 @@ def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> t
         for name, (value, source) in sorted(read_environment(environ).items())
         if source != OF_ENVIRONMENT and classify(name)[0] is VariableClass.TUNING
     ]
-    notes += notes_on_parallel(target.parallel)
+    return notes
+
+
+def _notes(target: Target, environ: Mapping[str, str], plugin: Path | None) -> tuple[str, ...]:
+    notes = [*describe_variables(target, environ), *notes_on_parallel(target.parallel)]
     if target.persistent:
         notes.append("the search used persistent ranks; finalists and validation used fresh ones")
     if plugin is not None:

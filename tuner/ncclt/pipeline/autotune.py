@@ -20,6 +20,7 @@ from ncclt.launch.launcher import Launcher
 from ncclt.launch.mpi import is_open_mpi
 from ncclt.measure.redact import words_without_secrets
 from ncclt.measure.target import Target, gpus_visible
+from ncclt.nccl.variables import site_variables
 from ncclt.profile.record.plan import Method, RecordOptions, RecordPlan, plan_recording
 from ncclt.profile.record.session import Recording, make_folder, run_recording
 from ncclt.profile.views.exposure import bound_gain
@@ -186,7 +187,13 @@ def explain_no_comparison(recommendation: Recommendation, argv: Sequence[str]) -
 
 
 def find_last_comparison(
-    store: Store, recommendation: Recommendation, argv: Sequence[str], how: Comparison, *, base_env: Mapping[str, str]
+    store: Store,
+    recommendation: Recommendation,
+    argv: Sequence[str],
+    how: Comparison,
+    *,
+    base_env: Mapping[str, str],
+    environ: Mapping[str, str],
 ) -> Verification | None:
     """Return the newest stored comparison of a job with this recommendation, made in the same way; None = none.
 
@@ -196,10 +203,12 @@ def find_last_comparison(
         argv: the job's command.
         how: the comparison.
         base_env: the variables of the baseline.
+        environ: of this process, with the variables of the site.
     """
+    site = site_variables(environ)
     for found in store.records.verifications(recommendation=recommendation.id):
         made = (found.argv, found.base_argv, found.base_env, found.warmup, found.steps, found.verdict.min_effect)
         wanted = (words_without_secrets(argv), (), sorted_variables(base_env), how.warmup, how.steps, how.min_effect)
-        if made == wanted:
+        if made == wanted and found.site_variables == site:
             return found
     return None

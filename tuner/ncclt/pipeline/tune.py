@@ -490,6 +490,8 @@ def _publish(context: TuneContext, times: Times, policies: dict[Arm, Policy], wh
         converged=end.converged or any(r.coverage is not None and r.coverage.converged for r in earlier),
     )
     default_us, min_effect = median_scores(trials)[DEFAULT], context.min_effect
+    # No search could find more where no setting changes anything.
+    needed = None if context.testbed.inert else coverage
     deliveries = {
         arm: build_policy_verdict(arm, policy, trials, workload, min_effect=min_effect)
         for arm, policy in policies.items()
@@ -516,9 +518,9 @@ def _publish(context: TuneContext, times: Times, policies: dict[Arm, Policy], wh
         deliveries.get(Arm.VARIABLES)
         or PolicyVerdict(policy=Policy(), verdict=keep_default(default_us, why=why, min_effect=min_effect)),
     )
-    judged = {arm: replace(form, verdict=require_coverage(form.verdict, coverage)) for arm, form in deliveries.items()}
+    judged = {arm: replace(form, verdict=require_coverage(form.verdict, needed)) for arm, form in deliveries.items()}
     recommendation = _recommendation(
-        context, judged[Arm.TABLE], judged.get(Arm.VARIABLES), trials=len(trials), coverage=coverage
+        context, judged[Arm.TABLE], judged.get(Arm.VARIABLES), trials=len(trials), coverage=needed
     )
     # The same trials prove nothing new: a stale recommendation stays stale.
     same = [r for r in earlier if r.id == recommendation.id]
@@ -535,7 +537,12 @@ def _publish(context: TuneContext, times: Times, policies: dict[Arm, Policy], wh
 
 
 def _recommendation(
-    context: TuneContext, table: PolicyVerdict, variables: PolicyVerdict | None, *, trials: int, coverage: Coverage
+    context: TuneContext,
+    table: PolicyVerdict,
+    variables: PolicyVerdict | None,
+    *,
+    trials: int,
+    coverage: Coverage | None,
 ) -> Recommendation:
     """Return the recommendation of the study after so many trials, unpublished."""
     study, workload, source_digest = context.study, context.study.workload, context.request.workload.digest()

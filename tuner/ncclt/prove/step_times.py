@@ -51,6 +51,7 @@ class VerifyRequest:
         how: number, length and limits of the launches; the comparison ends as soon as it is decided.
         cluster, model, recommendation: of what is verified; empty where the user's own two sides are compared.
         removed_env: names of inherited variables that the launcher removes from both sides.
+        site_variables: of the site, which both sides inherit.
         notes: what the reader must know beforehand.
         open_mpi: sides whose command is Open MPI's launcher.
     """
@@ -64,6 +65,7 @@ class VerifyRequest:
     model: str = ""
     recommendation: str = ""
     removed_env: tuple[str, ...] = ()
+    site_variables: Variables = ()
     notes: tuple[str, ...] = ()
     open_mpi: frozenset[Side] = frozenset()
 
@@ -203,6 +205,7 @@ def _build_verification(
         base_env=request.base_env,
         tuned_env=request.tuned_env,
         removed_env=request.removed_env,
+        site_variables=request.site_variables,
         warmup=request.how.warmup,
         steps=request.how.steps,
         ranks=seen.ranks,

@@ -19,7 +19,7 @@ from ncclt.errors import NoRecommendationError, UsageError, reason
 from ncclt.launch.launcher import Launcher
 from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE, table_environment
-from ncclt.nccl.variables import split_variables
+from ncclt.nccl.variables import site_variables, split_variables
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
 
@@ -154,6 +154,7 @@ def prepare_comparison(
             model=recommendation.model,
             recommendation=recommendation.id,
             removed_env=tuple(name for name in removed if name not in today),
+            site_variables=site_variables(environ),
             notes=plan.notes,
             open_mpi=open_mpi_sides(argv, (), environ=environ),
         )
