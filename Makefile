@@ -101,6 +101,7 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/pages.py
 	$(BIN)/python bench/preflight.py
 	$(BIN)/python bench/plugin.py
+	$(BIN)/python bench/live.py --quick
 	$(BIN)/python bench/persistent.py
 
 fuzz: .venv/dev ## Fuzz every reader of traces for ten minutes (installs atheris).

@@ -6,8 +6,8 @@ Each job is real processes with the compiled plugin, the worker threads of live 
 stand-in for NCCL (bench/live_nccl.c) that compares all choices of all ranks and ends the job when two differ. No GPU,
 and nothing is sent. Rows of `part` protocol: ranks, fault, calls (questions of all ranks), switches (committed plans),
 disagreements (must be 0), ends (processes by how they ended), boundary_us and hook_us (median time that the optimizer's
-hook takes at a boundary and elsewhere), switch_ms (from a proposal to its decision, which the training does not wait
-for). Needs a C compiler and Linux.
+hook takes at a boundary and elsewhere), switch_ms (from a proposal to its decision, which the training does not
+wait for), lines (of live tuning). Needs a C compiler and Linux.
 """
 
 from __future__ import annotations
@@ -135,9 +135,11 @@ class Alternating:
         self._plans, self._job, self._stop = plans(job.ranks), job, stop
         self._proposals, self._left = 0, job.boundaries
         self.switches, self.aborts, self.left_out, self.reason = 0, 0, 0, ""
+        self.latencies_ms: list[float] = []
 
     def decide(self, boundary: Boundary) -> str | None:
         if boundary.outcome is not None:
+            self.latencies_ms.append(1e3 * boundary.outcome.latency_s)
             self.switches += boundary.outcome.committed
             self.aborts += not boundary.outcome.committed
         self.left_out = max(self.left_out, boundary.left_out)
@@ -335,7 +337,7 @@ def become_rank(connection: Connection, job: Job, rank: int) -> None:
         told: dict[str, Any] = {"end": end, "ended": played.session.ended, "times": times}
         if played.director is not None:
             told |= {name: getattr(played.director, name) for name in ("switches", "aborts", "left_out", "reason")}
-            told["switch_ms"] = 1e3 * played.session.latency_s
+            told["switch_ms"] = median(played.director.latencies_ms)
         connection.send(told)
         connection.poll(60)
         if not end:
@@ -450,7 +452,7 @@ def play_job(parts: dict[str, Path], folder: Path, fault: str, *, ranks: int, sw
         "ends": dict(ends),
         "boundary_us": median([one for rank in told for one in rank["times"][0]]),
         "hook_us": median([one for rank in told for one in rank["times"][1]]),
-        "switch_ms": median([one["switch_ms"] for one in first]),
+        "switch_ms": median([one["switch_ms"] for one in first if one["switch_ms"] is not None]),
         "lines": lines,
         "seconds": round(time.monotonic() - began_s, 1),
     }

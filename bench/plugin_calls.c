@@ -4,7 +4,8 @@
  * Cases: `empty` = a plugin that decides nothing, `linear` = a scan over the same rows, first match first, as NVIDIA's
  * example plugin looks (written here, with its test of every column), `ncclt` and `ncclt-counting` = ours, `delegate` =
  * the other tuner called directly, `ncclt-delegating` = the same calls through ours, which has rows of that collective but
- * none for these sizes, `ncclt-delegating-all` = of a collective that has no rows at all. */
+ * none for these sizes, `ncclt-delegating-all` = of a collective that has no rows at all, `ncclt-live` = of a communicator
+ * whose plan can change, without rows. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,7 +129,7 @@ int main(int count, char **arguments) {
   for (int i = 0; i < SIZES; i++) sizes[i] = (size_t)rand() % ((size_t)row_count * 1000) / 500 * 500 + 1;
   for (int i = 0; i < ORDER; i++) order[i] = (unsigned short)(rand() % SIZES);
 
-  void *plain = NULL, *counting = NULL, *delegating = NULL;
+  void *plain = NULL, *counting = NULL, *delegating = NULL, *live = NULL;
   void *library = dlopen(arguments[3], RTLD_NOW | RTLD_LOCAL);
   const struct nccl_tuner_v6 *delegate = library ? dlsym(library, "ncclTunerPlugin_v6") : NULL;
   if (!delegate) return 2;
@@ -137,6 +138,13 @@ int main(int count, char **arguments) {
   setenv("NCCLT_DELEGATE", "none", 1);
   char folder[] = "."; /* the script's own folder: the report is written where it runs */
   ncclTunerPlugin_v6.init(&plain, 1, RANKS, NODES, NULL, NULL, NULL);
+  char *policy = strdup(path);
+  setenv("NCCLT_LIVE", "1", 1);
+  unsetenv("NCCLT_POLICY");
+  ncclTunerPlugin_v6.init(&live, 4, RANKS, NODES, NULL, NULL, NULL);
+  unsetenv("NCCLT_LIVE");
+  setenv("NCCLT_POLICY", policy, 1);
+  free(policy);
   setenv("NCCLT_PLUGIN_REPORT", folder, 1);
   ncclTunerPlugin_v6.init(&counting, 2, RANKS, NODES, NULL, NULL, NULL);
   printf("empty %.2f\n", ns_per_decision(decide_nothing, NULL, NCCL_ALL_REDUCE, calls));
@@ -149,7 +157,9 @@ int main(int count, char **arguments) {
          ns_per_decision(ncclTunerPlugin_v6.get_coll_info, delegating, NCCL_BROADCAST, calls));
   printf("ncclt-delegating-all %.2f\n",
          ns_per_decision(ncclTunerPlugin_v6.get_coll_info, delegating, NCCL_REDUCE, calls));
+  printf("ncclt-live %.2f\n", ns_per_decision(ncclTunerPlugin_v6.get_coll_info, live, NCCL_ALL_REDUCE, calls));
   ncclTunerPlugin_v6.finalize(plain);
+  ncclTunerPlugin_v6.finalize(live);
   ncclTunerPlugin_v6.finalize(delegating);
   ncclTunerPlugin_v6.finalize(counting);
   return 0;

@@ -44,7 +44,7 @@ struct ncclt_live {
   _Atomic uint64_t count, in_flight;
   _Atomic(struct change *) latest;
   _Atomic uint64_t hash, mark;
-  _Atomic int captured;
+  _Atomic int captured, registered;
   _Atomic uint32_t used; /* a bit per algorithm */
   struct size size[NCCLT_LIVE_SIZES];
   struct change *retired;
@@ -133,8 +133,8 @@ static uint32_t read_offered(const struct ncclt_call *call, int *cheapest) {
 static int find_size(struct ncclt_live *live, int function, uint64_t bytes, uint32_t offered, int add) {
   if (bytes >> 60) return -1;
   uint64_t key = bytes << 3 | (uint64_t)(function + 1);
-  uint64_t at = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 56; /* Fibonacci hashing (Knuth, TAOCP 3, 6.4) */
-  for (int probe = 0; probe < NCCLT_LIVE_SIZES; probe++) {
+  uint64_t at = (key * UINT64_C(0x9e3779b97f4a7c15)) >> 54; /* Fibonacci hashing (Knuth, TAOCP 3, 6.4) */
+  for (int probe = 0; probe < NCCLT_PROBES; probe++) {
     int place = (int)((at + (uint64_t)probe) % NCCLT_LIVE_SIZES);
     struct size *size = &live->size[place];
     uint64_t found = atomic_load_explicit(&size->key, memory_order_acquire);
@@ -217,6 +217,7 @@ int ncclt_live_find(struct ncclt_communicator *communicator, const struct ncclt_
         atomic_fetch_or(&live->used, UINT32_C(1) << algorithm);
       hash_question(live, question, call, offered, found ? row : NULL);
       if (atomic_load_explicit(&capturing, memory_order_relaxed)) atomic_store(&live->captured, 1);
+      if (call->registered) atomic_store_explicit(&live->registered, 1, memory_order_relaxed);
     }
   }
   atomic_fetch_sub(&live->in_flight, 1);
@@ -318,9 +319,9 @@ static int describe(const struct ncclt_communicator *communicator, char *text, s
   busy |= atomic_load(&live->count) != count || atomic_load(&live->in_flight) != 0;
   return snprintf(text, size,
                   "id=%016" PRIx64 " ranks=%" PRIu64 " nodes=%" PRIu64 " count=%" PRIu64 " mark=%016" PRIx64
-                  " hash=%016" PRIx64 " captured=%d busy=%d begins=%" PRIu64 " state=%s\n",
+                  " hash=%016" PRIx64 " captured=%d registered=%d busy=%d begins=%" PRIu64 " state=%s\n",
                   communicator->id, communicator->ranks, communicator->nodes, count, mark, hash,
-                  atomic_load(&live->captured), busy, latest->begins, STATES[atomic_load(&latest->state)]);
+                  atomic_load(&live->captured), atomic_load(&live->registered), busy, latest->begins, STATES[atomic_load(&latest->state)]);
 }
 
 EXPORTED int ncclt_live_describe(char *text, size_t size) {

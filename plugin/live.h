@@ -19,7 +19,7 @@ struct ncclt_communicator;
 struct ncclt_live;
 
 enum {
-  NCCLT_LIVE_SIZES = 256, /* (collective, size) pairs that a plan can have rows for */
+  NCCLT_LIVE_SIZES = 1024, /* (collective, size) pairs that a plan can have rows for */
   NCCLT_LIVE_MARK = 64,   /* ranks that are not at the same question compare their hashes at multiples of it */
 };
 
@@ -36,8 +36,8 @@ int ncclt_live_find(struct ncclt_communicator *communicator, const struct ncclt_
 /* For the hook, found by dlsym.
  *
  * `describe` writes a line of words `name=value` per open communicator: id, ranks, nodes, count, mark (hash of all
- * questions up to the last multiple of 64), hash (of all), captured (a question came while a CUDA graph was captured), busy
- * (a question is being answered; the hashes then mean nothing), begins and state (of the last switch: undecided,
+ * questions up to the last multiple of 64), hash (of all), captured (a question came while a CUDA graph was captured),
+ * registered (one came with registered buffers), busy (a question is being answered; the hashes then mean nothing), begins and state (of the last switch: undecided,
  * committed, aborted or failed), problem (why its plan cannot change; the rest of the line). Returns the length, -1 where
  * `size` is too small.
  *

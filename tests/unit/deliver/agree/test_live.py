@@ -1,5 +1,6 @@
 """Boundaries and proposals of live tuning over a store in memory; the plugin is a fake with the same states."""
 
+import contextlib
 import runpy
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ from ncclt.deliver.agree.injected.live import (
     find_in_step,
     optimizer_hook,
     read_communicators,
+    watch_captures,
+    watch_estimates,
 )
 
 Store = runpy.run_path(str(Path(__file__).parents[3] / "fakes" / "memory_store.py"))["Store"]
@@ -36,7 +39,8 @@ class Plugin:
         self.count += questions
 
     def describe(self):
-        words = f"nodes=1 count={self.count} mark=0 hash=0 captured=0 busy=0 begins={self.begins} state={self.state}"
+        flags = "mark=0 hash=0 captured=0 registered=0 busy=0"
+        words = f"nodes=1 count={self.count} {flags} begins={self.begins} state={self.state}"
         return f"id={7:016x} ranks={self.ranks} {words}\n".encode()
 
     def arm(self, proposal, number, begins, plan, *, connected_only, wait_s):
@@ -286,7 +290,7 @@ def test_store_does_not_grow_with_boundaries(start):
     job.pass_boundaries(3)
     before = len(job.store.values)
     job.pass_boundaries(10)
-    assert len(job.store.values) <= before + 1
+    assert len(job.store.values) < before + 10, "a boundary has a key per rank, and one more"
 
 
 def test_forked_child_and_closed_session_do_nothing(start):
@@ -301,7 +305,16 @@ def test_forked_child_and_closed_session_do_nothing(start):
 
 def facts(*ranks, step=4, **changes):
     """Return facts of ranks that have one communicator of all of them, with these counts."""
-    told = {"ranks": len(ranks), "mark": "0", "hash": "0", "captured": 0, "busy": 0, "begins": 0, "state": "committed"}
+    told = {
+        "ranks": len(ranks),
+        "mark": "0",
+        "hash": "0",
+        "captured": 0,
+        "registered": 0,
+        "busy": 0,
+        "begins": 0,
+        "state": "committed",
+    }
     return {
         rank: {
             "step": step,
@@ -340,14 +353,18 @@ def test_communicators_in_step_are_found():
     assert find_in_step([*history[:3], facts(40, 40)], 4, {}) == {}, "idle"
     assert find_in_step(history, 4, {"a": 60}) == {}, "its last plan begins with the next question"
     assert find_in_step(history, 4, {"a": 59}) == {"a": (60, 5)}
-    assert find_in_step([*history[:3], change(facts(60, 60), 1, busy=1)], 4, {}) == {}
+    for name in ("busy", "registered"):
+        assert find_in_step([*history[:3], change(facts(60, 60), 1, **{name: 1})], 4, {}) == {}, name
     alone = facts(60, 60)
     del alone[1]["communicators"]["a"]
     assert find_in_step([*history[:3], alone], 4, {}) == {}, "one rank does not have it"
 
 
 def test_description_is_read():
-    line = b"id=000000000000000a ranks=2 nodes=1 count=3 mark=0f hash=10 captured=0 busy=1 begins=9 state=aborted\n"
+    line = (
+        b"id=000000000000000a ranks=2 nodes=1 count=3 mark=0f hash=10 captured=0 registered=0 busy=1 begins=9 "
+        b"state=aborted\n"
+    )
     found, problems = read_communicators(
         line + b"id=000000000000000b ranks=2 problem=a problem=b\n" + b"id=0c ranks=1 problem=c\n"
     )
@@ -359,6 +376,7 @@ def test_description_is_read():
             "mark": "0f",
             "hash": "10",
             "captured": 0,
+            "registered": 0,
             "busy": 1,
             "begins": 9,
             "state": "aborted",
@@ -391,3 +409,56 @@ def test_step_without_a_boundary_takes_no_lock(start):
     with job.store.lock:
         job.step(steps=EVERY)
     assert job.sessions[0]._steps == EVERY
+
+
+class Flags:
+    """The two flags of a plugin, as they were set."""
+
+    def __init__(self):
+        self.events = []
+
+    def estimate(self, on):
+        self.events.append(("estimate", on))
+
+    def capture(self, on):
+        self.events.append(("capture", on))
+
+
+def test_plugin_knows_the_estimates_of_one_rank(monkeypatch):
+    torch_distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
+    flags = Flags()
+
+    @contextlib.contextmanager
+    def estimator(group):
+        flags.events.append(group)
+        yield "estimator"
+        flags.events.append("asked")
+
+    distributed = SimpleNamespace(_time_estimator=estimator)
+    monkeypatch.setattr(torch_distributed, "_time_estimator", estimator)
+    watch_estimates(distributed, flags)
+    with torch_distributed._time_estimator(group="g") as given:
+        assert given == "estimator"
+    assert flags.events == [("estimate", 1), "g", "asked", ("estimate", 0)], "NCCL asks when the estimate ends"
+    with pytest.raises(ZeroDivisionError), distributed._time_estimator(group="g"):
+        raise ZeroDivisionError
+    assert flags.events[-1] == ("estimate", 0)
+
+
+def test_plugin_knows_when_a_graph_is_captured(monkeypatch):
+    graphs = pytest.importorskip("torch.cuda.graphs", reason="needs PyTorch")
+    flags = Flags()
+
+    class Graph:
+        def capture_begin(self, *args):
+            flags.events.append(("begin", args))
+
+        def capture_end(self):
+            flags.events.append("end")
+
+    monkeypatch.setattr(graphs, "CUDAGraph", Graph)
+    watch_captures(flags)
+    graph = Graph()
+    graph.capture_begin(1)
+    graph.capture_end()
+    assert flags.events == [("begin", (1,)), ("capture", 1), ("capture", 0), "end"]

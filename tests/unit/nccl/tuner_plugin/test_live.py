@@ -234,6 +234,14 @@ def test_question_inside_a_capture_is_told(live, comm):
     assert facts(live)["captured"] == 1
 
 
+def test_question_with_registered_buffers_is_told(live, comm):
+    ask(comm)
+    assert facts(live)["registered"] == 0
+    ask(comm, registered=1)
+    ask(comm)
+    assert facts(live)["registered"] == 1
+
+
 def test_communicators_that_cannot_change_say_why(live, open_live, plugin, tmp_path):
     table = tmp_path / "table.csv"
     table.write_text("allreduce,0,100,tree,ll,2,-1,-1\n")

@@ -51,6 +51,9 @@ _HISTORY = 4
 """Boundaries at which the counts of a communicator's ranks must be equal: now and at the last three."""
 
 _MOST_ABORTS = 2
+_LATENCIES = 8
+"""Proposals whose slowest says how far ahead the next one begins: with the last one alone, 23 of 1,023 came too late
+for a rank (bench/live.py, 8 ranks on a busy machine)."""
 _MARK = 64
 """As NCCLT_LIVE_MARK of plugin/live.h."""
 
@@ -75,13 +78,14 @@ LIMITS = Limits()
 
 
 class ProposalOutcome(NamedTuple):
-    """The end of a proposal: committed, or aborted for a reason."""
+    """The end of a proposal, `latency_s` after it was made: committed, or aborted for a reason."""
 
     proposal: int
     plan: str
     committed: bool
     reason: str
     communicators: int
+    latency_s: float = 0.0
 
 
 class Boundary(NamedTuple):
@@ -122,6 +126,8 @@ def start(distributed: Any, inits: int) -> LiveSession | None:
             hello["problem"] = "the tuner plugin is older than live tuning"
     hello["nonblocking"] = os.environ.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
     hello["runtime_connect"] = os.environ.get("NCCL_RUNTIME_CONNECT", "1")
+    if os.environ.get("NCCL_SYM_NOWIN_ENABLE", "0") != "0":
+        hello["problem"] = hello["problem"] or "NCCL_SYM_NOWIN_ENABLE lets NCCL ask estimates as questions"
     hello["every"] = os.environ.get(STEPS_VARIABLE) or str(STEPS)
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
@@ -334,7 +340,8 @@ def find_in_step(
 ) -> dict[str, tuple[int, int]]:
     """Return count and questions per step of the communicators whose ranks had equal counts at every boundary.
 
-    The communicator must be in use.
+    The communicator must be in use, and none of its buffers registered: registration is local to a rank, and NCCL
+    2.29.7 and 2.30.7 ask more questions where only one side has it.
 
     Args:
         history: facts of the last boundaries, the newest last.
@@ -352,7 +359,7 @@ def find_in_step(
             if len(members) != next(iter(now.values()))["ranks"] or len(seen) != 1:
                 break
             counts.append(seen.pop())
-        is_quiet = len(counts) == len(history) and not any(one["busy"] for one in now.values())
+        is_quiet = len(counts) == len(history) and not any(one["busy"] or one["registered"] for one in now.values())
         if is_quiet and counts[-1] > max(counts[-2], begun.get(number, 0)):
             found[number] = counts[-1], -(-(counts[-1] - counts[-2]) // every)
     return found
@@ -409,11 +416,6 @@ class LiveSession:
         self._coordinator = Coordinator(ranks, every, epoch) if rank == 0 else None
         self._worker = threading.Thread(target=self._work, name="ncclt-live", daemon=True)
         self._worker.start()
-
-    @property
-    def latency_s(self) -> float:
-        """Return the time from the last proposal to its decision, on rank 0."""
-        return self._coordinator.latency_s if self._coordinator is not None else 0.0
 
     def step(self) -> None:
         """Count an optimizer step; at a boundary, hand a snapshot to the worker."""
@@ -519,7 +521,7 @@ class LiveSession:
         if plan is None or not boundary.can_propose:
             return {}
         now, _ = read_communicators(self._plugin.describe())
-        latency_s = max(time.perf_counter() - taken_s, coordinator.latency_s)
+        latency_s = max(time.perf_counter() - taken_s, *coordinator.latencies_s)
         return coordinator.propose(plan, now, latency_s)
 
     def _collect(self, *words: object) -> dict[int, dict[str, Any]]:
@@ -610,12 +612,13 @@ class Coordinator:
         history: facts of the last boundaries.
         is_compared: whether the ranks have been found to be equal.
         end: why no plan may change any more; empty = one may.
-        latency_s: that ranks took for the last proposal.
+        latencies_s: that ranks took for the last proposals.
     """
 
     def __init__(self, ranks: int, every: int, epoch: int) -> None:
         self.history: deque[Mapping[int, Mapping[str, Any]]] = deque(maxlen=_HISTORY)
-        self.is_compared, self.end, self.latency_s = False, "", 0.0
+        self.is_compared, self.end = False, ""
+        self.latencies_s = deque([0.0], maxlen=_LATENCIES)
         self._ranks, self._every, self._aborts, self._missed = ranks, every, 0, 0
         self._proposals = epoch << 32
         self._plan, self._since, self._next_since = "", 0, 0
@@ -681,7 +684,7 @@ class Coordinator:
         """
         times_us = sorted(one for told in self.history[-1].values() for one in told["times_us"])
         step_s = max(times_us[len(times_us) // 2] / 1e6, 1e-6) if times_us else 1.0
-        steps = 2 + int(2 * latency_s / step_s)
+        steps = (2 + int(2 * latency_s / step_s)) << self._aborts
         begins, ahead = {}, 0
         for number, (count, per_step) in self._planned.items():
             begins[number] = max(count, now.get(number, {}).get("count", 0)) + steps * per_step + 1
@@ -696,9 +699,9 @@ class Coordinator:
         """Take in the decision about the last proposal."""
         committed = decision == COMMIT
         reason = "" if committed else decision[len(ABORT) :]
-        self.latency_s = latency_s
+        self.latencies_s.append(latency_s)
         self._outcome = ProposalOutcome(
-            self._proposals, self._proposed, committed, reason, communicators=len(self._message["begins"])
+            self._proposals, self._proposed, committed, reason, len(self._message["begins"]), latency_s
         )
         if committed:
             self._aborts, self._is_switching = 0, True
