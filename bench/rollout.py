@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass
 
 from scipy.special import stdtr
 
-from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, Variant
+from ncclt.core.revision import Actor
+from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutArm, RollOutState
 from ncclt.core.ticket import sign_ticket
 from ncclt.deliver.variant import ServedRevision, build_ticket
 from ncclt.prove.rollout import RollOutVerdict, judge_roll_out, report_job_time
@@ -161,9 +161,9 @@ def _ended(case: Case, *, seed: int, jobs: int, stored: bool) -> tuple[tuple[str
     me = Actor(who="bench")
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/a.db") as store:
         store.revisions.publish(sample_recommendation("a"), by=me)
-        store.revisions.set_rules(ClusterRules(cluster="pair", percent=case.percent, loss_limit=case.loss_limit), me)
-        store.revisions.publish(sample_recommendation("b"), by=me)
-        ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+        store.revisions.publish(sample_recommendation("b"), by=me, for_rollout=True)
+        limits = {"percent": case.percent, "loss_limit": case.loss_limit, "max_cost": 1.0}
+        rollout = store.revisions.rollout(store.revisions.approve("b", me, **limits))
         return _rolled_out(rollout, store, case, seed=seed, jobs=jobs)
 
 
@@ -172,11 +172,12 @@ def _roll_out(case: Case, seed: str) -> RollOut:
         id="r",
         cluster="pair",
         model="toy",
-        recommendation="b",
+        arms=(RollOutArm(recommendation="b", share=case.percent / 100),),
         control="a",
-        percent=case.percent,
+        gpus=8,
         seed=seed,
         loss_limit=case.loss_limit,
+        max_cost=1.0,
     )
 
 
@@ -197,14 +198,13 @@ def _jobs(rollout: RollOut, case: Case, *, seed: int, jobs: int) -> list[Job]:
     found = []
     for number in range(jobs):
         name = f"job {seed}.{number}"
-        is_candidate = rollout.variant(name) is Variant.CANDIDATE
+        is_candidate = rollout.find_arm(name) is not None
         noise = _noise(case, dice)
         hangs = noise > slow if case.slow_hang else dice.random() < case.hung
         step_us = 2e5 * math.exp(noise) * (1 + DRIFT * number / jobs) * (1 + case.loss if is_candidate else 1.0)
         issued_s = BEGIN_S + number * EVERY_S
         ends_s = issued_s + MEDIAN_JOB_S * math.exp(dice.gauss(0.0, 0.5))
-        given = rollout.recommendation if is_candidate else rollout.control
-        start = JobStart(rollout=rollout.id, job=name, recommendation=given, issued_s=issued_s)
+        start = rollout.start(name, issued_s=issued_s)
         found.append(
             Job(
                 start=start,
@@ -273,7 +273,7 @@ def _reported(
     answer = ServedRevision(
         recommendation=sample_recommendation(job.start.recommendation),
         rollout=rollout.id,
-        variant=rollout.variant(job.start.job),
+        running=job.start.running,
     )
     ticket = build_ticket(answer, job.start.job, issued_s=job.start.issued_s)
     assert ticket is not None

@@ -1,6 +1,7 @@
 """Answers to jobs, kept by shape until something they depend on changes: thousands of ranks ask in the same second.
 
-The answer depends on shape and name of a job alone, so the service answers every job while the database is away.
+Only a job that is drawn into an arm of a roll-out needs the database, once, so the service answers every other job
+while that is away.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation
-from ncclt.core.rollout import MOST_JOB_NAME, RollOut
+from ncclt.core.rollout import MOST_JOB_NAME, SAME_START_S, RolledOut
 from ncclt.deliver.render.formats import TABLE_FORMATS
 from ncclt.deliver.variant import ServedRevision, choose_variant
 from ncclt.errors import NccltError, StoreError
@@ -41,12 +42,8 @@ LAST_GOOD_S = 24 * 3600.0
 _LOOK_S = 0.5
 """Max wait for the database, before it counts as away."""
 
-JOB_S = 600.0
-"""Time after its first request for which a job gets the same answer, despite new revisions: its last node may need
-minutes to start."""
-
 _MOST_JOBS = 100_000
-"""Jobs whose answers are remembered; of more in `JOB_S`, the first ones are forgotten."""
+"""Jobs whose answers are remembered; of more in `SAME_START_S`, the first ones are forgotten."""
 
 _MOST_BYTES = 64 * 1024 * 1024
 _ENTRY_BYTES = 16 * 1024
@@ -88,7 +85,7 @@ class ShapeAnswers:
     Attributes:
         pair: cluster and workload; a change of it makes the answers out of date.
         chosen: the recommendation that fits the jobs.
-        rollouts: running roll-outs of the pair, each with its revision.
+        rollouts: open roll-outs of the pair.
         delivery: the rules of the cluster allow delivery.
         write: renders a recommendation, given the served revision as a document.
         format, media_type: of the rendered text.
@@ -97,31 +94,36 @@ class ShapeAnswers:
 
     pair: tuple[str, str]
     chosen: Recommendation
-    rollouts: tuple[tuple[RollOut, Recommendation], ...]
+    rollouts: tuple[RolledOut, ...]
     delivery: bool
     write: Callable[..., str]
     format: str
     media_type: str
     tickets: Tickets
-    _replies: dict[tuple[str, ...], KeptReply] = field(default_factory=dict)
+    _replies: dict[tuple[object, ...], KeptReply] = field(default_factory=dict)
 
-    def reply(self, job: str) -> KeptReply:
-        """Return the reply to a job.
+    def reply(self, job: str, *, is_store_away: bool = False) -> KeptReply:
+        """Return the reply to a job; while the store is away a job has no part in an arm.
 
         Raises:
             NccltError: nothing can be given in this format.
         """
         if not self.rollouts and self._replies:  # the same for every job
             return next(iter(self._replies.values()))
-        answer = self.give(job)
-        key = (answer.recommendation.id, answer.variant, answer.reason, answer.rollout)
+        answer = self.give(job, is_store_away=is_store_away)
+        key = (answer.recommendation.id, answer.variant, answer.reason, answer.rollout, answer.running)
         if key not in self._replies:
             self._replies[key] = self._reply(answer)
         return self._replies[key]
 
-    def give(self, job: str) -> ServedRevision:
+    def give(self, job: str, *, is_store_away: bool = False) -> ServedRevision:
         """Return the revision for a job, not yet rendered."""
-        return choose_variant(self.chosen, self.rollouts, job, delivery=self.delivery)
+        claim = partial(self.tickets.claim, has_ticket=self.format == "json", is_store_away=is_store_away)
+        return choose_variant(self.chosen, self.rollouts, job, delivery=self.delivery, claim=claim)
+
+    def needs_store(self, job: str) -> bool:
+        """Return True if only the store can say what a job gets."""
+        return any(self.tickets.needs_store(rollout, job) for rollout, _ in self.rollouts)
 
     def _reply(self, answer: ServedRevision) -> KeptReply:
         chosen = answer.recommendation
@@ -210,12 +212,14 @@ class Answers:
         return bool(self._kept) and self.age_s() is not None
 
     def find(self, key: _Key, job: str) -> KeptReply | None:
-        """Return the earlier reply to a job, or the one kept for its shape; None = neither."""
+        """Return the earlier reply to a job, or the one of its shape; None = neither, or the store must decide."""
         if (before := self._given_before(key, job)) is not None:
             return before
-        if (kept := self._kept.get(key)) is None or self.age_s() is None:
+        if (kept := self._kept.get(key)) is None or (age_s := self.age_s()) is None:
             return None
-        return self._give(key, job, kept[0])
+        if age_s == 0 and kept[0].needs_store(job):
+            return None
+        return self._give(key, job, kept[0], is_store_away=age_s > 0)
 
     def keep(self, key: _Key, job: str, answers: ShapeAnswers, *, number: int) -> KeptReply:
         """Keep the answers of a shape that were made after a number of changes; return that of a job."""
@@ -237,15 +241,15 @@ class Answers:
 
     def _given_before(self, key: _Key, job: str) -> KeptReply | None:
         found = self._given.get((key, job))
-        return found[0] if found is not None and self._clock() - found[1] < JOB_S else None
+        return found[0] if found is not None and self._clock() - found[1] < SAME_START_S else None
 
-    def _give(self, key: _Key, job: str, answers: ShapeAnswers) -> KeptReply:
-        reply = answers.reply(job)
+    def _give(self, key: _Key, job: str, answers: ShapeAnswers, *, is_store_away: bool = False) -> KeptReply:
+        reply = answers.reply(job, is_store_away=is_store_away)
         if job:
             now_s = self._clock()
             self._given[key, job] = (reply, now_s)
             self._given.move_to_end((key, job))
-            while len(self._given) > _MOST_JOBS or now_s - next(iter(self._given.values()))[1] >= JOB_S:
+            while len(self._given) > _MOST_JOBS or now_s - next(iter(self._given.values()))[1] >= SAME_START_S:
                 self._given.popitem(last=False)
         return reply
 

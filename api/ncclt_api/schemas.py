@@ -855,3 +855,13 @@ def _workload_fields(workload: Workload) -> dict[str, Any]:
 def _study_fields(study: Study) -> dict[str, Any]:
     names = {"model": study.workload.name, "workload_digest": study.workload.digest(), "label": study.label}
     return study.to_document() | names
+
+
+class GainDocument(BaseModel):
+    """Speed-up of an arm over the control, by pairs of jobs."""
+
+    estimate: float = Field(description="ratio of step times, control over arm")
+    interval: tuple[float | None, float | None] = Field(
+        description="95 %, for all arms together; null = open, for too few pairs"
+    )
+    pairs: int = Field(description="of jobs")

@@ -166,6 +166,7 @@ class AttestationsContract:
             recommendation="a",
             variant=Variant.ACTIVE,
             rollout="",
+            running=(),
             issued_s=1.0,
             expires_s=2.0,
         )

@@ -17,7 +17,7 @@ from ncclt.core.preflight import Preflight
 from ncclt.core.preflight import State as PreflightState
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.revision import Actor, ClusterRules, RevisionState
-from ncclt.core.rollout import JobStart, JobTime, RollOutState
+from ncclt.core.rollout import ArmState, JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
 from ncclt.core.verification import Verification
 from ncclt.deliver.attest import attest
@@ -30,7 +30,7 @@ from ncclt.store.leases import this_worker
 from ncclt.store.location import locate
 from ncclt.store.retention import prune_store
 from ncclt.store.tables import metadata
-from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial, settle
 
 OLD, CUT, NEW = (f"2026-0{month}-01T00:00:00.000+00:00" for month in (1, 4, 7))
 ME = Actor(who="me")
@@ -301,9 +301,9 @@ def test_jobs_of_roll_outs_that_ended_go(store, url, clock):
             [JobStart(rollout=rollout.id, job=f"j{number}", recommendation="b", issued_s=1.0)]
         )
     assert pruned(url) == {}
-    store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", ME)
+    settle(store, rollout, ArmState.WON, "faster")
     assert pruned(url) == {}
-    store.revisions.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
+    settle(store, rollout, ArmState.LOST, "slower")
     assert pruned(url) == {"step times": 1, "job starts": 1}
     assert [one.job for one in store.revisions.job_starts(rollout.id)] == ["j1"]
     assert [one.job for one in store.revisions.job_times(rollout.id)] == ["j1"]
@@ -318,7 +318,7 @@ def test_a_roll_out_goes_with_its_revision(store, url):
     (rollout,) = store.revisions.rollouts(recommendation="b")
     store.revisions.add_job_time(JobTime(rollout=rollout.id, job="j1", recommendation="b", step_us=1.0, steps=9))
     store.revisions.add_job_starts([JobStart(rollout=rollout.id, job="j1", recommendation="b", issued_s=1.0)])
-    store.revisions.end_rollout(rollout.id, RollOutState.LOST, "slower", ME)
+    settle(store, rollout, ArmState.LOST, "slower")
     publish(store, "c", of="elsewhere")
 
     assert pruned(url) == {
@@ -329,7 +329,7 @@ def test_a_roll_out_goes_with_its_revision(store, url):
         "step times": 1,
         "job starts": 1,
     }
-    assert [one.recommendation for one in store.revisions.rollouts()] == ["c"]
+    assert [one.arms[0].recommendation for one in store.revisions.rollouts()] == ["c"]
     assert [one.id for one in store.recommendations.find()] == ["c", "a"]
 
 
@@ -415,7 +415,9 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
     url = f"sqlite:///{tmp_path}/ncclt.db"
     with open_store(url, clock=Clock()) as store:
         study(store, "s1", trials=2)
+        store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ME)
         publish(store, "a", of="s1")
+        settle(store, store.revisions.rollouts()[0], ArmState.LOST, "slower")
         publish(store, "b", of="elsewhere")
         store.records.add_recheck(check("c1", "a"))
         store.records.add_preflight(preflight("f1"))
@@ -427,7 +429,8 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, "rechecks": 1, "preflights": 1}
+        gone = {"studies": 1, "trials": 2, "revisions": 1, "roll-outs": 1, "rechecks": 1, "preflights": 1}
+        assert pruned(url) == gone
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     asked = [(statement, values) for statement, values in seen if statement.split()[0] in ("SELECT", "DELETE")]
@@ -437,6 +440,7 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
         "job_starts",
         "job_decisions",
         "attested_jobs",
+        "rollout_arms",
         "rollouts",
         "recommendations",
         "measurements",

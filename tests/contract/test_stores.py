@@ -40,6 +40,7 @@ OUR_TABLES = {
     "keys",
     "history",
     "cluster_rules",
+    "rollout_arms",
     "rollouts",
     "job_times",
     "job_workers",

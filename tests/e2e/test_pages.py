@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import JobStart, JobTime, RollOutState, Variant
+from ncclt.core.rollout import JobTime, RollOutState
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
 from ncclt.prove import rollout as prove_rollout
@@ -170,10 +170,12 @@ def report_step_times(store, rollout, numbers):
     """Start jobs and keep their step times, those with the new revision 10 % faster, while the roll-out runs."""
     for number in numbers:
         job, issued_s = f"job-{number}", time.time() - 1.0
-        got = rollout.recommendation if rollout.variant(job) is Variant.CANDIDATE else rollout.control
-        store.revisions.add_job_starts([JobStart(rollout=rollout.id, job=job, recommendation=got, issued_s=issued_s)])
+        start = store.revisions.claim_start(rollout.id, job, issued_s=issued_s)
+        if start is None:
+            return
+        got = start.recommendation
         ticket = sample_ticket(store.ticket_secret(), job, issued_s=issued_s, recommendation=got, rollout=rollout.id)
-        step_us = 9.0 if got == rollout.recommendation else 10.0
+        step_us = 10.0 if got == rollout.control else 9.0
         seen = prove_rollout.report_job_time(
             store,
             ticket,
@@ -203,15 +205,15 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, serving, t
         table = dataclasses.replace(active.table, policy=policy)
         store.revisions.publish(dataclasses.replace(active, id="0c0ffee9", table=table), by=Actor(who="ann"))
         (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
-        first = next(n for n in range(1, 500) if rollout.variant(f"job-{n - 1}") is Variant.CANDIDATE)
+        first = next(n for n in range(1, 500) if rollout.find_arm(f"job-{n - 1}") is not None)
         page = browser.new_page()
         complaints = []
         page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
         page.goto(f"{address}/recommendations/0c0ffee9")
         loaded = []
         page.on("load", lambda: loaded.append(page.url))
-        expect, badge = playwright_api.expect, page.locator("#rollout .badge")
-        jobs = page.locator("#rollout dt:has-text('Jobs with it') + dd")
+        expect, badge = playwright_api.expect, page.locator("#rollout h3 .badge")
+        jobs = page.locator("#rollout tbody td:nth-of-type(4)")
         expect(badge).to_have_text("running")
         expect(jobs).to_have_text("0")
         expect(page.get_by_text("This revision is not served")).to_be_visible()

@@ -184,12 +184,12 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     (kept,) = site("read", "GET", "/v1/attestations", params={"recommendation": first}).json()["items"]
     assert kept["recommendation"] == first
 
-    assert site("admin", "PUT", rules, json={"percent": 50}).status_code == 200
     second = "5ec0nd"  # a study as short as the first would publish the same, which starts no roll-out
     with open_store(url) as store:
-        store.revisions.publish(
-            replace(store.recommendations.get(first), id=second, table=sample_recommendation("b").table)
-        )
+        newer = replace(store.recommendations.get(first), id=second, table=sample_recommendation("b").table)
+        store.revisions.publish(newer, for_rollout=True)
+    approval = {"percent": 50, "max_cost": 1}
+    assert site("admin", "POST", f"/v1/recommendations/{second}/approve", json=approval).status_code == 200
     until(lambda: site.given(f"early {time.monotonic()}").json()["rollout"])
     assert site.given().json()["recommendation"] == first, "without a name a job has no part in a roll-out"
     state, jobs = "running", 0

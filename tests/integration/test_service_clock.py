@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules, RevisionState
+from ncclt.core.rollout import FIRST_STARTS
 from ncclt.store import leases, open_store
 from ncclt.store.clock import utc_now
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_ticket, sample_workload
@@ -144,6 +145,7 @@ def test_a_roll_out_is_decided_by_jobs_and_no_clock(store, clock):
 
         before = given()
         assert set(before) == {"first", "second"}
+        assert before.count("second") == FIRST_STARTS
         for clock.days, job, id in zip((DAYS, 0, -DAYS, 0), jobs, before, strict=False):
             assert given() == before
             told = {"rollout": rollout.id, "recommendation": id}

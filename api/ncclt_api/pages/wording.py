@@ -24,7 +24,7 @@ PHASES = {Phase.SEARCH: "search", Phase.CONFIRM: "confirmation", Phase.PROVE: "A
 
 _GOOD = ("active", "done", "healthy", "ok", "promoted", "took-effect", "won")
 _BAD = ("crashed", "degraded", "invalid", "lost", "not-at-all", "stale", "substituted", "timeout", "wrong_result")
-_NEUTRAL = ("cancelled", "candidate", "ended", "queued", "retired", "unknown", "unmeasured")
+_NEUTRAL = ("cancelled", "candidate", "ended", "futile", "paused", "queued", "retired", "unknown", "unmeasured")
 _BADGES = {
     **dict.fromkeys(_GOOD, "tuned"),
     **dict.fromkeys(_BAD, "failed"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from ncclt.core.rollout import MOST_JOB_NAME
 from ncclt.core.ticket import is_job_name
 from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.render.formats import FORMATS, SHELLS, render
-from ncclt.deliver.variant import build_job_start, select_fitting
+from ncclt.deliver.variant import select_fitting
 from ncclt.errors import NoRecommendationError, NotFoundError, UsageError
 from ncclt_api.access import needs
 from ncclt_api.answers import MADE, ShapeAnswers, finish_answer
@@ -224,26 +223,27 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
     job = query.job
     if not is_job_name(job):
         raise UsageError("an answer can only be kept for a job with a name", hint="add job=NAME to the request")
-    answer, refusal, issued_s = None, None, time.time()
-    try:
-        written = {"format": "json", "media_type": "application/json"}
-        answers = _read_answers(store, tickets, cluster=cluster, query=query, **written)
-        answer = answers.give(job)
-        document = json.loads(answers.write(answer.recommendation, said=answer.to_document()))
-        document |= {"job": job, **tickets.sign(answer, job, issued_s=issued_s)}
-    except NotFoundError as error:
-        refusal, document = error, {"nothing": error.message}
     asked = query.model_dump()
     question = ", ".join(f"{name} {asked[name]}" for name in _ASKED if asked[name] is not None)
-    mine = json.dumps(document, indent=2) + "\n"
-    first_question, kept = store.revisions.keep_job_decision(cluster, job, question=question, document=mine)
+    refusal, mine = None, ""
+    known = store.revisions.find_job_decision(cluster, job)
+    if known is None:  # else the job has started: another answer would count as another start
+        try:
+            written = {"format": "json", "media_type": "application/json"}
+            answers = _read_answers(store, tickets, cluster=cluster, query=query, **written)
+            answer = answers.give(job)
+            document = json.loads(answers.write(answer.recommendation, said=answer.to_document()))
+            document |= {"job": job, **tickets.issue(answer, job)}
+        except NotFoundError as error:
+            refusal, document = error, {"nothing": error.message}
+        mine = json.dumps(document, indent=2) + "\n"
+        known = store.revisions.keep_job_decision(cluster, job, question=question, document=mine)
+    first_question, kept = known
     if first_question != question:
         raise UsageError(
             f"another node of the job {job} asked for {first_question}, and this one for {question}",
             hint="all nodes of a job must ask for the same; two jobs need two names (--job)",
         )
-    if kept == mine and answer is not None and answer.rollout:
-        store.revisions.add_job_starts([build_job_start(answer, job, issued_s=issued_s)])
     if "nothing" in (told := json.loads(kept)):
         raise (
             refusal

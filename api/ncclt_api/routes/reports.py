@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.attestation import Attestation
-from ncclt.core.rollout import MOST_JOB_NAME, JobTime, RollOutState
+from ncclt.core.rollout import MOST_JOB_NAME, ArmState, JobTime, RollOutState
 from ncclt.core.ticket import TICKET_PATTERN, read_ticket, shorten_name
 from ncclt.errors import InputError
 from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import AttestationDocument, AttestationList, NewAttestation
+from ncclt_api.schemas import AttestationDocument, AttestationList, GainDocument, NewAttestation
 from ncclt_api.tickets import sender_of
 
 attestations = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)
@@ -96,17 +95,33 @@ class NewStepTime(BaseModel):
     steps: int = Field(ge=1, le=MOST_NUMBER, description="number of measured steps")
 
 
+class ArmProgress(BaseModel):
+    """Progress of one arm of a roll-out."""
+
+    recommendation: str
+    share: float = Field(description="of the starts, while it runs")
+    state: ArmState
+    reason: str
+    starts: int = Field(description="jobs that got it")
+    reports: int = Field(description="of them, those that reported")
+    missing: int = Field(description="of them, those that started long ago and have not reported")
+    most_unreported: int = Field(description="starts without a report at which it pauses")
+    gain: GainDocument | None
+    cost_gpu_h: float = Field(description="estimated cost so far, in GPU hours")
+
+
 class RollOutProgress(BaseModel):
     """Progress of a roll-out."""
 
     rollout: str
     state: RollOutState
     reason: str
-    candidates: int = Field(description="reports of jobs with the revision")
-    controls: int = Field(description="reports of the other jobs")
-    missing_candidates: int = Field(description="jobs with the revision that started long ago and have not reported")
-    missing_controls: int = Field(description="the same of the other jobs")
-    pairs: int
+    arms: list[ArmProgress]
+    controls: int = Field(description="reports of jobs without an arm")
+    missing_controls: int = Field(description="jobs without an arm that started long ago and have not reported")
+    gpu_h: float = Field(description="GPU hours of all starts so far")
+    cost_gpu_h: float = Field(description="of them, the estimated cost of the arms")
+    budget_gpu_h: float = Field(description="what they may cost by now")
 
 
 @step_times.post(
@@ -116,6 +131,7 @@ class RollOutProgress(BaseModel):
     responses={409: PROBLEMS[404] | {"description": "the job got another variant than its roll-out assigns"}},
 )
 def add_step_time(body: NewStepTime, store: CurrentStore, request: Request) -> RollOutProgress:
-    """Keep the first step time of a job: a certain loss rolls the revision back; a certain win awaits approval."""
+    """Keep the first step time of a job: an arm with a certain loss is dropped; a certain win awaits approval."""
     reported = JobTime(**(body.model_dump(exclude={"ticket"}) | sender_of(request)))
-    return RollOutProgress(rollout=body.rollout, **asdict(report_job_time(store, body.ticket, reported)))
+    verdict = report_job_time(store, body.ticket, reported)
+    return RollOutProgress.model_validate({"rollout": body.rollout, **verdict.to_document()})

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.revision import MOST_WHY, Action, Actor, ClusterRules, HistoryEvent, RevisionState
-from ncclt.core.rollout import RollOutState
+from ncclt.core.rollout import MAX_COST, MOST_ARMS, ArmState, RollOutState
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import Page
+from ncclt_api.schemas import GainDocument, Page
 
 _CONFLICT: dict[int | str, dict[str, Any]] = {
     409: PROBLEMS[404] | {"description": "the state does not allow it, or another request came first"}
@@ -36,8 +36,10 @@ class StateChange(BaseModel):
 class Approval(StateChange):
     """Approval of a candidate for a share of the jobs; by default the share that the rules of its cluster set."""
 
+    arms: list[str] = Field([], max_length=MOST_ARMS - 1, description="further candidates for the same jobs")
     percent: int | None = Field(None, ge=1, le=100, description="of the jobs; default: the rule of the cluster")
-    loss_limit: float | None = Field(None, ge=0, le=0.5, description="loss of step time that ends the roll-out")
+    loss_limit: float | None = Field(None, ge=0, le=0.5, description="loss of step time that drops an arm")
+    max_cost: float = Field(MAX_COST, gt=0, le=1, description="share of the GPU hours that the arms may cost")
 
 
 class NewRules(StateChange):
@@ -46,7 +48,7 @@ class NewRules(StateChange):
     require_approval: bool = Field(False, description="another key or user than the publisher must approve")
     require_verification: bool = Field(False, description="`ncclt verify` must show a gain of step time")
     percent: int = Field(100, ge=1, le=100, description="of the jobs that get a new revision at first")
-    loss_limit: float = Field(0.01, ge=0, le=0.5, description="loss of step time that ends a roll-out, as a share")
+    loss_limit: float = Field(0.01, ge=0, le=0.5, description="loss of step time that drops an arm, as a share")
     delivery: bool = Field(True, description="false = all jobs keep the NCCL default, from now on")
     approve_wins: bool = Field(True, description="a person approves a revision that won before all jobs get it")
 
@@ -64,19 +66,32 @@ class RulesDocument(BaseModel):
     approve_wins: bool
 
 
+class ArmDocument(BaseModel):
+    """A revision that a share of the job starts gets."""
+
+    recommendation: str
+    share: float = Field(description="of the starts, while it runs")
+    state: ArmState
+    reason: str
+    most_unreported: int = Field(description="starts without a report at which it pauses")
+
+
 class RollOutDocument(BaseModel):
-    """A roll-out; its seed is kept back, so that no job can choose its share."""
+    """A roll-out; its seed is kept back, so that no job can choose its arm."""
 
     schema_: int = Field(alias="schema")
     id: str
     cluster: str
     model: str
-    recommendation: str
-    control: str
-    percent: int
+    arms: list[ArmDocument]
+    control: str = Field(description="revision of the other jobs; empty = they keep the NCCL default")
+    gpus: int = Field(description="of each job")
     loss_limit: float
+    min_effect: float = Field(description="smallest gain of interest, as a share of step time")
+    max_cost: float = Field(description="share of the GPU hours that the arms may cost")
     state: RollOutState
     reason: str
+    gain: GainDocument | None = Field(description="of the winner")
     created: str
     ended: str
 
@@ -164,8 +179,8 @@ def get_history(
     dependencies=needs(Role.APPROVE),
 )
 def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> RevisionDocument:
-    """Approve a candidate and give it to a share of the jobs; one that won its roll-out, to all."""
-    store.revisions.approve(found.id, _by(request, body), percent=body.percent, loss_limit=body.loss_limit)
+    """Approve a candidate, alone or with further arms, for a share of the jobs; one that won its roll-out, for all."""
+    store.revisions.approve(found.id, _by(request, body), **body.model_dump(exclude={"why"}))
     return _revision(store, found.id)
 
 

@@ -9,11 +9,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role
-from ncclt.core.rollout import draw
+from ncclt.core.rollout import SAME_START_S, draw
 from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt_api import answers
-from ncclt_api.answers import JOB_S, LAST_GOOD_S, MADE, Answers, AnswersMiddleware, KeptReply, split_job
+from ncclt_api.answers import LAST_GOOD_S, MADE, Answers, AnswersMiddleware, KeptReply, split_job
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
@@ -33,7 +33,10 @@ class Shape:
     def __init__(self, pair, number, variants):
         self.pair, self.number, self.variants, self.asked = pair, number, variants, 0
 
-    def reply(self, job):
+    def needs_store(self, job):
+        return False
+
+    def reply(self, job, *, is_store_away=False):
         self.asked += 1
         body = b"answer %d" % self.number
         if self.variants > 1:
@@ -250,14 +253,14 @@ def test_a_job_is_given_one_answer_whatever_is_published_meanwhile():
         service = Service()
         first = (await service.get(job="mine"))[1]
         service.store.change("a", "m")
-        service.now_s += JOB_S / 2
+        service.now_s += SAME_START_S / 2
         assert (await service.get(job="other"))[1] == b"answer 2"
         assert (await service.get(job="mine"))[1] == first == b"answer 1"
         service.app.status = 404  # it was retired: a node that comes late still gets what the others have
         service.store.change("a", "m")
         assert (await service.get(job="mine"))[1] == b"answer 1"
         assert (await service.get(job="new"))[0] == 404
-        service.now_s += JOB_S / 2
+        service.now_s += SAME_START_S / 2
         assert (await service.get(job="mine"))[0] == 404
 
     run(test)
@@ -271,7 +274,7 @@ def test_what_jobs_were_given_does_not_fill_the_memory(monkeypatch):
         for n in range(30):
             await service.get(job=f"j{n}")
         assert len(service.answers._given) == 10
-        service.now_s += JOB_S
+        service.now_s += SAME_START_S
         await service.get(job="last")
         assert len(service.answers._given) == 1
 

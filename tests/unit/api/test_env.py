@@ -239,7 +239,7 @@ def test_an_answer_is_not_kept_from_memory_while_the_store_is_away(replicas, mon
     def away(*_, **_fields):
         raise StoreError("the store is away")
 
-    monkeypatch.setattr("ncclt.store.revisions.Revisions.keep_job_decision", away)
+    monkeypatch.setattr("ncclt.store.revisions.Revisions.find_job_decision", away)
     assert one.get(ENV, params=KEPT).status_code == 503
 
 

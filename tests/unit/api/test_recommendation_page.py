@@ -8,9 +8,10 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import JobTime, RollOutState, Variant
+from ncclt.core.rollout import ArmState, JobTime
 from ncclt.deliver.render.formats import FORMATS
 from ncclt.store import open_store
+from ncclt.testing.samples import settle
 from ncclt_api.app import ServiceOptions, create_app
 
 PAGE = "/recommendations/0c0ffee1"
@@ -164,24 +165,27 @@ def test_a_running_roll_out_is_followed(browser, store):
     store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     newer(store)
     (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
-    given = {Variant.CANDIDATE: "0c0ffee9", Variant.ACTIVE: "0c0ffee1"}
     for number in range(8):
         job = f"job-{number}"
+        start = rollout.start(job, issued_s=1.0)
+        store.revisions.add_job_starts([start])
         store.revisions.add_job_time(
-            JobTime(rollout=rollout.id, job=job, recommendation=given[rollout.variant(job)], step_us=1e5, steps=10)
+            JobTime(rollout=rollout.id, job=job, recommendation=start.recommendation, step_us=1e5, steps=10)
         )
     path = "/recommendations/0c0ffee9/rollout"
     page = browser.get("/recommendations/0c0ffee9").text
     assert f'hx-get="{path}"' in page
     (row,) = browser.get(path, params={"format": "json"}).json()["rollouts"]
-    assert row["verdict"]["candidates"] + row["verdict"]["controls"] == 8
+    (arm,) = row["verdict"]["arms"]
+    assert arm["reports"] + row["verdict"]["controls"] == 8
     assert "seed" not in row
     assert rollout.seed not in page
     part = browser.get(path).text
     assert "<html" not in part
     assert "may differ in the last bits" in row["numerics"]
-    assert "Warning: jobs with and without this revision may differ in the last bits" in part
+    assert "Warning: jobs of this roll-out may differ in the last bits" in part
     assert row["verdict"]["reason"].split(":")[0] in part
+    assert "of at most" in part
     assert send(browser, "activate", "0c0ffee9").status_code == 303
     assert "hx-trigger" not in browser.get(path).text
     whole = browser.get(path, headers={"HX-Request": "true"})
@@ -193,7 +197,7 @@ def test_a_win_awaits_approval_on_the_page(browser, store):
     store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     newer(store)
     (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
-    store.revisions.end_rollout(rollout.id, RollOutState.WON, "steps are faster", Actor(who="guard"))
+    settle(store, rollout, ArmState.WON, "steps are faster")
     page = browser.get("/recommendations/0c0ffee9").text
     assert "Awaits approval; the share is unchanged meanwhile: <bdi>steps are faster</bdi>" in page
     assert 'max="100" value="100"' in page

@@ -9,11 +9,11 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import RollOutState, Variant
+from ncclt.core.rollout import ArmState, RollOutState, Variant
 from ncclt.core.ticket import read_ticket
 from ncclt.errors import StoreError
 from ncclt.store import open_store
-from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_ticket
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_ticket, settle
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/pair/env"
@@ -97,8 +97,9 @@ def test_a_cluster_that_is_switched_off_answers_with_nccls_own_choice(store, cli
 
 
 def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
+    store.revisions.publish(sample_recommendation("b"), for_rollout=True)
+    body = {"percent": 50, "max_cost": 1.0}
+    assert client.post("/v1/recommendations/b/approve", json=body).json()["rollouts"][0]["max_cost"] == 1.0
     (rollout,) = store.revisions.rollouts()
     assert "seed" not in client.get("/v1/recommendations/b/state").json()["rollouts"][0]
     assert given(client) == "a", "without a name a job has no part in it"
@@ -107,16 +108,18 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
         answers = [client.get(ENV, params=JOB | {"job": job}) for _ in range(2)]
         assert answers[0].text == answers[1].text
         document, head = answers[0].json(), answers[0].headers
-        wanted = {Variant.CANDIDATE: "b", Variant.ACTIVE: "a"}[rollout.variant(job)]
+        wanted = "a" if rollout.find_arm(job) is None else "b"
+        variant = {"b": Variant.CANDIDATE, "a": Variant.ACTIVE}[wanted]
         assert (document["recommendation"], document["rollout"]) == (wanted, rollout.id)
-        assert (head["cache-control"], head["x-ncclt-variant"]) == ("no-store", rollout.variant(job).value)
+        assert (head["cache-control"], head["x-ncclt-variant"]) == ("no-store", variant.value)
         table = client.get(ENV, params=JOB | {"job": job, "format": "tuner-csv"}).text
         assert f"id={wanted} " in table
         told = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
         told |= {"ticket": document["ticket"], "step_us": 10 * (1.1 if wanted == "b" else 1)}
         said = client.post("/v1/step-times", json=told)
         assert said.status_code == 200, said.text
-        assert client.post("/v1/step-times", json=told | {"step_us": 1.0}).json() == said.json()
+        again = client.post("/v1/step-times", json=told | {"step_us": 1.0}).json()
+        assert (again["state"], again["gpu_h"]) == (said.json()["state"], said.json()["gpu_h"])
         if said.json()["state"] != "running":
             break
     assert said.json()["state"] == "lost"
@@ -124,6 +127,10 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
     assert {given(client, f"later {n}") for n in range(20)} == {"a"}
     assert client.get("/v1/recommendations/b/history").json()["items"][0]["who"] == "guard"
     assert 'ncclt_rollouts{cluster="pair",state="lost"} 1.0' in client.get("/metrics").text
+
+
+def revision_for(rollout, job):
+    return rollout.start(job, issued_s=0.0).recommendation
 
 
 def test_a_step_time_that_cannot_be_is_refused(store, client, subtests):
@@ -145,7 +152,7 @@ def test_a_step_time_that_cannot_be_is_refused(store, client, subtests):
             store.revisions.publish(sample_recommendation("b"))
             (rollout,) = store.revisions.rollouts()
             ticket = client.get(ENV, params=JOB | {"job": "1"}).json()["ticket"]
-            told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": rollout.revision_for("1")}
+            told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": revision_for(rollout, "1")}
             told |= {"step_us": 1.0, "steps": 1}
             assert client.post("/v1/step-times", json=told | change).status_code == status
             assert store.revisions.job_times(rollout.id) == ()
@@ -158,11 +165,12 @@ def test_made_up_jobs_end_no_roll_out(store, client):
     (rollout,) = store.revisions.rollouts()
     for number in range(22):
         job = f"made up {number}"
-        wanted = rollout.revision_for(job)
+        answer = client.get(ENV, params=JOB | {"job": job}).json()
+        wanted = answer["recommendation"]
         told = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
         told |= {"step_us": 1e5 if wanted == "b" else 2e5}
         assert client.post("/v1/step-times", json=told).status_code == 422
-        told |= {"ticket": client.get(ENV, params=JOB | {"job": job}).json()["ticket"]}
+        told |= {"ticket": answer["ticket"]}
         refused = client.post("/v1/step-times", json=told)
         assert (refused.status_code, "the job started" in refused.json()["detail"]) == (422, True)
     assert (store.revisions.rollout(rollout.id).state, store.revisions.job_times(rollout.id)) == (
@@ -180,14 +188,14 @@ def test_a_report_is_kept_with_key_and_address(store, client):
         store.ticket_secret(),
         "1",
         issued_s=time.time() - 100,
-        recommendation=rollout.revision_for("1"),
+        recommendation=revision_for(rollout, "1"),
         rollout=rollout.id,
     )
     told = {
         "ticket": ticket,
         "rollout": rollout.id,
         "job": "1",
-        "recommendation": rollout.revision_for("1"),
+        "recommendation": revision_for(rollout, "1"),
         "steps": 20,
     }
     answer = client.post("/v1/step-times", json=told | {"step_us": 1e5}, headers={"Authorization": "Bearer one"})
@@ -210,16 +218,48 @@ def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
 
     with TestClient(create_app(store, fresh_s=0)) as client:
         monkeypatch.setattr(store.revisions, "add_job_starts", away)
-        tickets = [client.get(ENV, params=JOB | {"job": job}).json()["ticket"] for job in ("1", "2", "1")]
+        one, two, *_ = [job for job in map(str, range(30)) if rollout.find_arm(job) is None]
+        tickets = [client.get(ENV, params=JOB | {"job": job}).json()["ticket"] for job in (one, two, one)]
         assert tickets[0] == tickets[2] != tickets[1]
         assert tried.wait(10)
         assert store.revisions.job_starts(rollout.id) == ()
         monkeypatch.setattr(store.revisions, "add_job_starts", really)
-    assert [start.job for start in store.revisions.job_starts(rollout.id)] == ["1", "2"]
-    assert [start.recommendation for start in store.revisions.job_starts(rollout.id)] == [
-        rollout.revision_for("1"),
-        rollout.revision_for("2"),
-    ]
+    started = [(start.job, start.recommendation) for start in store.revisions.job_starts(rollout.id)]
+    assert started == [(one, "a"), (two, "a")]
+
+
+def test_a_job_of_an_arm_gets_the_control_while_the_database_is_away(store, monkeypatch):
+    """Where its start cannot be noted nobody would see it hang; who started before keeps the arm."""
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
+    early, late, *_ = [job for job in map(str, range(30)) if rollout.find_arm(job) == 0]
+    with TestClient(create_app(store, fresh_s=0)) as client:
+
+        def ask(job):
+            document = client.get(ENV, params=JOB | {"job": job}).json()
+            return document["recommendation"], document["rollout"], document["variant"]
+
+        assert ask(early) == ("b", rollout.id, "candidate")
+
+        def away(*_, **__):
+            raise StoreError("away")
+
+        monkeypatch.setattr(store.revisions, "claim_start", away)
+        assert ask(late) == ("a", "", "active")
+        assert ask(early) == ("b", rollout.id, "candidate")
+
+
+def test_replicas_give_a_job_one_arm_whatever_happens_to_it(store):
+    """A rank that asks another replica after the arm was dropped must not get the control."""
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
+    jobs = [job for job in map(str, range(30)) if rollout.find_arm(job) == 0]
+    with TestClient(create_app(store, fresh_s=0)) as one, TestClient(create_app(store, fresh_s=0)) as two:
+        given = [client.get(ENV, params=JOB | {"job": job}).json() for job in jobs for client in (one, two)]
+    assert [document["ticket"] for document in given[::2]] == [document["ticket"] for document in given[1::2]]
+    assert [document["recommendation"] for document in given[::2]] == ["b", "b"] + ["a"] * (len(jobs) - 2)
 
 
 def test_only_jobs_of_a_roll_out_with_a_name_start(store, client):
@@ -234,7 +274,7 @@ def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=25), Actor(who="ann"))
     store.revisions.publish(sample_recommendation("b"))
     (rollout,) = store.revisions.rollouts()
-    store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
+    settle(store, rollout, ArmState.WON, "faster")
     life = client.get("/v1/recommendations/b/state").json()
     assert (life["state"], life["rollouts"][0]["state"]) == ("candidate", "won")
     assert {given(client, f"job {n}") for n in range(50)} == {"a", "b"}
@@ -249,4 +289,4 @@ def test_approval_gives_what_the_rules_say(store, client):
     for name in ("b", "c"):
         store.revisions.publish(sample_recommendation(name))
     life = client.post("/v1/recommendations/b/approve", json={}).json()
-    assert (life["state"], life["rollouts"][0]["percent"]) == ("candidate", 25)
+    assert (life["state"], life["rollouts"][0]["arms"][0]["share"]) == ("candidate", 0.25)

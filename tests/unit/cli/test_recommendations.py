@@ -11,7 +11,7 @@ from ncclt.cli.env import main as env
 from ncclt.cli.recommendations import app
 from ncclt.cli.tune import say_state
 from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import Variant
+from ncclt.core.rollout import FIRST_STARTS, Variant
 from ncclt.core.ticket import read_ticket
 from ncclt.errors import ConflictError, NotFoundError
 from ncclt.testing.samples import sample_cluster, sample_recommendation
@@ -126,16 +126,20 @@ def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, c
     command.store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     command.store.revisions.publish(sample_recommendation("b"))
     (rollout,) = command.store.revisions.rollouts()
-    assert "roll-out" in call("show", "b")
+    assert "cost 0 of 0 GPU hours\n  b: running, 50 % of the jobs, 0 starts, 0 reports\n" in call("show", "b")
+    before = []
     assert "may differ in the last bits: " in call("show", "b")
     assert "may differ in the last bits: " in json.loads(call("show", "b", "--json"))["rollouts"][0]["numerics"]
     for name in ("x1", "x2", "x3", "x4", "x5"):
         monkeypatch.setenv("NCCLT_JOB", name)
         assert env([*SHAPE, "--storage", command.url, "--format", "json"]) == 0
         document = json.loads(capsys.readouterr().out)
-        variant = rollout.variant(f"named {name}")
+        variant = Variant.ACTIVE if rollout.find_arm(f"named {name}") is None else Variant.CANDIDATE
+        if before.count("b") == FIRST_STARTS:
+            variant = Variant.ACTIVE
         assert (document["variant"], document["rollout"]) == (variant.value, rollout.id)
         assert document["recommendation"] == ("b" if variant is Variant.CANDIDATE else "a")
+        before.append(document["recommendation"])
         started = read_ticket(document["ticket"], command.store.ticket_secret(), now_s=time.time())
         assert (started.job, started.recommendation) == (f"named {name}", document["recommendation"])
         assert command.store.revisions.job_starts(rollout.id)[-1].job == f"named {name}"

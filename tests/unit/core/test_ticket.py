@@ -19,6 +19,7 @@ TICKET = Ticket(
     recommendation="b",
     variant=Variant.CANDIDATE,
     rollout="r",
+    running=(0, 2),
     issued_s=1000.25,
     expires_s=2000.0,
 )
@@ -57,6 +58,7 @@ def test_the_longest_names_fit_and_stay_distinct():
         model=shorten_name("m" * 200),
         recommendation="r" * 64,
         rollout="0" * 12,
+        running=(0, 1, 2, 3),
         nccl_version="100.100.100",
         nodes=10**6,
         gpus_per_node=10**6,

@@ -8,30 +8,36 @@ import pytest
 from ncclt.client.answer import checked_document
 from ncclt.core.recommendation import Decision, Request
 from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import Reason, RollOut, Variant
+from ncclt.core.rollout import FIRST_STARTS, Reason, Variant
 from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.answer import answer_from_recommendation, request_answer
 from ncclt.deliver.job_info import name_for_rollout
 from ncclt.deliver.render.formats import render
 from ncclt.deliver.variant import choose_variant, serve_from_store
 from ncclt.store import open_store
-from ncclt.testing.samples import sample_recommendation
+from ncclt.testing.samples import sample_recommendation, sample_roll_out
 
 ACTIVE, NEW = (sample_recommendation(id) for id in ("a", "b"))
-ROLLOUT = RollOut(
-    id="f00d", cluster="pair", model="toy", recommendation="b", control="a", percent=50, seed="s", loss_limit=0.01
-)
+ROLLOUT = sample_roll_out("b")
 ASKED = Request(
     cluster="pair", model="toy", nodes=2, gpus_per_node=4, nccl_version="2.28.9", allowed=frozenset(TimesOrigin)
 )
 
 
-def job_of(variant, rollout=ROLLOUT):
-    return next(name for name in map(str, range(99)) if rollout.variant(name) is variant)
+def claim(rollout, job):
+    return rollout.start(job, issued_s=0.0)
+
+
+def job_of(id, rollout=ROLLOUT):
+    return next(name for name in map(str, range(99)) if claim(rollout, name).recommendation == id)
+
+
+def chosen(recommendation, rollouts, job, *, claim=claim, **more):
+    return choose_variant(recommendation, rollouts, job, claim=claim, **more)
 
 
 def test_without_a_roll_out_every_job_gets_the_active_one():
-    found = choose_variant(ACTIVE, (), "1")
+    found = chosen(ACTIVE, (), "1")
     assert (found.recommendation, found.variant, found.reason, found.rollout) == (
         ACTIVE,
         Variant.ACTIVE,
@@ -42,37 +48,49 @@ def test_without_a_roll_out_every_job_gets_the_active_one():
 
 @pytest.mark.parametrize(("variant", "id"), [(Variant.CANDIDATE, "b"), (Variant.ACTIVE, "a")])
 def test_a_roll_out_gives_each_job_one_of_two(variant, id):
-    found = choose_variant(ACTIVE, [(ROLLOUT, NEW)], job_of(variant))
-    assert (found.recommendation.id, found.variant, found.rollout) == (id, variant, "f00d")
+    found = chosen(ACTIVE, [(ROLLOUT, (NEW,))], job_of(id))
+    assert (found.recommendation.id, found.variant, found.rollout, found.running) == (id, variant, "f00d", (0,))
+
+
+def test_each_job_gets_one_of_several_arms():
+    third = sample_recommendation("c")
+    rollout = sample_roll_out("b", "c")
+    for id in "abc":
+        assert chosen(ACTIVE, [(rollout, (NEW, third))], job_of(id, rollout)).recommendation.id == id
+
+
+def test_a_job_that_cannot_be_noted_gets_the_control():
+    found = chosen(ACTIVE, [(ROLLOUT, (NEW,))], job_of("b"), claim=lambda rollout, job: None)
+    assert (found.recommendation, found.variant, found.rollout) == (ACTIVE, Variant.ACTIVE, "")
 
 
 def test_a_job_without_a_name_has_no_part_in_it():
-    assert choose_variant(ACTIVE, [(ROLLOUT, NEW)], "") == choose_variant(ACTIVE, (), "")
+    assert chosen(ACTIVE, [(ROLLOUT, (NEW,))], "") == chosen(ACTIVE, (), "")
 
 
 def test_a_stale_candidate_is_given_to_nobody():
-    found = choose_variant(ACTIVE, [(ROLLOUT, replace(NEW, stale="gone"))], job_of(Variant.CANDIDATE))
+    found = chosen(ACTIVE, [(ROLLOUT, (replace(NEW, stale="gone"),))], job_of("b"))
     assert (found.recommendation, found.reason, found.rollout) == (ACTIVE, Reason.STALE, "")
 
 
 def test_a_roll_out_for_other_jobs_is_not_theirs():
     other = replace(ROLLOUT, control="z")
-    assert choose_variant(ACTIVE, [(other, NEW)], job_of(Variant.CANDIDATE)).recommendation is ACTIVE
+    assert chosen(ACTIVE, [(other, (NEW,))], job_of("b")).recommendation is ACTIVE
 
 
 def test_where_nothing_is_active_the_others_keep_nccls_own_choice():
     rollout = replace(ROLLOUT, control="")
-    found = choose_variant(NEW, [(rollout, NEW)], job_of(Variant.DEFAULT, rollout))
+    found = chosen(NEW, [(rollout, (NEW,))], job_of("", rollout))
     assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DEFAULT, "f00d")
     assert found.recommendation.table.verdict.decision is Decision.KEEP_DEFAULT
     answer = answer_from_recommendation(found.recommendation, found.to_document())
     assert (answer.variables, answer.table, answer.rollout, answer.variant) == ((), "", "f00d", "default")
 
 
-@pytest.mark.parametrize("rollouts", [(), [(ROLLOUT, NEW)]])
+@pytest.mark.parametrize("rollouts", [(), [(ROLLOUT, (NEW,))]])
 def test_where_delivery_is_switched_off_every_job_keeps_nccls_own_choice(rollouts):
-    for variant in (Variant.CANDIDATE, Variant.ACTIVE):
-        found = choose_variant(ACTIVE, rollouts, job_of(variant), delivery=False)
+    for id in "ab":
+        found = chosen(ACTIVE, rollouts, job_of(id), delivery=False)
         assert (found.variant, found.reason, found.rollout) == (Variant.DEFAULT, Reason.DISABLED, "")
         answer = answer_from_recommendation(found.recommendation, found.to_document())
         assert (answer.variables, answer.table, answer.variant) == ((), "", "default")
@@ -85,15 +103,15 @@ def test_a_store_that_is_switched_off_delivers_nothing_until_it_is_on_again(tmp_
         store.revisions.publish(sample_recommendation("a"))
         for delivery, reason in ((False, Reason.DISABLED), (True, Reason.TARGETING_MATCH)):
             store.revisions.set_rules(ClusterRules(cluster="pair", delivery=delivery), Actor(who="ann"))
-            assert serve_from_store(url, ASKED).reason is reason
+            assert serve_from_store(url, ASKED, with_ticket=True)[0].reason is reason
             event = store.revisions.history(cluster="pair")[0]
             assert event.why.startswith(f"delivery switched {'on' if delivery else 'off'}, ")
         store.revisions.set_rules(ClusterRules(cluster="other", delivery=False), Actor(who="ann"))
-    assert serve_from_store(url, ASKED).reason is Reason.TARGETING_MATCH
+    assert serve_from_store(url, ASKED, with_ticket=True)[0].reason is Reason.TARGETING_MATCH
 
 
 def test_an_answer_says_so_and_what_it_may_not_say_is_refused():
-    found = choose_variant(ACTIVE, [(ROLLOUT, NEW)], job_of(Variant.CANDIDATE))
+    found = chosen(ACTIVE, [(ROLLOUT, (NEW,))], job_of("b"))
     document = json.loads(render(found.recommendation, format="json", said=found.to_document()))
     known = checked_document(document, "2.28.9")
     assert [known[name] for name in ("variant", "reason", "rollout")] == ["candidate", "TARGETING_MATCH", "f00d"]
@@ -111,12 +129,18 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
         store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
         store.revisions.publish(sample_recommendation("b"))
         (rollout,) = store.revisions.rollouts()
-    for job in map(str, range(20)):
-        found = serve_from_store(url, replace(ASKED, job=job))
-        assert found.recommendation.id == {"candidate": "b", "active": "a"}[rollout.variant(job)]
+    arm = [job for job in map(str, range(20)) if rollout.find_arm(job) == 0]
+    for number, job in enumerate([*arm[:4], *{str(n) for n in range(20)} - set(arm)]):
+        wanted = "b" if number < FIRST_STARTS else "a"
+        if job in arm:
+            early, own = serve_from_store(url, replace(ASKED, job=job), with_ticket=False)
+            assert (early.recommendation.id, early.rollout, own) == ("a", "", {}), "nobody would see it hang"
         answer = request_answer(replace(ASKED, job=job), (None, url), timeout_s=60.0, from_cache=False, warn=print)
-        assert (answer.recommendation, answer.rollout) == (found.recommendation.id, rollout.id)
-    assert serve_from_store(url, ASKED).recommendation.id == "a"
+        assert (answer.recommendation, answer.rollout) == (wanted, rollout.id)
+        for with_ticket in (True, False) if job in arm else (True,):
+            again, _ = serve_from_store(url, replace(ASKED, job=job), with_ticket=with_ticket)
+            assert (again.recommendation.id, again.rollout) == (wanted, rollout.id), "all ranks get the same"
+    assert serve_from_store(url, ASKED, with_ticket=True)[0].recommendation.id == "a"
 
 
 def test_the_name_of_a_job_is_one_on_which_its_processes_agree(subtests):

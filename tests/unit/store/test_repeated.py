@@ -16,7 +16,7 @@ PARTS = (
 ONCE = {
     *("workloads.add", "clusters.add"),
     *(f"revisions.{name}" for name in ("approve", "activate", "roll_back", "pin", "unpin", "retire", "set_rules")),
-    "revisions.end_rollout",
+    "revisions.settle_arms",
 }
 
 

@@ -10,11 +10,11 @@ from sqlalchemy import text
 
 from ncclt.core.recommendation import Decision
 from ncclt.core.revision import Action, Actor, ClusterRules, RevisionState
-from ncclt.core.rollout import JobStart, JobTime, RollOutState, Variant
+from ncclt.core.rollout import FIRST_STARTS, SAME_START_S, ArmState, JobStart, JobTime, RollOutState
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from ncclt.store import open_store, published, rolled_out, ticket_secret
-from ncclt.testing.samples import TickingClock, sample_recommendation
+from ncclt.testing.samples import TickingClock, sample_recommendation, settle
 
 ON_SQLITE = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 """For rules that are decided in Python: the others show that both databases keep them."""
@@ -244,7 +244,7 @@ def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "b", "c")
     assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate", "c": "candidate"}, ["a"])
-    ((rollout, candidate),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+    ((rollout, (candidate,)),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (candidate.id, rollout.control, rollout.percent) == ("b", "a", 10)
     assert began(store) == ["10 % of the jobs, against a, loss limit 1 %"]
     with pytest.raises(ConflictError, match="the revision b is being rolled out to 10 %"):
@@ -260,14 +260,15 @@ def test_a_first_revision_is_rolled_out_against_the_nccl_default(store, url):
     ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (rollout.control, served(store, url)) == ("", ["a"])
     assert began(store) == ["50 % of the jobs, against the NCCL default, loss limit 1 %"]
-    assert {rollout.variant(f"job {n}") for n in range(50)} == {Variant.CANDIDATE, Variant.DEFAULT}
+    assert {rollout.start(f"job {n}", issued_s=0.0).recommendation for n in range(50)} == {"a", ""}
 
 
 @pytest.mark.parametrize(
     ("state", "ends", "after"),
     [
-        (RollOutState.WON, RollOutState.PROMOTED, {"a": "retired", "b": "active"}),
-        (RollOutState.LOST, RollOutState.LOST, {"a": "active", "b": "retired"}),
+        (ArmState.WON, RollOutState.PROMOTED, {"a": "retired", "b": "active"}),
+        (ArmState.LOST, RollOutState.LOST, {"a": "active", "b": "retired"}),
+        (ArmState.FUTILE, RollOutState.ENDED, {"a": "active", "b": "candidate"}),
     ],
 )
 def test_a_roll_out_ends_once(store, url, state, ends, after):
@@ -276,8 +277,8 @@ def test_a_roll_out_ends_once(store, url, state, ends, after):
     publish(store, "b")
     (rollout,) = store.revisions.rollouts()
     number = store.recommendations.changes(0)[0]
-    assert store.revisions.end_rollout(rollout.id, state, "so it is", Actor(who="guard"))
-    assert not store.revisions.end_rollout(rollout.id, RollOutState.LOST, "again", Actor(who="guard"))
+    assert settle(store, rollout, state, "so it is")
+    assert not settle(store, rollout, ArmState.LOST, "again")
     assert states(store) == after
     assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
     assert store.recommendations.changes(number)[1] == {("pair", "toy")}
@@ -290,10 +291,10 @@ def test_a_win_keeps_its_share_until_a_person_approves(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "b")
     ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
-    assert store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
-    assert not store.revisions.end_rollout(rollout.id, RollOutState.WON, "again", Actor(who="guard"))
+    assert settle(store, rollout, ArmState.WON, "faster")
+    assert not settle(store, rollout, ArmState.WON, "again")
     assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate"}, ["a"])
-    ((kept, candidate),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+    ((kept, (candidate,)),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (kept.state, kept.ended, kept.seed, candidate.id) == (RollOutState.WON, "", rollout.seed, "b")
     (won, *_) = store.revisions.history(recommendation="b")
     assert (won.action, won.why) == (Action.ROLL_OUT_WON, "faster; awaits approval, 10 % of the jobs keep it")
@@ -313,8 +314,8 @@ def test_a_win_that_turns_out_to_hang_is_lost(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
     (rollout,) = store.revisions.rollouts()
-    store.revisions.end_rollout(rollout.id, RollOutState.WON, "faster", Actor(who="guard"))
-    assert store.revisions.end_rollout(rollout.id, RollOutState.LOST, "hangs", Actor(who="guard"))
+    settle(store, rollout, ArmState.WON, "faster")
+    assert settle(store, rollout, ArmState.LOST, "hangs")
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
 
 
@@ -322,7 +323,7 @@ def test_a_win_that_turns_out_to_hang_is_lost(store, url):
 def test_a_won_revision_that_nobody_approved_cannot_come_back_by_a_detour(store):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
     publish(store, "a")
-    store.revisions.end_rollout(store.revisions.rollouts()[0].id, RollOutState.WON, "faster", Actor(who="guard"))
+    settle(store, store.revisions.rollouts()[0], ArmState.WON, "faster")
     store.revisions.retire("a", ANN)
     with pytest.raises(ConflictError, match="never active"):
         store.revisions.roll_back("a", ANN)
@@ -343,7 +344,7 @@ def test_what_makes_no_difference_to_jobs_starts_no_roll_out(store, url):
     assert (states(store), store.revisions.rollouts()) == ({"a": "retired", "b": "active"}, ())
     publish(store, "c")
     (rollout,) = store.revisions.rollouts()
-    assert (rollout.recommendation, rollout.control) == ("c", "b")
+    assert (rollout.arms[0].recommendation, rollout.control) == ("c", "b")
     store.revisions.activate("c", BOB)
     store.revisions.publish(replace(sample_recommendation("c"), id="d"), by=ANN)
     assert (states(store)["d"], len(store.revisions.rollouts())) == ("active", 1)
@@ -363,6 +364,124 @@ def test_the_first_start_of_a_job_counts_while_its_roll_out_is_open(store, url):
     assert len(store.revisions.job_starts(rollout.id)) == 2
 
 
+def arms_of(store, *ids, percent=50, **given):
+    """Publish candidates for a roll-out against a, and approve them together; return it."""
+    publish(store, "a")
+    for id in ids:
+        store.revisions.publish(sample_recommendation(id), by=ANN, for_rollout=True)
+    id = store.revisions.approve(ids[0], BOB, arms=ids[1:], percent=percent, **given)
+    return store.revisions.rollout(id)
+
+
+def test_several_candidates_are_the_arms_of_one_roll_out(store, url):
+    rollout = arms_of(store, "b", "c", "d", percent=60, max_cost=0.01)
+    assert [(arm.recommendation, round(arm.share, 6)) for arm in rollout.arms] == [("b", 0.2), ("c", 0.2), ("d", 0.2)]
+    assert (rollout.control, rollout.gpus, rollout.max_cost) == ("a", 8, 0.01)
+    ((found, arms),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+    assert (found, [one.id for one in arms]) == (rollout, ["b", "c", "d"])
+    assert rolled_out(url, cluster="pair", model="toy") == ((found, arms),)
+    assert states(store) == {"a": "active", "b": "candidate", "c": "candidate", "d": "candidate"}
+    assert {event.recommendation for event in store.revisions.history() if event.action is Action.ROLL_OUT_BEGAN} == {
+        *"bcd"
+    }
+    assert store.revisions.rollouts(recommendation="c") == (rollout,)
+
+
+@ON_SQLITE
+def test_where_the_rules_set_no_share_half_of_the_jobs_get_an_arm(store):
+    assert arms_of(store, "b", "c", percent=None).percent == 50
+
+
+@ON_SQLITE
+def test_candidates_that_cannot_be_compared_are_refused_together(store):
+    publish(store, "a")
+    for id, nodes in {"b": 2, "c": 2, "other": 4}.items():
+        found = sample_recommendation(id, nodes=nodes)
+        store.revisions.publish(found, by=ANN, for_rollout=True)
+    for arms, percent, words in [
+        (["other"], 50, "for different jobs"),
+        (["b"], 50, "1 to 4 different revisions"),
+        (list("cdefg"), 50, "1 to 4 different revisions"),
+        (["c"], 100, "jobs without them to compare with"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            store.revisions.approve("b", BOB, arms=arms, percent=percent)
+    assert store.revisions.rollouts() == ()
+
+
+def test_the_first_arm_that_wins_ends_the_others(store, url):
+    rollout = arms_of(store, "b", "c")
+    assert settle(store, rollout, ArmState.WON, "faster")
+    after = store.revisions.rollout(rollout.id)
+    assert [(arm.state, arm.reason) for arm in after.arms] == [(ArmState.WON, "faster"), (ArmState.ENDED, "b won")]
+    assert (after.winner, after.percent, after.gain.pairs) == ("b", 25, 99)
+    assert states(store)["c"] == "candidate"
+    assert store.revisions.approve("b", BOB) == ""
+    assert (served(store, url), store.revisions.rollout(rollout.id).state) == (["b"], RollOutState.PROMOTED)
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    ("ends", "state", "after"),
+    [
+        ((ArmState.LOST, ArmState.LOST), RollOutState.LOST, {"b": "retired", "c": "retired"}),
+        ((ArmState.FUTILE, ArmState.LOST), RollOutState.ENDED, {"b": "candidate", "c": "retired"}),
+    ],
+)
+def test_a_roll_out_goes_on_until_no_arm_is_left(store, ends, state, after):
+    rollout = arms_of(store, "b", "c")
+    for arm, end in zip(rollout.arms, ends, strict=True):
+        assert store.revisions.rollout(rollout.id).state is RollOutState.RUNNING
+        store.revisions.settle_arms(rollout.id, [replace(arm, state=end, reason=f"{end}!")], BOB)
+    found = store.revisions.rollout(rollout.id)
+    assert (found.state, found.reason) == (state, f"b: {ends[0]}!; c: {ends[1]}!")
+    assert states(store) == {"a": "active"} | after
+
+
+@ON_SQLITE
+def test_an_arm_that_is_retired_leaves_the_others(store):
+    rollout = arms_of(store, "b", "c")
+    store.revisions.retire("b", BOB)
+    found = store.revisions.rollout(rollout.id)
+    assert (found.state, found.running) == (RollOutState.RUNNING, (1,))
+    store.revisions.retire("c", BOB)
+    assert store.revisions.rollout(rollout.id).state is RollOutState.ENDED
+
+
+def test_an_arm_pauses_at_its_starts_without_a_report(store, url):
+    """An arm that hangs every job costs two starts and never more, whoever asks how fast."""
+    rollout = arms_of(store, "b", "c", percent=80)
+    number = store.recommendations.changes(0)[0]
+    jobs = {id: [job for job in map(str, range(60)) if rollout.find_arm(job) == place] for place, id in enumerate("bc")}
+    given = [store.revisions.claim_start(rollout.id, job, issued_s=1.0).recommendation for job in jobs["b"]]
+    assert given == ["b"] * FIRST_STARTS + ["a"] * (len(given) - FIRST_STARTS)
+    (paused, other) = store.revisions.rollout(rollout.id).arms
+    assert (paused.state, paused.reason) == (ArmState.PAUSED, "2 starts without a report yet")
+    assert other.state is ArmState.RUNNING
+    assert store.recommendations.changes(number)[1] == {("pair", "toy")}
+    started = store.revisions.claim_start(rollout.id, jobs["c"][0], issued_s=1.0)
+    assert (started.recommendation, started.running) == ("c", (1,))
+
+
+def test_a_start_is_decided_once(store, url):
+    rollout = arms_of(store, "b")
+    job = next(job for job in map(str, range(60)) if rollout.find_arm(job) == 0)
+    first = store.revisions.claim_start(rollout.id, job, issued_s=1.0)
+    assert (first.recommendation, store.revisions.find_start(rollout.id, job)) == ("b", first)
+    settle(store, rollout, ArmState.LOST, "hangs")
+    assert store.revisions.claim_start(rollout.id, job, issued_s=SAME_START_S) == first, "a rank that comes late"
+    assert store.revisions.claim_start(rollout.id, job, issued_s=SAME_START_S + 1) is None, "another start of this name"
+    assert store.revisions.claim_start(rollout.id, "new", issued_s=1.0) is None
+    assert store.revisions.find_start(rollout.id, "new") is None
+
+
+@ON_SQLITE
+def test_what_is_for_a_roll_out_waits_for_it(store, url):
+    publish(store, "a")
+    store.revisions.publish(sample_recommendation("b"), by=ANN, for_rollout=True)
+    assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate"}, ["a"])
+
+
 def test_every_process_signs_with_the_same_secret(store, url):
     with open_store(url) as other:
         assert other.ticket_secret() == store.ticket_secret() == ticket_secret(url)
@@ -374,7 +493,8 @@ def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url)
     publish(store, "a")
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=99), ANN)
     publish(store, "b", "c")
-    assert (states(store)["c"], [one.recommendation for one in store.revisions.rollouts()]) == ("candidate", ["b"])
+    (rollout,) = store.revisions.rollouts()
+    assert (states(store)["c"], rollout.arms[0].recommendation) == ("candidate", "b")
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=100), ANN)
     publish(store, "d")
     assert (states(store)["d"], served(store, url)) == ("active", ["d"])
@@ -410,14 +530,14 @@ def test_each_size_of_the_job_is_rolled_out_by_itself(store):
             store.revisions.publish(sample_recommendation(f"{cluster} {nodes}", cluster=cluster, nodes=nodes), by=ANN)
     store.revisions.activate("pair 1", BOB)
     store.revisions.activate("hall 1", BOB)
-    assert {one.recommendation: one.state for one in store.revisions.rollouts()} == {
+    assert {one.arms[0].recommendation: one.state for one in store.revisions.rollouts()} == {
         "pair 1": RollOutState.ENDED,
         "pair 2": RollOutState.RUNNING,
         "hall 2": RollOutState.RUNNING,
         "hall 1": RollOutState.ENDED,
     }
     store.revisions.retire("pair 1", BOB)
-    assert [one.id for _, one in store.recommendations.rolled_out(cluster="pair", model="toy")] == ["pair 2"]
+    assert [one.id for _, (one,) in store.recommendations.rolled_out(cluster="pair", model="toy")] == ["pair 2"]
 
 
 def test_the_first_step_time_of_a_job_counts(store, url):
@@ -476,14 +596,14 @@ def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url)
         store.revisions.publish(replace(sample_recommendation(id, model=model), cluster=cluster), by=ANN)
 
     def ids(found):
-        return [one.recommendation for one in found]
+        return [one.arms[0].recommendation for one in found]
 
     assert ids(store.revisions.rollouts()) == ["c", "b", "a"]
     assert ids(store.revisions.rollouts(cluster="pair")) == ["c", "a"]
     assert ids(store.revisions.rollouts(recommendation="b")) == ["b"]
     assert ids(store.revisions.rollouts(limit=1)) == ["c"]
     for id, (cluster, model) in made.items():
-        assert [one.id for _, one in store.recommendations.rolled_out(cluster=cluster, model=model)] == [id]
+        assert [one.id for _, (one,) in store.recommendations.rolled_out(cluster=cluster, model=model)] == [id]
     listed = [
         {},
         {"cluster": "pair"},

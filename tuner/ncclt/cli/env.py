@@ -329,14 +329,14 @@ def source(
 def _render_stored(arguments: argparse.Namespace, request: Request, storage: str | None) -> str:
     from ncclt.deliver.answer import answer_from_recommendation
     from ncclt.deliver.render.formats import check_form, render
-    from ncclt.deliver.variant import issue_ticket, serve_from_store
+    from ncclt.deliver.variant import serve_from_store
 
     form = _options_of_form(arguments)
     check_form(arguments.format, **form)
-    answer = serve_from_store(storage, request)
+    answer, own = serve_from_store(storage, request, with_ticket=arguments.format == "json")
     if _is_for_this_job(arguments):
         _compare(arguments, answer_from_recommendation(answer.recommendation))
-    said = answer.to_document() | (issue_ticket(storage, answer, request.job) if arguments.format == "json" else {})
+    said = answer.to_document() | own
     found = answer.recommendation
     if found.simulated:
         say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {request.cluster}; nothing was measured")

@@ -13,6 +13,7 @@ from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
+from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.user_dirs import account_name
 
@@ -63,7 +64,7 @@ def list_recommendations(
 def show(id: Id, as_json: AsJson = False) -> None:
     """Show a revision, its roll-outs and its history."""
     from ncclt.deliver.render.delivery import choose_form
-    from ncclt.prove.rollout import describe_cohort_bits, judge_stored
+    from ncclt.prove.rollout import describe_cohort_bits, describe_cost, judge_stored
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
@@ -77,7 +78,10 @@ def show(id: Id, as_json: AsJson = False) -> None:
         bits = {each.id: describe_cohort_bits(store, each) for each in rollouts}
     verdict = choose_form(found).proven.verdict
     if as_json:
-        shown = [each.to_document() | {"pairs": judged[each.id].pairs, "numerics": bits[each.id]} for each in rollouts]
+        shown = [
+            each.to_document() | {"verdict": judged[each.id].to_document(), "numerics": bits[each.id]}
+            for each in rollouts
+        ]
         history = [event.to_document() for event in events]
         told = {"label": found.label, "verdict": verdict.to_document()}
         print_json(one.to_document() | told | {"rollouts": shown, "history": history})
@@ -90,8 +94,12 @@ def show(id: Id, as_json: AsJson = False) -> None:
     print(f"state: {_state(one)}{f': {one.stale}' if one.stale else ''}")
     for each in rollouts:
         against = f"revision {each.control}" if each.control else "the NCCL default"
-        print(f"roll-out {each.id}: {each.state}, {each.percent} % of the jobs, against {against}")
-        print(f"  {each.reason or judged[each.id].reason}")
+        verdict_now = judged[each.id]
+        print(f"roll-out {each.id}: {each.state}, against {against}, {describe_cost(verdict_now)}")
+        for arm, now in zip(each.arms, verdict_now.arms, strict=True):
+            counts = f"{count_noun(now.starts, 'start')}, {count_noun(now.reports, 'report')}"
+            print(f"  {arm.recommendation}: {arm.state}, {100 * arm.share:.3g} % of the jobs, {counts}")
+            print(f"    {now.reason if arm.is_open else arm.reason}")
         if bits[each.id]:
             print(f"  warning: {bits[each.id]}")
     _print_history(events)
@@ -117,30 +125,34 @@ def history(
 
 @app.command("approve")
 def approve(
-    id: Id,
+    ids: Annotated[list[str], typer.Argument(help="Id of the revision; several are arms of one roll-out.")],
     percent: Annotated[
         int | None, typer.Option(min=1, max=100, help="Percentage of jobs; default: the cluster's rule.")
     ] = None,
     loss_limit: Annotated[
-        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before the roll-out ends.")
+        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before an arm is dropped.")
     ] = None,
+    max_cost: Annotated[float, typer.Option(min=0, max=1, help="Max cost, as a share of the jobs' GPU hours.")] = 0.005,
     why: Why = "",
 ) -> None:
     """Approve a candidate; roll it out or activate it.
 
-    It is rolled out to a share of the jobs and compared; a winner of its roll-out is activated for all jobs.
+    It is rolled out to a share of the jobs and compared; a winner of its roll-out is activated for all jobs. Up to four
+    candidates for the same jobs are compared in one roll-out.
     """
 
     def work(store: Store, by: Actor) -> str:
         from ncclt.prove.rollout import describe_cohort_bits
 
-        if not store.revisions.approve(id, by, percent=percent, loss_limit=loss_limit):
+        rollout = store.revisions.approve(
+            ids[0], by, arms=ids[1:], percent=percent, loss_limit=loss_limit, max_cost=max_cost
+        )
+        if not rollout:
             return "approved, and active for all jobs"
-        newest = store.revisions.rollouts(recommendation=id)[0]
-        bits = describe_cohort_bits(store, newest)
-        return f"approved; it is rolled out (roll-out {newest.id}){f'; warning: {bits}' if bits else ''}"
+        bits = describe_cohort_bits(store, store.revisions.rollout(rollout))
+        return f"approved; it is rolled out (roll-out {rollout}){f'; warning: {bits}' if bits else ''}"
 
-    _change(id, why, storage_url(), work)
+    _change(", ".join(ids), why, storage_url(), work)
 
 
 @app.command("activate")
@@ -189,7 +201,7 @@ def rules(
     ] = None,
     percent: Annotated[int | None, typer.Option(min=1, max=100, help="Percentage of jobs in a new roll-out.")] = None,
     loss_limit: Annotated[
-        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before a roll-out ends.")
+        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before an arm is dropped.")
     ] = None,
     delivery: Annotated[
         bool | None,

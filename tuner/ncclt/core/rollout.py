@@ -1,16 +1,18 @@
-"""A roll-out: a revision that a share of the jobs get, while the step times of all are compared."""
+"""A roll-out: revisions that shares of the jobs get, while the step times of all are compared."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
-from ncclt.errors import InputError
+from ncclt.core.recommendation import MIN_EFFECT, Recommendation
+from ncclt.errors import InputError, UsageError
 
 MOST_JOB_NAME = 300
 """Characters of a job's name at most."""
@@ -20,7 +22,7 @@ _MOST_STEPS = 10**9
 
 
 class Variant(StrEnum):
-    """Variant of a roll-out that a job gets: the new revision, the active one, or the NCCL default."""
+    """Variant of a roll-out that a job gets: one of the new revisions, the active one, or the NCCL default."""
 
     CANDIDATE = "candidate"
     ACTIVE = "active"
@@ -36,10 +38,26 @@ class Reason(StrEnum):
     DISABLED = "DISABLED"
 
 
+class ArmState(StrEnum):
+    """State of an arm of a roll-out.
+
+    A paused arm gets no starts until reports or the budget allow more. `lost` = slower beyond the limit, or it hangs
+    jobs; `futile` = no gain of the minimum effect; `ended` = another arm won, or a person ended it.
+    """
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    LOST = "lost"
+    FUTILE = "futile"
+    WON = "won"
+    ENDED = "ended"
+
+
 class RollOutState(StrEnum):
     """State of a roll-out.
 
-    A `won` one awaits the approval of a person, and keeps its share until then; `promoted` = all jobs get the revision.
+    A `won` one awaits the approval of a person, and its winner keeps its share until then; `promoted` = all jobs get
+    the winner; `lost` = every arm is lost.
     """
 
     RUNNING = "running"
@@ -50,24 +68,95 @@ class RollOutState(StrEnum):
 
 
 OPEN_STATES = (RollOutState.RUNNING, RollOutState.WON)
-"""In these a share of the jobs gets the revision."""
+"""In these a share of the jobs gets a revision that is rolled out."""
+
+MOST_ARMS = 4
+"""Arms of a roll-out at most."""
+
+FIRST_STARTS = 2
+"""Starts without a report that an arm may have at first: an arm that hangs every job costs this many."""
+
+MAX_COST = 0.005
+"""Default for the share of the GPU hours of a roll-out that its arms may cost."""
+
+SAME_START_S = 600.0
+"""Requests for a job within this time are of one start: its last node may need minutes. They get one answer and one
+ticket, despite new revisions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollOutArm(Documented):
+    """A revision that a share of the job starts gets.
+
+    Attributes:
+        recommendation: id of the revision.
+        share: of the starts, while it runs.
+        state: how it stands.
+        reason: one sentence on its state; empty while nothing is known.
+        most_unreported: starts without a report at which it pauses; the guard raises it with the reports.
+    """
+
+    SHAPE: ClassVar = Shape()
+
+    recommendation: str
+    share: float
+    state: ArmState = ArmState.RUNNING
+    reason: str = ""
+    most_unreported: int = FIRST_STARTS
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if it can still win."""
+        return self.state in (ArmState.RUNNING, ArmState.PAUSED)
+
+    @property
+    def is_served(self) -> bool:
+        """Return True if its share of the starts gets it."""
+        return self.state in (ArmState.RUNNING, ArmState.WON)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedGain(Documented):
+    """Speed-up of an arm over the control, by pairs of jobs.
+
+    Attributes:
+        estimate: ratio of step times, control over arm; 1.03 = 3 % faster.
+        interval: that holds for all arms of the roll-out together, and however often it is looked at; up to 0 and
+            infinity where the pairs are too few.
+        pairs: of jobs.
+    """
+
+    SHAPE: ClassVar = Shape(unbounded=("interval",))
+
+    estimate: float
+    interval: tuple[float, float]
+    pairs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollOut(Documented):
-    """A revision on its way to all jobs.
+    """One to four revisions that shares of the job starts get, while all step times are compared.
+
+    An arm is an interval of `draw(seed, job)`. Where it is not served its interval gets the control, so a change of
+    one arm moves no job of another one.
 
     Attributes:
         id: identifies it.
         cluster, model: names of cluster and workload.
-        recommendation: id of the revision that is rolled out.
-        control: id of the active one that the other jobs keep; empty = they keep the NCCL default.
-        percent: of the jobs that get it.
-        seed: random text that the share is drawn with, so that no job can choose.
-        loss_limit: loss of step time beyond which it ends, as a share.
+        arms: the revisions, in the order of their intervals from 0 on.
+        control: id of the active revision that the other jobs keep; empty = they keep the NCCL default.
+        gpus: of each job.
+        seed: random text that the intervals are drawn with, so that no job can choose.
+        loss_limit: loss of step time beyond which an arm is dropped, as a share.
+        min_effect: smallest gain of step time of interest; an arm that cannot have it is dropped.
+        max_cost: share of the GPU hours of all its starts that the arms may cost.
         state: how it stands.
         reason: one sentence on how it ended or why it won; empty while it runs.
-        created, ended: ISO times; `ended` is empty while a share of the jobs gets it.
+        gain: of the winner, with its interval; None = there is none.
+        created, ended: ISO times; `ended` is empty while a share of the jobs gets an arm.
+
+    Raises:
+        UsageError: no or too many arms, one twice, or a number out of range.
     """
 
     SHAPE: ClassVar = Shape(schema=1)
@@ -75,35 +164,102 @@ class RollOut(Documented):
     id: str
     cluster: str
     model: str
-    recommendation: str
+    arms: tuple[RollOutArm, ...]
     control: str
-    percent: int
+    gpus: int
     seed: str
     loss_limit: float
+    min_effect: float = MIN_EFFECT
+    max_cost: float = MAX_COST
     state: RollOutState = RollOutState.RUNNING
     reason: str = ""
+    gain: PairedGain | None = None
     created: str = ""
     ended: str = ""
 
-    def variant(self, job: str) -> Variant:
-        """Return the variant of a job: a function of its name alone, so that all of its ranks get the same.
+    def __post_init__(self) -> None:
+        ids = {arm.recommendation for arm in self.arms}
+        if not 1 <= len(self.arms) <= MOST_ARMS or len(ids) < len(self.arms):
+            raise UsageError(f"a roll-out has 1 to {MOST_ARMS} different revisions, not {len(self.arms)}")
+        if not 0 < sum(arm.share for arm in self.arms) <= 1 + 1e-9:
+            raise UsageError("the arms of a roll-out get more than none and at most all of the jobs")
+        if not 0 < self.max_cost <= 1:
+            raise UsageError(f"the cost of a roll-out is a share above 0 and at most 1, not {self.max_cost:g}")
+
+    def find_arm(self, job: str) -> int | None:
+        """Return the number of the arm whose interval a job is drawn into; None = none.
 
         Args:
-            job: the name of the job, equal in all of its processes; empty = not known, which is never a candidate.
+            job: the name of the job, equal in all of its processes; empty = not known, which is in no interval.
         """
-        if job and draw(self.seed, job) * 100 < self.percent:
-            return Variant.CANDIDATE
-        return Variant.ACTIVE if self.control else Variant.DEFAULT
+        if not job:
+            return None
+        drawn, low = draw(self.seed, job), 0.0
+        for number, arm in enumerate(self.arms):
+            low += arm.share
+            if drawn < low:
+                return number
+        return None
 
-    def revision_for(self, job: str) -> str:
-        """Return the id of the revision that a job is given; empty = the NCCL default."""
-        wanted = {Variant.CANDIDATE: self.recommendation, Variant.ACTIVE: self.control, Variant.DEFAULT: ""}
-        return wanted[self.variant(job)]
+    def start(self, job: str, *, issued_s: float) -> JobStart:
+        """Return the start of a job now: with its arm where that is served, else with the control.
+
+        Args:
+            job: its name.
+            issued_s: Unix time.
+        """
+        number = self.find_arm(job)
+        served = number is not None and self.arms[number].is_served
+        return JobStart(
+            rollout=self.id,
+            job=job,
+            recommendation=self.arms[number].recommendation if served and number is not None else self.control,
+            issued_s=issued_s,
+            running=self.running,
+        )
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Return the numbers of the arms that are served now."""
+        return tuple(number for number, arm in enumerate(self.arms) if arm.is_served)
+
+    def chance(self, number: int, running: Iterable[int]) -> float:
+        """Return the probability of an arm among the starts that get it or the control.
+
+        Args:
+            number: of the arm.
+            running: of the arms that were served then, this one included.
+        """
+        share = self.arms[number].share
+        control = 1 - sum(self.arms[other].share for other in running)
+        return share / (share + max(control, 0.0))
+
+    @property
+    def percent(self) -> float:
+        """Return the share of the starts that get a revision which is rolled out now, in percent."""
+        return round(100 * sum(arm.share for arm in self.arms if arm.is_served), 3)
+
+    @property
+    def winner(self) -> str:
+        """Return the id of the revision that won; empty = none."""
+        return next((arm.recommendation for arm in self.arms if arm.state is ArmState.WON), "")
 
     @property
     def is_open(self) -> bool:
-        """Return True if a share of the jobs gets the revision."""
+        """Return True if a share of the jobs gets a revision that is rolled out."""
         return self.state in OPEN_STATES
+
+
+RolledOut = tuple[RollOut, tuple[Recommendation, ...]]
+"""A roll-out with the revisions of its arms, in their order."""
+
+
+def group_arms(found: Iterable[tuple[RollOut, Recommendation]]) -> tuple[RolledOut, ...]:
+    """Return roll-outs with the revisions of their arms, from one pair for each arm."""
+    revisions: dict[RollOut, dict[str, Recommendation]] = {}
+    for rollout, revision in found:
+        revisions.setdefault(rollout, {})[revision.id] = revision
+    return tuple((one, tuple(arms[arm.recommendation] for arm in one.arms)) for one, arms in revisions.items())
 
 
 @lru_cache(maxsize=1 << 14)
@@ -122,12 +278,18 @@ class JobStart:
         job: name of the job.
         recommendation: id of the revision that the job was given; empty = the NCCL default.
         issued_s: Unix time of its ticket.
+        running: numbers of the arms that were served then, which the chance of getting each one follows from.
     """
 
     rollout: str
     job: str
     recommendation: str
     issued_s: float
+    running: tuple[int, ...] = ()
+
+    def is_same_start(self, now_s: float) -> bool:
+        """Return True if a request for the job at a Unix time is of this start, and not of a later one."""
+        return abs(now_s - self.issued_s) < SAME_START_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ class Ticket:
         recommendation: id of the revision that the job was given; empty = the NCCL default.
         variant: of the roll-out.
         rollout: id of the roll-out; empty = none.
+        running: numbers of its arms that were served then.
         issued_s, expires_s: Unix times.
     """
 
@@ -51,6 +52,7 @@ class Ticket:
     recommendation: str
     variant: Variant
     rollout: str
+    running: tuple[int, ...]
     issued_s: float
     expires_s: float
 
@@ -117,7 +119,7 @@ def read_ticket(text: str, secret: str, *, now_s: float) -> Ticket:
         raise InputError("the ticket was not issued by this store", hint=_HINT)
     names = Ticket.__slots__
     found = dict(zip(names, json.loads(payload), strict=True))
-    ticket = Ticket(**{**found, "variant": Variant(found["variant"])})
+    ticket = Ticket(**{**found, "variant": Variant(found["variant"]), "running": tuple(found["running"])})
     if now_s > ticket.expires_s:
         raise InputError(
             f"the ticket expired {(now_s - ticket.expires_s) / 3600:.3g} hours ago",

@@ -261,11 +261,10 @@ def request_answer(
     """
     server, storage = source
     if not server:
-        from ncclt.deliver.variant import issue_ticket, serve_from_store
+        from ncclt.deliver.variant import serve_from_store
 
-        found = serve_from_store(storage, request)
-        said = found.to_document() | issue_ticket(storage, found, request.job)
-        return answer_from_recommendation(found.recommendation, said)
+        found, own = serve_from_store(storage, request, with_ticket=True)
+        return answer_from_recommendation(found.recommendation, found.to_document() | own)
     cache = {"fallback": "cached" if from_cache else "none", **cache_options()} if not kept else {}
     try:
         reply = fetch_for_request(request, server, format="json", timeout_s=timeout_s, kept=kept, **cache)

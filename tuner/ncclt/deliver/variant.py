@@ -1,20 +1,25 @@
-"""Variant of a roll-out for one job: a function of the roll-out and the job's name alone.
+"""Variant of a roll-out for one job, by the roll-out and the job's name.
 
-No rank, time or counter has a part in it, so all ranks of a job get the same, whichever replica of a service they ask.
+Most jobs are drawn into no arm and get the control, whatever changes. A job in the interval of an arm gets what the
+store notes at its first request, so all of its ranks get the same, whichever replica of a service they ask.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, select
-from ncclt.core.rollout import JobStart, Reason, RollOut, Variant
+from ncclt.core.rollout import JobStart, Reason, RolledOut, RollOut, Variant
 from ncclt.core.ticket import TICKET_LIFE_S, Ticket, is_job_name, shorten_name, sign_ticket
 from ncclt.errors import StoreError
 from ncclt.user_dirs import recorded_tables
+
+if TYPE_CHECKING:
+    from ncclt.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +31,14 @@ class ServedRevision:
         variant: which one it is.
         reason: why.
         rollout: id of the roll-out that the job is part of, also as one that keeps what it had; empty = none.
+        running: numbers of its arms that were served then.
     """
 
     recommendation: Recommendation
     variant: Variant = Variant.ACTIVE
     reason: Reason = Reason.TARGETING_MATCH
     rollout: str = ""
+    running: tuple[int, ...] = ()
 
     @property
     def revision_id(self) -> str:
@@ -43,33 +50,48 @@ class ServedRevision:
         return {"variant": self.variant.value, "reason": self.reason.value, "rollout": self.rollout}
 
 
+Claim = Callable[[RollOut, str], JobStart | None]
+"""Notes that a job starts in a roll-out, and returns its start: an earlier request's of the same start, else a new one.
+None = the job has no part, and gets the control: without a ticket nobody would see it hang."""
+
+
 def choose_variant(
-    chosen: Recommendation, rolled_out: Iterable[tuple[RollOut, Recommendation]], job: str, *, delivery: bool = True
+    chosen: Recommendation,
+    rolled_out: Iterable[RolledOut],
+    job: str,
+    *,
+    delivery: bool = True,
+    claim: Claim,
 ) -> ServedRevision:
     """Choose the revision for a job.
 
     Args:
         chosen: as of `select_fitting`; where none is active, the one that is rolled out.
-        rolled_out: the running roll-outs of its pair, each with its revision.
+        rolled_out: the open roll-outs of its pair.
         job: name of the job, equal in all of its processes; empty = not known: it has no part in a roll-out.
         delivery: the rules of its cluster allow delivery.
+        claim: asked once, for a job that can have a part.
     """
     if not delivery:
         why = f"keeping the NCCL default: delivery on {chosen.cluster} is switched off"
         return ServedRevision(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
-    for rollout, candidate in rolled_out:
-        if chosen.id != (rollout.control or rollout.recommendation):
+    for rollout, candidates in rolled_out:
+        if chosen.id not in ((rollout.control,) if rollout.control else (one.id for one in candidates)):
             continue
-        if candidate.stale and rollout.control:
+        number = rollout.find_arm(job)
+        if number is not None and candidates[number].stale and rollout.control:
             return ServedRevision(recommendation=chosen, reason=Reason.STALE)
-        variant, part = rollout.variant(job), rollout.id if job else ""
-        if variant is Variant.CANDIDATE:
-            return ServedRevision(recommendation=candidate, variant=variant, rollout=part)
-        if variant is Variant.DEFAULT:
-            why = "keeping the NCCL default: this job is a control of a roll-out"
-            held_back = _held_back(candidate, why)
-            return ServedRevision(recommendation=held_back, variant=variant, reason=Reason.DEFAULT, rollout=part)
-        return ServedRevision(recommendation=chosen, rollout=part)
+        start = claim(rollout, job) if is_job_name(job) else None
+        part, running = (start.rollout, start.running) if start else ("", ())
+        given = start.recommendation if start else rollout.control
+        if arm := next((one for one in candidates if one.id == given), None):
+            return ServedRevision(recommendation=arm, variant=Variant.CANDIDATE, rollout=part, running=running)
+        if not rollout.control:
+            held_back = _held_back(chosen, "keeping the NCCL default: this job is a control of a roll-out")
+            return ServedRevision(
+                recommendation=held_back, variant=Variant.DEFAULT, reason=Reason.DEFAULT, rollout=part, running=running
+            )
+        return ServedRevision(recommendation=chosen, rollout=part, running=running)
     return ServedRevision(recommendation=chosen)
 
 
@@ -94,54 +116,78 @@ def build_ticket(answer: ServedRevision, job: str, *, issued_s: float) -> Ticket
         recommendation=answer.revision_id,
         variant=answer.variant,
         rollout=answer.rollout,
+        running=answer.running,
         issued_s=issued_s,
         expires_s=issued_s + TICKET_LIFE_S,
     )
 
 
-def issue_ticket(url: str | None, answer: ServedRevision, job: str) -> dict[str, str]:
-    """Issue the ticket of an answer from a store, as its entry in the answer, and note a start in a roll-out.
-
-    Where the start cannot be noted there is no ticket: a job that is not counted as started may not report either.
-
-    Raises:
-        UsageError, StoreError: as for `ncclt.store.published`.
-    """
-    from ncclt.store import open_store, ticket_secret
-
-    ticket = build_ticket(answer, job, issued_s=time.time())
-    if ticket is None:
-        return {}
-    if answer.rollout:
-        try:
-            with open_store(url, migrate=False) as store:
-                store.revisions.add_job_starts([build_job_start(answer, job, issued_s=ticket.issued_s)])
-        except StoreError:
-            return {}
-    return {"ticket": sign_ticket(ticket, ticket_secret(url))}
-
-
 def build_job_start(answer: ServedRevision, job: str, *, issued_s: float) -> JobStart:
     """Return the start of a job of a roll-out."""
-    return JobStart(rollout=answer.rollout, job=job, recommendation=answer.revision_id, issued_s=issued_s)
+    return JobStart(
+        rollout=answer.rollout,
+        job=job,
+        recommendation=answer.revision_id,
+        issued_s=issued_s,
+        running=answer.running,
+    )
 
 
-def serve_from_store(url: str | None, request: Request) -> ServedRevision:
-    """Choose the revision for a job from a store.
+def claim_stored(store: Store, rollout: RollOut, job: str, *, now_s: float, has_ticket: bool) -> JobStart | None:
+    """Return the start of a job from the store of its roll-out, as of `Claim`.
+
+    Args:
+        store: of the roll-out.
+        rollout: open.
+        job: its name.
+        now_s: Unix time.
+        has_ticket: the answer has one; without it the start must be known from another answer.
+    """
+    if has_ticket:
+        return store.revisions.claim_start(rollout.id, job, issued_s=now_s)
+    known = store.revisions.find_start(rollout.id, job)
+    return known if known is not None and known.is_same_start(now_s) else None
+
+
+def serve_from_store(url: str | None, request: Request, *, with_ticket: bool) -> tuple[ServedRevision, dict[str, str]]:
+    """Choose the revision for a job from a store; return it with the entries of the answer that are the job's own.
+
+    Where a start cannot be noted the job has no part in a roll-out: one that is not counted as started may not report.
+
+    Args:
+        url: of the store; None = the default one.
+        request: the job.
+        with_ticket: issue a ticket, which a part in a roll-out needs.
 
     Raises:
         NoRecommendationError: nothing fits; StaleRecommendationError: what fits is stale.
         NotFoundError: nothing was ever published for the two names, and one of them is unknown.
         UsageError, StoreError: as for `ncclt.store.published`.
     """
-    from ncclt.store import known_names, published, rolled_out, rules_of
+    from ncclt.store import known_names, open_store, published, rolled_out, rules_of, ticket_secret
 
     found = published(url, cluster=request.cluster, model=request.model)
     if not found:
         known_names(url).require(cluster=request.cluster, model=request.model)
     delivery = rules_of(url, cluster=request.cluster).delivery
     running = rolled_out(url, cluster=request.cluster, model=request.model)
-    return choose_variant(select_fitting(found, request), running, request.job, delivery=delivery)
+    issued_s = time.time()
+
+    def claim(rollout: RollOut, job: str) -> JobStart | None:
+        nonlocal issued_s
+        if not with_ticket and rollout.find_arm(job) is None:
+            return None
+        try:
+            with open_store(url, migrate=False) as store:
+                start = claim_stored(store, rollout, job, now_s=issued_s, has_ticket=with_ticket)
+        except StoreError:
+            return None
+        issued_s = start.issued_s if start else issued_s
+        return start
+
+    answer = choose_variant(select_fitting(found, request), running, request.job, delivery=delivery, claim=claim)
+    ticket = build_ticket(answer, request.job, issued_s=issued_s) if with_ticket else None
+    return answer, {} if ticket is None else {"ticket": sign_ticket(ticket, ticket_secret(url))}
 
 
 def select_fitting(published: Iterable[Recommendation], request: Request) -> Recommendation:

@@ -1,15 +1,16 @@
 """The guard of a roll-out: started jobs and their step times, compared at any time, and the consequences.
 
-A job that got the candidate is paired with one that did not, and bets on the log ratio of their step times decide
-(`prove.confidence`): the error rates hold however often they are looked at, for noise of any tails. Jobs are paired by
-their order of arrival alone. A coin that its name and the roll-out's seed toss says of each job whether its partner is
-a later or an earlier one, and the last free one is taken, as brackets are matched. That looks the same from both ends
-of time, so no drift of the cluster favours a side.
+A job that got an arm is paired with one that got the control, and bets on the log ratios of their step times decide
+(`prove.confidence`): the error rates hold however often they are looked at, for noise of any tails, and for all arms
+together, since each one has its part of them. Jobs are paired by their order of arrival alone. A coin that its name and
+the roll-out's seed toss says of each job whether its partner is a later or an earlier one, and the last free one is
+taken, as brackets are matched. That looks the same from both ends of time, so no drift of the cluster favours a side.
+An arm meets only the controls that started while it was served.
 
 A job that hangs reports no step time, so started jobs count too. Two more bets, at the same level and as valid at any
-time, are made on those that started long enough ago to have reported: one on the share of candidates among the jobs
-without a report, which is the roll-out's own share if the candidate hangs no job, and one on pairs of starts, against
-candidates that report less often than the others.
+time, are made on those that started long enough ago to have reported: one on the share of the arm among the jobs
+without a report, each with the chance that it had at its start, and one on pairs of starts, against arms that report
+less often than the control.
 """
 
 from __future__ import annotations
@@ -17,29 +18,41 @@ from __future__ import annotations
 import math
 import statistics
 import time as clocks
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
+from ncclt.core.documents import Documented
 from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor
-from ncclt.core.rollout import JobStart, JobTime, RollOut, RollOutState, draw
+from ncclt.core.rollout import (
+    FIRST_STARTS,
+    ArmState,
+    JobStart,
+    JobTime,
+    PairedGain,
+    RollOut,
+    RollOutArm,
+    RollOutState,
+    draw,
+)
 from ncclt.core.ticket import TICKET_LIFE_S, read_ticket
 from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.errors import ConflictError
 from ncclt.nccl.numerics import SameBits
-from ncclt.prove.confidence import estimate_interval, log_capital
+from ncclt.prove.confidence import estimate_centre, estimate_interval, log_capital
 from ncclt.prove.verdict import INTERVAL_ERROR, format_change
 from ncclt.store import Store
 
 FALSE_ROLL_BACK = 0.01
-"""Probability, over any number of jobs, that a revision is rolled back which loses no more than the limit; the same
-again that one is which hangs no job."""
+"""Probability, over any number of jobs and all arms of a roll-out, that an arm is lost which is no slower than the
+limit; the same again that one is which hangs no job, and that one is futile which has the minimum effect."""
 
 FALSE_WIN = 0.01
-"""The same that a revision wins which has no gain, or whose jobs report less often by `MISSING_MARGIN`."""
+"""The same that an arm wins which has no gain, or whose jobs report less often by `MISSING_MARGIN`."""
 
 MISSING_MARGIN = 0.05
 """Share of the reports of other jobs that a winner's jobs may lack. At 0 no number of jobs would prove anything."""
@@ -51,43 +64,90 @@ _GRACE_FACTOR, _GRACE_QUANTILE = 2.0, 0.95
 _LEAST_GRACE_S, _LEAST_REPORTS = 60.0, 8
 
 _HANG_ODDS = (1.5, 3.0, 10.0, 100.0)
-"""Alternatives of the bet on missing jobs: how much likelier a candidate is to be missing than another job."""
+"""Alternatives of the bet on missing jobs: how much likelier a job with the arm is to be missing than another one."""
 
 _RETURN_STAKES = (0.1, 0.3, 0.95)
 """Of the bet on reports: the last one decides with the fewest jobs if all report, the first ones if many do not."""
+
+_EXCESS_ERRORS = 2.0
+"""Standard errors of the expected number by which missing jobs must exceed it to count as a cost of the arm."""
 
 _Job = TypeVar("_Job", JobStart, JobTime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollOutVerdict:
-    """Verdict on a roll-out by its jobs so far.
+class ArmVerdict(Documented):
+    """Verdict on one arm of a roll-out by the jobs so far.
 
     Attributes:
-        state: `won` or `lost` where that is certain, else `running`.
+        recommendation: id of the revision.
+        share: of the starts, while it runs.
+        state: what follows from the jobs.
         reason: one sentence, with numbers.
-        candidates, controls: reports of jobs that got the candidate, and of the others.
-        missing_candidates, missing_controls: jobs of both that started long ago and have not reported.
-        pairs: of reports, one of each.
+        starts, reports: of jobs that got it.
+        missing: of its starts, those long ago without a report.
+        most_unreported: starts without a report at which it pauses.
+        gain: of its pairs; None = there is none yet.
+        cost_gpu_h: what it cost so far, estimated, in GPU hours.
+    """
+
+    recommendation: str
+    share: float
+    state: ArmState
+    reason: str
+    starts: int
+    reports: int
+    missing: int
+    most_unreported: int
+    gain: PairedGain | None
+    cost_gpu_h: float
+
+    def to_arm(self) -> RollOutArm:
+        """Return the arm in this state."""
+        return RollOutArm(
+            recommendation=self.recommendation,
+            share=self.share,
+            state=self.state,
+            reason=self.reason,
+            most_unreported=self.most_unreported,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollOutVerdict(Documented):
+    """Verdict on a roll-out by the jobs so far.
+
+    Attributes:
+        state: `won`, `lost` or `ended` where that follows, else `running`.
+        reason: one sentence, with numbers.
+        arms: in their order.
+        controls: reports of jobs without an arm.
+        missing_controls: of their starts, those long ago without a report.
+        gpu_h: GPU hours of all starts so far.
+        cost_gpu_h: of them, the estimated cost of the arms.
+        budget_gpu_h: what they may cost by now.
     """
 
     state: RollOutState
     reason: str
-    candidates: int
+    arms: tuple[ArmVerdict, ...]
     controls: int
-    missing_candidates: int
     missing_controls: int
-    pairs: int
+    gpu_h: float
+    cost_gpu_h: float
+    budget_gpu_h: float
 
 
 def judge_roll_out(
     rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart], *, now_s: float
 ) -> RollOutVerdict:
-    """Decide from its jobs whether a roll-out is lost, won, or continues.
+    """Decide from its jobs which arms of a roll-out are lost, futile, won or paused, and which continue.
 
     Lost: it is refuted, at `FALSE_ROLL_BACK`, that steps take at most `loss_limit` longer than in the other jobs, or
-    that no more candidates than others are missing. Won: it is refuted, at `FALSE_WIN`, that steps are no faster, and
-    that candidates report less often by `MISSING_MARGIN`.
+    that no more jobs with the arm than others are missing. Futile: refuted is a gain of `min_effect`. Won: it is
+    refuted, at `FALSE_WIN`, that steps are no faster, and that jobs with the arm report less often by
+    `MISSING_MARGIN`. The levels are divided by the number of arms. Paused: its starts without a report are as many as
+    its reports allow, or its cost exceeds its part of the budget. Ended: its starts can no longer report.
 
     Args:
         rollout: open or ended.
@@ -95,59 +155,229 @@ def judge_roll_out(
         starts: in their order, one per job.
         now_s: Unix time.
     """
-    gains = np.array(paired_gains(rollout, times), dtype=np.float64)
-    candidates = sum(time.recommendation == rollout.recommendation for time in times)
-    reported = {time.job for time in times}
-    grace_s = find_grace(times)
-    due = [start for start in starts if now_s - start.issued_s >= grace_s]
-    missing = [start for start in due if start.job not in reported]
-    hung = sum(start.recommendation == rollout.recommendation for start in missing)
-    others = len(missing) - hung
-    state, reason = RollOutState.RUNNING, _reason(rollout, RollOutState.RUNNING, gains.tolist(), len(times))
-    is_faster = len(gains) > 0 and float(log_capital(gains)) >= -math.log(FALSE_WIN)
-    if len(gains) and float(log_capital(-gains, math.log1p(rollout.loss_limit))) >= -math.log(FALSE_ROLL_BACK):
-        state = RollOutState.LOST
-        reason = _reason(rollout, state, gains.tolist(), len(times))
-    elif _log_hang_capital(hung, others, rollout.percent / 100) >= -math.log(FALSE_ROLL_BACK):
-        state = RollOutState.LOST
-        reason = f"jobs with it hang or fail: {_describe_missing(rollout, due, hung, others)}"
-    elif is_faster and _log_return_capital(rollout, due, reported) >= -math.log(FALSE_WIN):
+    jobs = _Jobs(rollout, times, starts, now_s=now_s)
+    found = [_Arm(jobs, number) for number in range(len(rollout.arms))]
+    budget = rollout.max_cost * jobs.hours
+    spent = sum(one.cost for one in found if not one.arm.is_open)
+    each = max(budget - spent, 0.0) / max(sum(one.arm.is_open for one in found), 1)
+    verdicts = [one.judge(each) for one in found]
+    won = next((one for one in verdicts if one.state is ArmState.WON), None)
+    is_over = not any(one.state in (ArmState.RUNNING, ArmState.PAUSED, ArmState.WON) for one in verdicts)
+    state = RollOutState.RUNNING
+    if won is not None:
         state = RollOutState.WON
-        reason = (
-            f"{_reason(rollout, state, gains.tolist(), len(times))}; {_describe_missing(rollout, due, hung, others)}"
-        )
-    elif is_faster:
-        reason = (
-            f"steps are faster, but its jobs may report less often than others: "
-            f"{_describe_missing(rollout, due, hung, others)}"
-        )
-    elif missing:
-        reason += f"; {_describe_missing(rollout, due, hung, others)}"
+    elif is_over:
+        state = RollOutState.LOST if all(one.state is ArmState.LOST for one in verdicts) else RollOutState.ENDED
+    reasons = [one.reason if len(verdicts) == 1 else f"{one.recommendation}: {one.reason}" for one in verdicts]
+    hours = rollout.gpus / 3600
     return RollOutVerdict(
         state=state,
-        reason=reason,
-        candidates=candidates,
-        controls=len(times) - candidates,
-        missing_candidates=hung,
-        missing_controls=others,
-        pairs=len(gains),
+        reason=won.reason if won is not None else "; ".join(reasons),
+        arms=tuple(verdicts),
+        controls=sum(time.recommendation == rollout.control for time in times),
+        missing_controls=jobs.count_missing(rollout.control),
+        gpu_h=jobs.hours * hours,
+        cost_gpu_h=sum(one.cost for one in found) * hours,
+        budget_gpu_h=budget * hours,
     )
+
+
+class _Jobs:
+    """Starts and reports of a roll-out, and what is the same for all arms.
+
+    Attributes:
+        due: starts long enough ago to have reported.
+        hours: of all starts so far, in seconds: those that reported until then, those that are not due until now.
+    """
+
+    def __init__(self, rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart], *, now_s: float) -> None:
+        self.rollout, self.times, self.starts, self.now_s = rollout, times, starts, now_s
+        self.reported = {time.job: time for time in times}
+        self.running = {start.job: start.running for start in starts}
+        grace_s = find_grace(times)
+        self.due = [start for start in starts if now_s - start.issued_s >= grace_s]
+        self._due_jobs = {start.job for start in self.due}
+        self.hours = sum(map(self.spent_s, starts))
+
+    def spent_s(self, start: JobStart) -> float:
+        """Return the seconds that a job is known to have run; 0 for one that is missing."""
+        if (time := self.reported.get(start.job)) is not None:
+            return time.waited_s
+        return 0.0 if start.job in self._due_jobs else max(self.now_s - start.issued_s, 0.0)
+
+    def count_missing(self, recommendation: str) -> int:
+        """Count the missing jobs that were given a revision."""
+        return sum(start.recommendation == recommendation and start.job not in self.reported for start in self.due)
+
+    def count_due(self, recommendation: str) -> int:
+        """Count the jobs that were given a revision and should have reported."""
+        return sum(start.recommendation == recommendation for start in self.due)
+
+    def compared(self, jobs: Sequence[_Job], number: int) -> list[_Job]:
+        """Return the jobs with an arm, and those with the control that could have got the arm when they started.
+
+        While an arm is paused its interval gets the control too: such jobs would say when it was paused, not what it
+        does.
+        """
+        given = (self.rollout.arms[number].recommendation, self.rollout.control)
+        return [job for job in jobs if job.recommendation in given and number in self.running.get(job.job, ())]
+
+
+class _Arm:
+    """One arm of a roll-out, compared with the control."""
+
+    def __init__(self, jobs: _Jobs, number: int) -> None:
+        self.jobs, self.number = jobs, number
+        rollout = jobs.rollout
+        self.arm = rollout.arms[number]
+        id = self.arm.recommendation
+        self.starts = [start for start in jobs.starts if start.recommendation == id]
+        self.reports = sum(start.job in jobs.reported for start in self.starts)
+        self.due, self.missing = jobs.count_due(id), jobs.count_missing(id)
+        self.due_controls = jobs.count_due(rollout.control)
+        self.missing_controls = jobs.count_missing(rollout.control)
+        self.gains = paired_gains(rollout, number, jobs.compared(jobs.times, number))
+        self.cost = self._estimate_cost()
+
+    def _estimate_cost(self) -> float:
+        """Return what its starts cost, in seconds: their loss, and the missing ones beyond those of the control."""
+        loss = max(-float(estimate_centre(np.array(self.gains))), 0.0) if self.gains else 0.0
+        mean_s = statistics.fmean(time.waited_s for time in self.jobs.times) if self.jobs.times else 0.0
+        expected = self.due * (self.missing_controls + 1) / (self.due_controls + 2)
+        excess = max(self.missing - expected - _EXCESS_ERRORS * math.sqrt(expected), 0.0)
+        return -math.expm1(-loss) * sum(map(self.jobs.spent_s, self.starts)) + excess * mean_s
+
+    def judge(self, budget: float) -> ArmVerdict:
+        """Return the verdict; the budget is what it may cost, in seconds."""
+        arm, gains = self.arm, np.array(self.gains, dtype=np.float64)
+        rollout, arms = self.jobs.rollout, len(self.jobs.rollout.arms)
+        unreported = len(self.starts) - self.reports
+        most_unreported = max(FIRST_STARTS, self._allow_unreported())
+        gain = self._find_gain()
+        refuted, won = -math.log(FALSE_ROLL_BACK / arms), -math.log(FALSE_WIN / arms)
+        state, reason = ArmState.RUNNING, _describe_pairs(self.gains, self.reports)
+        missing = self._describe_missing()
+        is_faster = len(gains) > 0 and float(log_capital(gains)) >= won
+        may_win = arm.is_open
+        if len(gains) and float(log_capital(-gains, math.log1p(rollout.loss_limit))) >= refuted:
+            state, reason = ArmState.LOST, _decided(f"slower by more than {rollout.loss_limit * 100:g} %", gain)
+        elif self._log_hang_capital() >= refuted:
+            state, reason = ArmState.LOST, f"jobs with it hang or fail: {missing}"
+        elif may_win and is_faster and self._log_return_capital() >= won:
+            state, reason = ArmState.WON, f"{_decided('faster', gain)}; {missing}"
+        elif may_win and len(gains) and float(log_capital(-gains, -math.log1p(rollout.min_effect))) >= refuted:
+            state = ArmState.FUTILE
+            reason = f"no gain of {rollout.min_effect * 100:g} % or more: {_decided('about as fast', gain)}"
+        elif is_faster:
+            reason = f"steps are faster, but its jobs may report less often than others: {missing}"
+        elif self.missing or self.missing_controls:
+            reason += f"; {missing}"
+        if state is ArmState.RUNNING and unreported >= most_unreported:
+            if self._can_report():
+                state = ArmState.PAUSED
+                reason = f"paused, {count_noun(unreported, 'start')} without a report yet; {reason}"
+            else:
+                state, reason = ArmState.ENDED, f"{count_noun(unreported, 'start')} never reported; {reason}"
+        elif state is ArmState.RUNNING and self.cost > budget:
+            hours = rollout.gpus / 3600
+            state = ArmState.PAUSED
+            reason = f"paused, it cost {self.cost * hours:.3g} GPU hours of {budget * hours:.3g} so far; {reason}"
+        if not arm.is_open and not (arm.state is ArmState.WON and state is ArmState.LOST):
+            state, reason = arm.state, arm.reason
+        return ArmVerdict(
+            recommendation=arm.recommendation,
+            share=arm.share,
+            state=state,
+            reason=reason,
+            starts=len(self.starts),
+            reports=self.reports,
+            missing=self.missing,
+            most_unreported=most_unreported,
+            gain=gain,
+            cost_gpu_h=self.cost * rollout.gpus / 3600,
+        )
+
+    def _allow_unreported(self) -> int:
+        """Return as many starts as reports, and those more of which controls would not have reported either."""
+        reporting = max(self.due_controls - self.missing_controls, 1)
+        return int(self.reports * max(self.due_controls, 1) / reporting)
+
+    def _can_report(self) -> bool:
+        """Return True if the ticket of a start without a report is still valid."""
+        issued = [start.issued_s for start in self.starts if start.job not in self.jobs.reported]
+        return self.jobs.now_s - max(issued) <= TICKET_LIFE_S
+
+    def _find_gain(self) -> PairedGain | None:
+        if not self.gains:
+            return None
+        found = estimate_interval(self.gains, error=INTERVAL_ERROR / len(self.jobs.rollout.arms))
+        return PairedGain(estimate=found.estimate, interval=(found.low, found.high), pairs=len(self.gains))
+
+    def _describe_missing(self) -> str:
+        return (
+            f"no report of {self.missing} of {self.due} jobs with it, and of {self.missing_controls} of "
+            f"{self.due_controls} without"
+        )
+
+    def _log_hang_capital(self) -> float:
+        """Return the log of the capital won by betting that jobs with the arm are more than their share of the missing.
+
+        The likelihood ratio of Bernoulli trials, averaged over `_HANG_ODDS`: a test martingale while each missing job
+        had the arm with the chance that it had at its start, and a supermartingale while with less.
+        """
+        missing = [start for start in self.jobs.due if start.job not in self.jobs.reported]
+        counts = Counter(
+            (self.jobs.rollout.chance(self.number, start.running), start.recommendation != self.jobs.rollout.control)
+            for start in self.jobs.compared(missing, self.number)
+        )
+        found = []
+        for odds in _HANG_ODDS:
+            won = 0.0
+            for (share, has_arm), number in counts.items():
+                if share < 1:
+                    likelier = odds * share / (1 - share + odds * share)
+                    won += number * math.log(likelier / share if has_arm else (1 - likelier) / (1 - share))
+            found.append(won)
+        best = max(found)
+        return best + math.log(sum(math.exp(one - best) for one in found) / len(found))
+
+    def _log_return_capital(self) -> float:
+        """Return the log of the capital won by betting that jobs with the arm report nearly as often as others.
+
+        A pair pays 1 + stake * (R - (1 - margin) * S), with R and S 1 where the job with the arm and the other one have
+        reported: at most 1 on average if those with it report less often than others by `MISSING_MARGIN` or more.
+        """
+        kept, reported = 1 - MISSING_MARGIN, self.jobs.reported
+        pairs = _pairs(self.jobs.rollout, self.number, self.jobs.compared(self.jobs.due, self.number))
+        returns = np.array(
+            [(one.job in reported) - kept * (other.job in reported) for one, other in pairs], dtype=np.float64
+        )
+        if not len(returns):
+            return 0.0
+        won = np.log1p(np.array(_RETURN_STAKES)[:, None] * returns).sum(axis=1)
+        best = float(won.max())
+        return best + math.log(float(np.exp(won - best).mean()))
 
 
 def judge_stored(store: Store, rollout: RollOut) -> RollOutVerdict:
     """Judge a stored roll-out by its jobs so far."""
-    starts = store.revisions.job_starts(rollout.id)
-    return judge_roll_out(rollout, store.revisions.job_times(rollout.id), starts, now_s=clocks.time())
+    return _judge(store, rollout, now_s=clocks.time())
+
+
+def _judge(store: Store, rollout: RollOut, *, now_s: float) -> RollOutVerdict:
+    # Reports before starts: each report has its start then.
+    times = store.revisions.job_times(rollout.id)
+    return judge_roll_out(rollout, times, store.revisions.job_starts(rollout.id), now_s=now_s)
 
 
 def describe_cohort_bits(store: Store, rollout: RollOut) -> str:
     """Warn that jobs of a roll-out may differ in the last bits; empty where all keep those of the NCCL default."""
-    for id in filter(None, (rollout.recommendation, rollout.control)):
+    for id in filter(None, (*(arm.recommendation for arm in rollout.arms), rollout.control)):
         found = store.recommendations.get(id)
         forms = ((found.table, False), (found.variables, True))
         compared = [compare_numerics(found, form.effective, by_variables=plain) for form, plain in forms if form]
         if why := next((one.why for one in compared if one.same_bits is not SameBits.YES), ""):
-            return f"jobs with and without this revision may differ in the last bits: {why}"
+            return f"jobs of this roll-out may differ in the last bits: {why}"
     return ""
 
 
@@ -163,65 +393,38 @@ def find_grace(times: Sequence[JobTime]) -> float:
     return min(max(_GRACE_FACTOR * slow_s, _LEAST_GRACE_S), TICKET_LIFE_S)
 
 
-def paired_gains(rollout: RollOut, times: Sequence[JobTime]) -> list[float]:
-    """Return the log speed-up of each candidate's job over the job that it is paired with, in the order of candidates.
+def paired_gains(rollout: RollOut, number: int, times: Sequence[JobTime]) -> list[float]:
+    """Return the log speed-up of each job with an arm over the job that it is paired with, in their order.
 
-    Each job counts once; a candidate whose partner has not arrived yet is left out.
+    Each job counts once; one whose partner has not arrived yet is left out.
+
+    Args:
+        rollout: of the jobs.
+        number: of the arm.
+        times: of jobs with the arm and of those that are compared with them, in their order of arrival.
     """
-    return [math.log(other.step_us / one.step_us) for one, other in _pairs(rollout, times)]
+    return [math.log(other.step_us / one.step_us) for one, other in _pairs(rollout, number, times)]
 
 
-def _pairs(rollout: RollOut, jobs: Sequence[_Job]) -> list[tuple[_Job, _Job]]:
-    """Return pairs of a candidate's job and another one."""
-    coin = f"{rollout.seed} order"
+def _pairs(rollout: RollOut, number: int, jobs: Sequence[_Job]) -> list[tuple[_Job, _Job]]:
+    """Return pairs of a job with an arm and another one."""
+    coin, id = f"{rollout.seed} order", rollout.arms[number].recommendation
     free: list[int] = []
     waiting: list[int] = []
     partner: dict[int, int] = {}
     for place, job in enumerate(jobs):
-        is_candidate = job.recommendation == rollout.recommendation
+        has_arm = job.recommendation == id
         if draw(coin, job.job) < 0.5:
-            (waiting if is_candidate else free).append(place)
-        elif is_candidate and free:
+            (waiting if has_arm else free).append(place)
+        elif has_arm and free:
             partner[place] = free.pop()
-        elif not is_candidate and waiting:
+        elif not has_arm and waiting:
             partner[waiting.pop()] = place
     return [(jobs[one], jobs[other]) for one, other in sorted(partner.items())]
 
 
-def _log_hang_capital(hung: int, others: int, share: float) -> float:
-    """Return the log of the capital won by betting that candidates are more than their share of the missing jobs.
-
-    The likelihood ratio of Bernoulli trials, averaged over `_HANG_ODDS`: a test martingale while each missing job is a
-    candidate with the probability of the share, and a supermartingale while with less.
-    """
-    found = []
-    for odds in _HANG_ODDS:
-        likelier = odds * share / (1 - share + odds * share)
-        found.append(hung * math.log(likelier / share) + others * math.log((1 - likelier) / (1 - share)))
-    best = max(found)
-    return best + math.log(sum(math.exp(one - best) for one in found) / len(found))
-
-
-def _log_return_capital(rollout: RollOut, due: Sequence[JobStart], reported: set[str]) -> float:
-    """Return the log of the capital won by betting that candidates report at least nearly as often as others.
-
-    A pair pays 1 + stake * (R - (1 - margin) * S), with R and S 1 where candidate and other job have reported: at most
-    1 on average if candidates report less often than others by `MISSING_MARGIN` or more.
-    """
-    kept = 1 - MISSING_MARGIN
-    returns = np.array(
-        [(one.job in reported) - kept * (other.job in reported) for one, other in _pairs(rollout, due)],
-        dtype=np.float64,
-    )
-    if not len(returns):
-        return 0.0
-    won = np.log1p(np.array(_RETURN_STAKES)[:, None] * returns).sum(axis=1)
-    best = float(won.max())
-    return best + math.log(float(np.exp(won - best).mean()))
-
-
 def report_job_time(store: Store, ticket: str, time: JobTime, *, now_s: float | None = None) -> RollOutVerdict:
-    """Keep the step time of a job and act on all of them: a loss rolls the revision back, a win finishes it.
+    """Keep the step time of a job and act on all of them: arms pause, continue or are dropped, and one may win.
 
     Called again with the same job it changes nothing: the first step time of a job counts.
 
@@ -234,56 +437,68 @@ def report_job_time(store: Store, ticket: str, time: JobTime, *, now_s: float | 
     Raises:
         InputError: no valid ticket of this job, or steps that do not fit into the time since it started.
         NotFoundError: there is no such roll-out.
-        ConflictError: the job was given something else than the roll-out gives it.
+        ConflictError: the job was given something else than it reports.
         StoreError: the store cannot be written.
     """
     now_s = clocks.time() if now_s is None else now_s
     found = store.revisions.rollout(time.rollout)
     started = read_ticket(ticket, store.ticket_secret(), now_s=now_s)
     started.require_job(time.job)
-    given = found.revision_for(time.job)
-    if started.rollout != time.rollout or {time.recommendation, started.recommendation} != {given}:
-        had = next((one for one in (time.recommendation, started.recommendation) if one != given), given)
+    start = JobStart(
+        rollout=started.rollout,
+        job=time.job,
+        recommendation=started.recommendation,
+        issued_s=started.issued_s,
+        running=started.running,
+    )
+    noted = store.revisions.find_start(found.id, time.job) or start
+    if {(one.rollout, one.recommendation) for one in (start, noted)} != {(found.id, time.recommendation)}:
+        had, given, told = (one.recommendation or "nothing" for one in (start, noted, time))
         raise ConflictError(
-            f"the roll-out {found.id} gives this job {given or 'nothing'}, and it had {had or 'nothing'}",
+            f"the job started with {had} by its ticket, and with {given} in the roll-out {found.id}; it reports {told}",
             hint="a job that started from an older answer is no part of the comparison",
         )
     started.require_time_for(steps=time.steps, step_us=time.step_us, now_s=now_s)
     if found.is_open:
-        start = JobStart(
-            rollout=time.rollout, job=time.job, recommendation=time.recommendation, issued_s=started.issued_s
-        )
         store.revisions.add_job_starts([start])
         store.revisions.add_job_time(replace(time, waited_s=now_s - started.issued_s))
-    times = store.revisions.job_times(time.rollout)
-    verdict = judge_roll_out(found, times, store.revisions.job_starts(time.rollout), now_s=now_s)
-    wins = found.state is RollOutState.RUNNING and verdict.state is RollOutState.WON
-    if wins or (found.is_open and verdict.state is RollOutState.LOST):
-        keys, addresses = len({one.who for one in times}), len({one.address for one in times})
-        senders = f"{count_noun(keys, 'key')} and {count_noun(addresses, 'address', 'addresses')}"
-        store.revisions.end_rollout(
-            time.rollout, verdict.state, f"{verdict.reason}; reported by {senders}", Actor(who=GUARD)
-        )
-    if found.state is RollOutState.WON and verdict.state is RollOutState.RUNNING:
-        return replace(verdict, state=RollOutState.WON)  # until a person decides, or a loss is proven
+    verdict = _judge(store, found, now_s=now_s)
+    if found.is_open:
+        winner = next((arm for arm in verdict.arms if arm.state is ArmState.WON), None)
+        arms = [
+            replace(arm.to_arm(), reason=_sign(store, found, arm.reason, verdict))
+            if arm.state is not before.state and not arm.to_arm().is_open
+            else arm.to_arm()
+            for before, arm in zip(found.arms, verdict.arms, strict=True)
+        ]
+        store.revisions.settle_arms(found.id, arms, Actor(who=GUARD), gain=winner.gain if winner else None)
     return verdict
 
 
-def _describe_missing(rollout: RollOut, due: Sequence[JobStart], hung: int, others: int) -> str:
-    candidates = sum(start.recommendation == rollout.recommendation for start in due)
-    return f"no report of {hung} of {candidates} jobs with it, and of {others} of {len(due) - candidates} without"
+def _sign(store: Store, rollout: RollOut, reason: str, verdict: RollOutVerdict) -> str:
+    """Return a reason with the cost so far and the senders of the reports."""
+    times = store.revisions.job_times(rollout.id)
+    keys, addresses = len({one.who for one in times}), len({one.address for one in times})
+    senders = f"{count_noun(keys, 'key')} and {count_noun(addresses, 'address', 'addresses')}"
+    return f"{reason}; {describe_cost(verdict)}; reported by {senders}"
 
 
-def _reason(rollout: RollOut, state: RollOutState, gains: Sequence[float], jobs: int) -> str:
+def describe_cost(verdict: RollOutVerdict) -> str:
+    """Describe the cost of a roll-out, against its budget."""
+    return f"cost {verdict.cost_gpu_h:.3g} of {verdict.budget_gpu_h:.3g} GPU hours"
+
+
+def _describe_pairs(gains: Sequence[float], reports: int) -> str:
     if not gains:
-        return f"no two jobs to compare yet, {jobs} reported"
-    ratio = math.exp(statistics.median(gains))
-    seen = f"step times of {len(gains)} pairs of jobs, {jobs} reported: {format_change(1 / ratio)} in the middle"
-    if state is RollOutState.RUNNING:
-        return f"undecided: {seen}"
-    found = estimate_interval(list(gains), error=INTERVAL_ERROR)
+        return f"no two jobs to compare yet, {count_noun(reports, 'report')} of jobs with it"
+    ratio = math.exp(-statistics.median(gains))
+    return f"undecided: step times of {count_noun(len(gains), 'pair')} of jobs: {format_change(ratio)} in the middle"
+
+
+def _decided(verb: str, gain: PairedGain | None) -> str:
+    assert gain is not None, "only pairs decide"
     # An interval of speed-ups is one of step times upside down.
-    low, high = (1 / end if end > 0 else math.inf for end in (found.high, found.low))
+    low, high = (1 / end if end > 0 else math.inf for end in reversed(gain.interval))
     bounds = f"95 % CI {format_change(low)} to {format_change(high)}"
-    verb = f"slower by more than {rollout.loss_limit * 100:g} %" if state is RollOutState.LOST else "faster"
-    return f"steps are {verb}: {format_change(1 / found.estimate)} time ({bounds}) in {len(gains)} pairs of {jobs} jobs"
+    change = format_change(1 / gain.estimate)
+    return f"steps are {verb}: {change} time ({bounds}) in {count_noun(gain.pairs, 'pair')} of jobs"

@@ -18,7 +18,7 @@ from ncclt.user_dirs import recorded_tables
 
 if TYPE_CHECKING:
     from ncclt.core.revision import ClusterRules
-    from ncclt.core.rollout import RollOut
+    from ncclt.core.rollout import RolledOut
     from ncclt.store.shipped import profiles_folder
     from ncclt.store.store import Store
 
@@ -180,8 +180,8 @@ def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendat
         return store.recommendations.newest(cluster=cluster, model=model)
 
 
-def rolled_out(url: str | None, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-    """Return the open roll-outs of a pair, each with the revision that is rolled out.
+def rolled_out(url: str | None, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
+    """Return the open roll-outs of a pair, each with the revisions of its arms.
 
     Raises:
         UsageError, StoreError: as `published`.

@@ -21,7 +21,7 @@ from ncclt.store.schema import VERSION_QUERY, known_revision
 
 if TYPE_CHECKING:
     from ncclt.core.revision import ClusterRules
-    from ncclt.core.rollout import RollOut
+    from ncclt.core.rollout import RolledOut
 
 _Row = tuple[str, str | None, str | None, str | None]
 """Documents of a recommendation, of its newest check, and of the added workload and cluster of its names."""
@@ -34,13 +34,15 @@ _COLUMNS = """
 _PUBLISHED = f"""
     SELECT {_COLUMNS} FROM recommendations AS r WHERE r.sequence IN (
         SELECT sequence FROM recommendations WHERE cluster = ?1 AND model = ?2 AND state = 'active'
-        UNION ALL SELECT c.sequence FROM rollouts AS o JOIN recommendations AS c ON c.id = o.recommendation
+        UNION ALL SELECT c.sequence FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id
+        JOIN recommendations AS c ON c.id = a.recommendation
         WHERE o.cluster = ?1 AND o.model = ?2 AND o.state IN ('running', 'won') AND o.control = '')
     ORDER BY r.sequence DESC
 """  # noqa: S608  no input
 _ROLLED_OUT = f"""
-    SELECT {_COLUMNS}, o.document FROM rollouts AS o JOIN recommendations AS r ON r.id = o.recommendation
-    WHERE o.cluster = ? AND o.model = ? AND o.state IN ('running', 'won')
+    SELECT {_COLUMNS}, o.document FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id
+    JOIN recommendations AS r ON r.id = a.recommendation
+    WHERE o.cluster = ? AND o.model = ? AND o.state IN ('running', 'won') ORDER BY o.sequence
 """  # noqa: S608  no input
 _TICKET_SECRET = "SELECT value FROM secrets WHERE name = 'tickets'"  # noqa: S105  a query
 _RULES = "SELECT document FROM cluster_rules WHERE cluster = ?"
@@ -70,8 +72,8 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
         return tuple(_with_staleness(r, check, digest, place) for r, check in found)
 
 
-def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-    """Return the open roll-outs of a pair, each with the revision that is rolled out.
+def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
+    """Return the open roll-outs of a pair, each with the revisions of its arms.
 
     As of `Recommendations.rolled_out`.
 
@@ -81,7 +83,7 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tupl
     rows: list[tuple[str, str | None, str | None, str | None, str]] = _rows(location, _ROLLED_OUT, cluster, model)
     if not rows:
         return ()
-    from ncclt.core.rollout import RollOut
+    from ncclt.core.rollout import RollOut, group_arms
 
     with stored("a roll-out"):
         digest = _workload_digest(model, rows[0][2])
@@ -90,7 +92,7 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[tupl
             for text, check, _, _, said in rows
         ]
         place = _cluster(rows[0][3])
-        return tuple((rollout, _with_staleness(r, check, digest, place)) for rollout, r, check in found)
+        return group_arms((rollout, _with_staleness(r, check, digest, place)) for rollout, r, check in found)
 
 
 def read_rules(location: Location, cluster: str) -> ClusterRules:

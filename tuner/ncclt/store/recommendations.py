@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, in
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState
-from ncclt.core.rollout import OPEN_STATES, RollOut
+from ncclt.core.rollout import OPEN_STATES, RolledOut, RollOut, group_arms
 from ncclt.core.trial import TimesOrigin
 from ncclt.store.documents import stored
 from ncclt.store.failures import repeatable
@@ -21,7 +21,16 @@ from ncclt.store.leases import abandoned, is_running
 from ncclt.store.names import unknown_recommendation
 from ncclt.store.part import StorePart, unscoped
 from ncclt.store.staleness import with_staleness
-from ncclt.store.tables import Names, changes, is_named, recommendations, rollouts, split_named, studies
+from ncclt.store.tables import (
+    Names,
+    changes,
+    is_named,
+    recommendations,
+    rollout_arms,
+    rollouts,
+    split_named,
+    studies,
+)
 
 _PREFERRED = (TimesOrigin.MEASURED, TimesOrigin.RECORDED, TimesOrigin.SIMULATED)
 
@@ -101,7 +110,7 @@ class Recommendations(StorePart):
     def newest(self, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
         """Return the active recommendation of each fingerprint and origin, newest first; for `select`.
 
-        Where none is active, the one that is rolled out to a share of the jobs; `ncclt.deliver.variant` decides which
+        Where none is active, those that are rolled out to shares of the jobs; `ncclt.deliver.variant` decides which
         of them a job gets.
         """
         if not self._is_visible(cluster):
@@ -111,7 +120,9 @@ class Recommendations(StorePart):
         alone = (*_is_open_rollout(cluster, model), rollouts.c.control == "")
         wanted = union_all(
             select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
-            select(table.sequence).where(*of, table.id.in_(select(rollouts.c.recommendation).where(*alone))),
+            select(table.sequence).where(
+                *of, table.id.in_(select(rollout_arms.c.recommendation).select_from(_ARMS_JOINED).where(*alone))
+            ),
         )
         query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
         with self._database.reading() as connection:
@@ -119,20 +130,19 @@ class Recommendations(StorePart):
             return with_staleness(connection, found, self._shipped)
 
     @repeatable
-    def rolled_out(self, *, cluster: str, model: str) -> tuple[tuple[RollOut, Recommendation], ...]:
-        """Return the open roll-outs of a pair, each with the revision that is rolled out."""
+    def rolled_out(self, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
+        """Return the open roll-outs of a pair, each with the revisions of its arms."""
         if not self._is_visible(cluster):
             return ()
-        joined = rollouts.join(recommendations, recommendations.c.id == rollouts.c.recommendation)
+        joined = _ARMS_JOINED.join(recommendations, recommendations.c.id == rollout_arms.c.recommendation)
         columns = (recommendations.c.id, recommendations.c.document, rollouts.c.document.label("rollout"))
         query = select(*columns).select_from(joined).where(*_is_open_rollout(cluster, model))
         with self._database.reading() as connection:
-            found, running = [], []
-            for row in connection.execute(query):
-                with stored(f"a roll-out of {row.id}"):
-                    running.append(RollOut.from_document(json.loads(row.rollout)))
-                found.append(read_recommendation(row.id, row.document))
-            return tuple(zip(running, with_staleness(connection, found, self._shipped), strict=True))
+            rows = connection.execute(query.order_by(rollouts.c.sequence)).all()
+            found = [read_recommendation(row.id, row.document) for row in rows]
+            with stored("a roll-out"):
+                running = [RollOut.from_document(json.loads(row.rollout)) for row in rows]
+            return group_arms(zip(running, with_staleness(connection, found, self._shipped), strict=True))
 
     @unscoped
     @repeatable
@@ -278,6 +288,9 @@ def note_change(connection: Connection, *, cluster: str = "", model: str) -> Non
     last = connection.execute(select(func.max(changes.c.number))).scalar() or 0
     connection.execute(delete(changes).where(changes.c.cluster == cluster, changes.c.model == model))
     connection.execute(insert(changes).values(cluster=cluster, model=model, number=last + 1))
+
+
+_ARMS_JOINED = rollouts.join(rollout_arms, rollout_arms.c.rollout == rollouts.c.id)
 
 
 def _is_open_rollout(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:

@@ -28,6 +28,7 @@ from ncclt.store.tables import (
     measurements,
     recommendations,
     records,
+    rollout_arms,
     rollouts,
     split_named,
     studies,
@@ -106,10 +107,13 @@ def _remove_studies(connection: Connection, ids: Sequence[str], counts: Counter[
                 counts[name] += _delete(
                     connection, records, records.c.kind == kind, records.c.recommendation.in_(revisions)
                 )
-            given = select(rollouts.c.id).where(rollouts.c.recommendation.in_(revisions))
-            counts["step times"] += _delete(connection, job_times, job_times.c.rollout.in_(given))
-            counts["job starts"] += _delete(connection, job_starts, job_starts.c.rollout.in_(given))
-            counts["roll-outs"] += _delete(connection, rollouts, rollouts.c.recommendation.in_(revisions))
+            with_arm = rollout_arms.c.recommendation.in_(revisions)
+            ids = connection.scalars(select(rollout_arms.c.rollout).where(with_arm).distinct()).all()
+            for given in split_named(ids):
+                counts["step times"] += _delete(connection, job_times, job_times.c.rollout.in_(given))
+                counts["job starts"] += _delete(connection, job_starts, job_starts.c.rollout.in_(given))
+                counts["roll-outs"] += _delete(connection, rollouts, rollouts.c.id.in_(given))
+                _delete(connection, rollout_arms, rollout_arms.c.rollout.in_(given))
             counts["revisions"] += _delete(connection, recommendations, recommendations.c.id.in_(revisions))
         _delete(connection, measurements, measurements.c.study.in_(chunk))
         _delete(connection, leases, leases.c.study.in_(chunk))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, exists, func, insert, select, update
 
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.publication import describe_publication, refuse_replacement
 from ncclt.core.recommendation import Decision, Recommendation
@@ -27,7 +28,18 @@ from ncclt.core.revision import (
     RevisionStatus,
     shorten_reason,
 )
-from ncclt.core.rollout import OPEN_STATES, JobStart, JobTime, RollOut, RollOutState
+from ncclt.core.rollout import (
+    MAX_COST,
+    MOST_ARMS,
+    OPEN_STATES,
+    ArmState,
+    JobStart,
+    JobTime,
+    PairedGain,
+    RollOut,
+    RollOutArm,
+    RollOutState,
+)
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, StoreError, UsageError
 from ncclt.store.documents import stored, to_text
@@ -52,6 +64,7 @@ from ncclt.store.tables import (
     job_starts,
     job_times,
     recommendations,
+    rollout_arms,
     rollouts,
 )
 from ncclt.user_dirs import account_name
@@ -59,11 +72,16 @@ from ncclt.user_dirs import account_name
 MOST_LISTED = 500
 """Most rows of one answer."""
 
+ARMS_PERCENT = 50
+"""Of the jobs that get one of several arms, where the rules of their cluster set no share."""
+
 _MADE_ACTIVE = (Action.ACTIVATED, Action.ROLLED_BACK)
-_ENDINGS = {
-    RollOutState.LOST: Action.ROLL_OUT_LOST,
-    RollOutState.ENDED: Action.ROLL_OUT_ENDED,
+_ARM_ENDINGS = {
+    ArmState.LOST: Action.ROLL_OUT_LOST,
+    ArmState.FUTILE: Action.ROLL_OUT_ENDED,
+    ArmState.ENDED: Action.ROLL_OUT_ENDED,
 }
+_JOBS = ("cluster", "model", "fingerprint", "origin")
 
 
 class Revisions(StorePart):
@@ -75,7 +93,12 @@ class Revisions(StorePart):
 
     @repeatable
     def publish(
-        self, recommendation: Recommendation, *, by: Actor | None = None, unverified: bool = False
+        self,
+        recommendation: Recommendation,
+        *,
+        by: Actor | None = None,
+        unverified: bool = False,
+        for_rollout: bool = False,
     ) -> Recommendation:
         """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
 
@@ -86,6 +109,7 @@ class Revisions(StorePart):
             recommendation: what is published.
             by: who publishes it, and why; None = this account.
             unverified: jobs get it once `ncclt verify` has shown a gain of step time.
+            for_rollout: it stays a candidate until `approve` makes it an arm of a roll-out.
 
         Raises:
             StoreError: another one of this id is already published, or the file is damaged.
@@ -105,7 +129,8 @@ class Revisions(StorePart):
                 )
                 row = _row(connection, kept.id)
                 _note(connection, row, Action.PUBLISHED, by, now)
-                _go_on(connection, row, by, self._shipped, now)
+                if not for_rollout:
+                    _go_on(connection, row, by, self._shipped, now)
         if not self._comes_back(kept):
             raise StoreError(
                 f"the recommendation {kept.id} was stored in {self._database.shown} and does not come back as it was",
@@ -144,54 +169,77 @@ class Revisions(StorePart):
                 replaced=get_recommendation(connection, replaced) if replaced and active == id else None,
             )
 
-    def approve(self, id: str, by: Actor, *, percent: int | None = None, loss_limit: float | None = None) -> str:
+    def approve(
+        self,
+        id: str,
+        by: Actor,
+        *,
+        arms: Sequence[str] = (),
+        percent: int | None = None,
+        loss_limit: float | None = None,
+        max_cost: float = MAX_COST,
+    ) -> str:
         """Approve a candidate and give it to jobs; return the id of its roll-out, empty where all jobs get it.
+
+        It is given as the rules say: to all jobs, or to a share of them. Several candidates for the same jobs become
+        the arms of one roll-out, with equal shares; where the rules set none, `ARMS_PERCENT` of the jobs get an arm.
 
         Args:
             id: of the candidate.
+            arms: ids of further candidates, up to `MOST_ARMS` together.
             by: who approves, and why; where the cluster requires it, another person than the publisher.
-            percent: of the jobs that get it; None = as the rules of its cluster say.
-            loss_limit: loss of step time beyond which the roll-out ends, likewise.
+            percent: of the jobs that get one of them; None = as the rules of their cluster say.
+            loss_limit: loss of step time beyond which an arm is dropped, likewise.
+            max_cost: share of the GPU hours of the roll-out that its arms may cost.
 
         Raises:
-            UsageError: a number is out of range.
+            UsageError: a number is out of range, or the candidates are for different jobs.
         """
         checked = ClusterRules(cluster="", percent=percent or 100, loss_limit=loss_limit or 0.0)
         if percent is not None and percent != checked.percent:
             raise UsageError(f"a roll-out is for 1 to 100 % of the jobs, not {percent}")
+        ids = (id, *arms)
+        if len(ids) > MOST_ARMS or len(set(ids)) < len(ids):
+            raise UsageError(f"a roll-out has 1 to {MOST_ARMS} different revisions, not {len(ids)}")
         with self._database.alone() as connection:
             now = self._clock()
-            row = self._candidate(connection, id)
-            rules = _rules(connection, row.cluster)
-            if row.unverified:
-                raise ConflictError(
-                    f"the revision {id} must be verified before jobs get it",
-                    hint=f"`ncclt verify --recommendation {id} -- COMMAND` measures step times; a gain makes it active",
-                )
-            if rules.require_approval and by.who == _publisher(connection, id):
-                raise ConflictError(
-                    f"{by.who} published the revision {id}, and {row.cluster} requires another person to approve it",
-                    hint="ask another person, or an admin to change the rules: `ncclt admin recommendations rules`",
-                )
-            _require_no_pin(connection, row)
-            for found in _open_rollouts(connection, row.cluster, row.model):
-                if found.recommendation == id and found.state is RollOutState.WON:
+            rows = [self._candidate(connection, one) for one in ids]
+            rules = _rules(connection, rows[0].cluster)
+            for row in rows:
+                _require_approvable(connection, row, rules, by)
+                if _jobs(row) != _jobs(rows[0]):
+                    raise UsageError(
+                        f"the revisions {rows[0].id} and {row.id} are for different jobs",
+                        hint="the arms of a roll-out have one cluster, workload, size and NCCL version",
+                    )
+            for found in _open_rollouts(connection, rows[0].cluster, rows[0].model):
+                if ids == (found.winner,):
                     if percent not in (None, 100):
                         raise ConflictError(
                             f"the revision {id} won its roll-out, so approval gives it to all jobs, not to {percent} %",
                             hint="approve it without a percentage, or retire it",
                         )
-                    _note(connection, row, Action.APPROVED, by, now)
-                    _end_rollout(connection, found, RollOutState.PROMOTED, found.reason, by, now)
+                    _note(connection, rows[0], Action.APPROVED, by, now)
+                    _promote(connection, found, rows[0], by, now)
                     return ""
-            _require_no_rollout(connection, row)
+            _require_no_rollout(connection, rows[0])
             rules = replace(
                 rules,
                 percent=rules.percent if percent is None else percent,
                 loss_limit=rules.loss_limit if loss_limit is None else loss_limit,
             )
-            _note(connection, row, Action.APPROVED, by, now)
-            return _give(connection, row, rules, by, now)
+            for row in rows:
+                _note(connection, row, Action.APPROVED, by, now)
+            if len(rows) == 1:
+                return _give(connection, rows[0], rules, by, now, max_cost=max_cost)
+            if rules.percent == 100:
+                if percent is not None:
+                    raise UsageError(
+                        "several candidates need jobs without them to compare with",
+                        hint="give them to less than 100 % of the jobs",
+                    )
+                rules = replace(rules, percent=ARMS_PERCENT)
+            return _roll_out(connection, rows, rules, by, now, max_cost=max_cost)
 
     def activate(self, id: str, by: Actor) -> None:
         """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
@@ -260,8 +308,12 @@ class Revisions(StorePart):
                     f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations pin {id} --off`"
                 )
             for found in _open_rollouts(connection, row.cluster, row.model):
-                if id in (found.recommendation, found.control):
-                    _end_rollout(connection, found, RollOutState.ENDED, f"{id} was retired", by, now)
+                said = replace(by, why=f"{id} was retired")
+                if found.control == id:
+                    _end_rollout(connection, found, said, now)
+                for arm in found.arms:
+                    if arm.recommendation == id and (arm.is_open or arm.is_served):
+                        _settle(connection, found, [replace(arm, state=ArmState.ENDED, reason=said.why)], said, now)
             _set(connection, row, state=RevisionState.RETIRED.value)
             _note(connection, row, Action.RETIRED, by, now)
             note_change(connection, cluster=row.cluster, model=row.model)
@@ -420,25 +472,31 @@ class Revisions(StorePart):
         self, *, cluster: Names = None, recommendation: str | None = None, limit: int = MOST_LISTED
     ) -> tuple[RollOut, ...]:
         """Return roll-outs, newest first; `limit` at most, up to `MOST_LISTED`."""
+        with_arm = select(rollout_arms.c.rollout).where(rollout_arms.c.recommendation == recommendation)
         query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED))
         query = query.where(
-            *is_named(rollouts.c.cluster, self._within(cluster)), *is_named(rollouts.c.recommendation, recommendation)
+            *is_named(rollouts.c.cluster, self._within(cluster)),
+            *([] if recommendation is None else [rollouts.c.id.in_(with_arm)]),
         )
         with self._database.reading() as connection:
             return tuple(_read_rollout(row.id, row.document) for row in connection.execute(query))
 
-    def end_rollout(self, id: str, state: RollOutState, reason: str, by: Actor) -> bool:
-        """End an open roll-out and return whether this call did: of several that notice a loss, one ends it.
+    def settle_arms(self, id: str, arms: Sequence[RollOutArm], by: Actor, *, gain: PairedGain | None = None) -> RollOut:
+        """Store what the guard found about arms of a roll-out, and return it: of several that notice a loss, one acts.
 
-        Won: its revision awaits approval and its share stays, unless the rules promote it at once. Promoted makes the
-        revision active, lost retires it, ended leaves it a candidate.
+        A lost arm retires its revision, a futile one leaves it a candidate. A won one ends the other arms and awaits
+        approval with its share, unless the rules promote it at once. An arm that was decided keeps its state, but a won
+        one may still be lost. Without an arm the roll-out ends.
+
+        Args:
+            id: of the roll-out.
+            arms: in their new states; those that are left out stay.
+            by: who decides.
+            gain: of the arm that won.
         """
         with self._database.alone() as connection:
             found = self._rollout(connection, id)
-            if not found.is_open or found.state is state:
-                return False
-            _end_rollout(connection, found, state, reason, by, self._clock())
-            return True
+            return _settle(connection, found, arms, by, self._clock(), gain=gain) if found.is_open else found
 
     @repeatable
     def add_job_time(self, time: JobTime) -> bool:
@@ -461,6 +519,37 @@ class Revisions(StorePart):
             return tuple(JobTime(**row._asdict()) for row in connection.execute(query))
 
     @repeatable
+    def claim_start(self, rollout: str, job: str, *, issued_s: float) -> JobStart | None:
+        """Note that a job starts in a roll-out and return its start, with the arm by the states of this moment.
+
+        A second request within `SAME_START_S` gets the first one's start, whatever changed since: ranks of one job
+        never differ. None = the job has no part, because the roll-out is over or an earlier start had this name.
+
+        Args:
+            rollout: its id.
+            job: its name.
+            issued_s: Unix time.
+        """
+        with self._database.alone() as connection:
+            found = self._rollout(connection, rollout)
+            known = _find_start(connection, rollout, job)
+            if known is not None:
+                return known if known.is_same_start(issued_s) else None
+            if not found.is_open:
+                return None
+            start = found.start(job, issued_s=issued_s)
+            _add_start(connection, start, self._clock())
+            _settle(connection, found, (), Actor(who=account_name()), self._clock())
+            return start
+
+    @repeatable
+    def find_start(self, rollout: str, job: str) -> JobStart | None:
+        """Return the start of a job in a roll-out; None = none was noted."""
+        with self._database.reading() as connection:
+            self._rollout(connection, rollout)
+            return _find_start(connection, rollout, job)
+
+    @repeatable
     def add_job_starts(self, starts: Sequence[JobStart]) -> None:
         """Store the starts of jobs; the first one of each job counts, and only while its roll-out is open."""
         with self._database.alone() as connection:
@@ -473,7 +562,9 @@ class Revisions(StorePart):
             for start in starts:
                 of = (job_starts.c.rollout == start.rollout, job_starts.c.job == start.job)
                 if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
-                    connection.execute(insert(job_starts).values(**asdict(start), created=self._clock()))
+                    _add_start(connection, start, self._clock())
+            for id in is_open:
+                _settle(connection, self._rollout(connection, id), (), Actor(who=account_name()), self._clock())
 
     @repeatable
     def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
@@ -481,10 +572,8 @@ class Revisions(StorePart):
         query = select(job_starts).where(job_starts.c.rollout == rollout)
         with self._database.reading() as connection:
             self._rollout(connection, rollout)
-            return tuple(
-                JobStart(rollout=row.rollout, job=row.job, recommendation=row.recommendation, issued_s=row.issued_s)
-                for row in connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
-            )
+            rows = connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
+            return tuple(_read_start(row) for row in rows)
 
     @repeatable
     def keep_job_decision(self, cluster: str, job: str, *, question: str, document: str) -> tuple[str, str]:
@@ -496,15 +585,19 @@ class Revisions(StorePart):
             document: the answer to it, as JSON.
         """
         self._require_visible(cluster)
-        kept = job_decisions.c
         with self._database.alone() as connection:
-            query = select(kept.question, kept.document).where(kept.cluster == cluster, kept.job == job)
-            row = connection.execute(query).one_or_none()
-            if row is not None:
-                return row.question, row.document
+            if (known := _find_job_decision(connection, cluster, job)) is not None:
+                return known
             values = {"cluster": cluster, "job": job, "question": question, "document": document}
             connection.execute(insert(job_decisions).values(**values, created=self._clock()))
             return question, document
+
+    @repeatable
+    def find_job_decision(self, cluster: str, job: str) -> tuple[str, str] | None:
+        """Return the kept question and answer of a job; None = nothing is kept."""
+        self._require_visible(cluster)
+        with self._database.reading() as connection:
+            return _find_job_decision(connection, cluster, job)
 
     def _row(self, connection: Connection, id: str) -> Row[Any]:
         row = _row(connection, id)
@@ -625,9 +718,11 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, n
     rules = _rules(connection, row.cluster)
     line = connection.execute(select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)).first()
     rolled_out = [
-        found.recommendation
+        arm.recommendation
         for found in _open_rollouts(connection, row.cluster, row.model)
         if _is_for_same_jobs(connection, row, found)
+        for arm in found.arms
+        if arm.is_open or arm.is_served
     ]
     if row.unverified or rules.require_approval or line is not None or (rolled_out and rules.percent < 100):
         return
@@ -639,22 +734,34 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, n
     _give(connection, row, rules, by, now)
 
 
-def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor, now: str) -> str:
+def _give(
+    connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor, now: str, *, max_cost: float = MAX_COST
+) -> str:
     """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
     control = connection.scalar(_select_active(row))
     before = get_recommendation(connection, control).delivered if control else (Policy(), Policy())
     if rules.percent == 100 or get_recommendation(connection, row.id).delivered == before:
         _activate(connection, row, Action.ACTIVATED, by, now)
         return ""
+    return _roll_out(connection, [row], rules, by, now, max_cost=max_cost)
+
+
+def _roll_out(
+    connection: Connection, rows: Sequence[Row[Any]], rules: ClusterRules, by: Actor, now: str, *, max_cost: float
+) -> str:
+    """Give candidates to equal shares of the jobs, and return the id of the roll-out."""
+    control = connection.scalar(_select_active(rows[0]))
+    measured = get_recommendation(connection, rows[0].id).fingerprint
     rollout = RollOut(
         id=secrets.token_hex(6),
-        cluster=row.cluster,
-        model=row.model,
-        recommendation=row.id,
+        cluster=rows[0].cluster,
+        model=rows[0].model,
+        arms=tuple(RollOutArm(recommendation=row.id, share=rules.percent / 100 / len(rows)) for row in rows),
         control=control or "",
-        percent=rules.percent,
+        gpus=measured.nodes * measured.gpus_per_node,
         seed=secrets.token_hex(8),
         loss_limit=rules.loss_limit,
+        max_cost=max_cost,
         created=now,
     )
     connection.execute(
@@ -662,16 +769,17 @@ def _give(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor,
             id=rollout.id,
             cluster=rollout.cluster,
             model=rollout.model,
-            recommendation=rollout.recommendation,
             control=rollout.control,
             state=rollout.state.value,
             document=to_text(rollout.to_document()),
         )
     )
     against = f"against {control}" if control else "against the NCCL default"
-    said = f"{rules.percent} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
-    _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=said), now)
-    note_change(connection, cluster=row.cluster, model=row.model)
+    for row, arm in zip(rows, rollout.arms, strict=True):
+        connection.execute(insert(rollout_arms).values(rollout=rollout.id, recommendation=row.id))
+        said = f"{100 * arm.share:.3g} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
+        _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=said), now)
+    note_change(connection, cluster=rollout.cluster, model=rollout.model)
     return rollout.id
 
 
@@ -690,36 +798,92 @@ def _roll_back(connection: Connection, row: Row[Any], by: Actor, now: str) -> No
     _activate(connection, row, Action.ROLLED_BACK, by, now)
 
 
-def _end_rollout(
-    connection: Connection, rollout: RollOut, state: RollOutState, reason: str, by: Actor, now: str
-) -> None:
-    """End an open roll-out.
+def _settle(
+    connection: Connection,
+    rollout: RollOut,
+    arms: Iterable[RollOutArm],
+    by: Actor,
+    now: str,
+    *,
+    gain: PairedGain | None = None,
+) -> RollOut:
+    """Store new states of arms of an open roll-out, with what follows from them; see `Revisions.settle_arms`."""
+    wanted = {arm.recommendation: arm for arm in arms}
+    after = [_next_arm(connection, rollout, arm, wanted.get(arm.recommendation, arm)) for arm in rollout.arms]
+    winner = next((arm for arm in after if arm.state is ArmState.WON), None)
+    if winner is not None:
+        said = f"{winner.recommendation} won"
+        after = [
+            replace(arm, state=ArmState.ENDED, reason=said)
+            if arm is not winner and (arm.is_open or arm.is_served)
+            else arm
+            for arm in after
+        ]
+    changed = replace(rollout, arms=tuple(after))
+    if winner is not None and not rollout.winner:
+        changed = replace(changed, state=RollOutState.WON, reason=winner.reason, gain=gain)
+    elif winner is None and not any(arm.is_open for arm in after):
+        is_lost = all(arm.state is ArmState.LOST for arm in after)
+        reason = "; ".join(arm.reason if len(after) == 1 else f"{arm.recommendation}: {arm.reason}" for arm in after)
+        state = RollOutState.LOST if is_lost else RollOutState.ENDED
+        changed = replace(changed, state=state, reason=reason, gain=None, ended=now)
+    if changed == rollout:
+        return rollout
+    _write_rollout(connection, changed)
+    for before, arm in zip(rollout.arms, after, strict=True):
+        if arm.state is before.state:
+            continue
+        row, why = _row(connection, arm.recommendation), replace(by, why=shorten_reason(arm.reason))
+        if arm.state is ArmState.LOST:
+            _set(connection, row, state=RevisionState.RETIRED.value)
+        if arm.state in _ARM_ENDINGS:
+            _note(connection, row, _ARM_ENDINGS[arm.state], why, now)
+    if changed.running != rollout.running or changed.state is not rollout.state:
+        note_change(connection, cluster=rollout.cluster, model=rollout.model)
+    if changed.state is RollOutState.WON and not rollout.winner:
+        row = _row(connection, changed.winner)
+        approved = _rules(connection, rollout.cluster).approve_wins
+        awaits = f"; awaits approval, {changed.percent:g} % of the jobs keep it" if approved else ""
+        won = replace(by, why=shorten_reason(f"{changed.reason}{awaits}"))
+        _note(connection, row, Action.ROLL_OUT_WON, won, now)
+        if not approved:
+            _promote(connection, changed, row, replace(by, why=shorten_reason(changed.reason)), now)
+    return changed
 
-    Won: its revision awaits approval and its share stays, unless the rules promote it at once. Promoted makes the
-    revision active, lost retires it, ended leaves it a candidate.
-    """
-    row = _row(connection, rollout.recommendation)
-    is_win = state is RollOutState.WON
-    if is_win and not _rules(connection, rollout.cluster).approve_wins:
-        state = RollOutState.PROMOTED
-    said = replace(by, why=shorten_reason(reason))
-    after = replace(rollout, state=state, reason=reason, ended="" if state is RollOutState.WON else now)
-    connection.execute(
-        update(rollouts)
-        .where(rollouts.c.id == rollout.id)
-        .values(state=state.value, document=to_text(after.to_document()))
-    )
-    if is_win:
-        awaits = "" if state is RollOutState.PROMOTED else f"; awaits approval, {rollout.percent} % of the jobs keep it"
-        _note(connection, row, Action.ROLL_OUT_WON, replace(by, why=shorten_reason(f"{reason}{awaits}")), now)
-    if state is RollOutState.PROMOTED:
-        _activate(connection, row, Action.ACTIVATED, said, now)
-    if state not in _ENDINGS:
-        return
-    if state is RollOutState.LOST:
-        _set(connection, row, state=RevisionState.RETIRED.value)
-    _note(connection, row, _ENDINGS[state], said, now)
-    note_change(connection, cluster=row.cluster, model=row.model)
+
+def _next_arm(connection: Connection, rollout: RollOut, before: RollOutArm, wanted: RollOutArm) -> RollOutArm:
+    """Return an arm in its next state: a decided one stays, and one with too many starts without a report pauses."""
+    is_retraction = before.state is ArmState.WON and wanted.state in (ArmState.LOST, ArmState.ENDED)
+    after = wanted if before.is_open or is_retraction else before
+    if after.state is not ArmState.RUNNING:
+        return after
+    counts = [_count_jobs(connection, table, rollout, after) for table in (job_starts, job_times)]
+    unreported = counts[0] - counts[1]
+    if unreported < after.most_unreported:
+        return after
+    return replace(after, state=ArmState.PAUSED, reason=f"{count_noun(unreported, 'start')} without a report yet")
+
+
+def _count_jobs(connection: Connection, table: Table, rollout: RollOut, arm: RollOutArm) -> int:
+    of = (table.c.rollout == rollout.id, table.c.recommendation == arm.recommendation)
+    return connection.scalar(select(func.count()).select_from(table).where(*of)) or 0
+
+
+def _write_rollout(connection: Connection, rollout: RollOut) -> None:
+    values = {"state": rollout.state.value, "document": to_text(rollout.to_document())}
+    connection.execute(update(rollouts).where(rollouts.c.id == rollout.id).values(values))
+
+
+def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor, now: str) -> None:
+    """Give the winner of a roll-out to all jobs."""
+    _write_rollout(connection, replace(rollout, state=RollOutState.PROMOTED, ended=now))
+    _activate(connection, row, Action.ACTIVATED, by, now)
+
+
+def _end_rollout(connection: Connection, rollout: RollOut, by: Actor, now: str) -> None:
+    """End an open roll-out without a decision: its revisions are candidates."""
+    ended = [replace(arm, state=ArmState.ENDED, reason=by.why) for arm in rollout.arms]
+    _settle(connection, rollout, ended, by, now)
 
 
 def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
@@ -737,20 +901,22 @@ def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, 
 def _end_rollouts(connection: Connection, row: Row[Any], reason: str, by: Actor, now: str) -> None:
     for found in _open_rollouts(connection, row.cluster, row.model):
         if _is_for_same_jobs(connection, row, found):
-            _end_rollout(connection, found, RollOutState.ENDED, reason, by, now)
+            _end_rollout(connection, found, replace(by, why=reason), now)
 
 
 def _is_for_same_jobs(connection: Connection, row: Row[Any], rollout: RollOut) -> bool:
     """Compare the jobs of a roll-out with those of a revision."""
-    other = _row(connection, rollout.recommendation)
-    return (other.fingerprint, other.origin) == (row.fingerprint, row.origin)
+    return _jobs(_row(connection, rollout.arms[0].recommendation)) == _jobs(row)
+
+
+def _jobs(row: Row[Any]) -> tuple[str, ...]:
+    """Return the jobs that a revision is for."""
+    return tuple(row._mapping[name] for name in _JOBS)
 
 
 def _same_jobs(row: Row[Any]) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions of all revisions for the same jobs."""
-    return tuple(
-        recommendations.c[name] == row._mapping[name] for name in ("cluster", "model", "fingerprint", "origin")
-    )
+    return tuple(recommendations.c[name] == value for name, value in zip(_JOBS, _jobs(row), strict=True))
 
 
 def _select_active(row: Row[Any]) -> Select[Any]:
@@ -766,12 +932,27 @@ def _require_no_pin(connection: Connection, row: Row[Any]) -> None:
         )
 
 
+def _require_approvable(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor) -> None:
+    if row.unverified:
+        raise ConflictError(
+            f"the revision {row.id} must be verified before jobs get it",
+            hint=f"`ncclt verify --recommendation {row.id} -- COMMAND` measures step times; a gain makes it active",
+        )
+    if rules.require_approval and by.who == _publisher(connection, row.id):
+        raise ConflictError(
+            f"{by.who} published the revision {row.id}, and {row.cluster} requires another person to approve it",
+            hint="ask another person, or an admin to change the rules: `ncclt admin recommendations rules`",
+        )
+    _require_no_pin(connection, row)
+
+
 def _require_no_rollout(connection: Connection, row: Row[Any]) -> None:
     for found in _open_rollouts(connection, row.cluster, row.model):
         if _is_for_same_jobs(connection, row, found):
+            first = found.winner or found.arms[0].recommendation
             raise ConflictError(
-                f"the revision {found.recommendation} is being rolled out to {found.percent} % of these jobs",
-                hint=f"end that first: `ncclt admin recommendations activate {found.recommendation}`, or `retire`",
+                f"the revision {first} is being rolled out to {found.percent:g} % of these jobs",
+                hint=f"end that first: `ncclt admin recommendations activate {first}`, or `retire`",
             )
 
 
@@ -822,6 +1003,34 @@ def _read_rollout(id: str, document: str) -> RollOut:
     """Return the roll-out of a stored document."""
     with stored(f"the roll-out {id}"):
         return RollOut.from_document(json.loads(document))
+
+
+def _find_job_decision(connection: Connection, cluster: str, job: str) -> tuple[str, str] | None:
+    kept = job_decisions.c
+    query = select(kept.question, kept.document).where(kept.cluster == cluster, kept.job == job)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else (row.question, row.document)
+
+
+def _add_start(connection: Connection, start: JobStart, now: str) -> None:
+    running = "".join(map(str, start.running))
+    connection.execute(insert(job_starts).values(**asdict(start) | {"running": running}, created=now))
+
+
+def _find_start(connection: Connection, rollout: str, job: str) -> JobStart | None:
+    of = (job_starts.c.rollout == rollout, job_starts.c.job == job)
+    row = connection.execute(select(job_starts).where(*of)).first()
+    return None if row is None else _read_start(row)
+
+
+def _read_start(row: Row[Any]) -> JobStart:
+    return JobStart(
+        rollout=row.rollout,
+        job=row.job,
+        recommendation=row.recommendation,
+        issued_s=row.issued_s,
+        running=tuple(map(int, row.running)),
+    )
 
 
 def _row(connection: Connection, id: str) -> Row[Any]:

@@ -204,13 +204,20 @@ rollouts = Table(
     Column("id", String, nullable=False),
     Column("cluster", String, nullable=False),
     Column("model", String, nullable=False),
-    Column("recommendation", String, nullable=False),
     Column("control", String, nullable=False),
     Column("state", String, nullable=False),
     Column("document", Text, nullable=False),
     UniqueConstraint("id", name="uq_rollouts_id"),
     Index("ix_rollouts_state", "cluster", "model", "state"),
-    Index("ix_rollouts_recommendation", "recommendation"),
+)
+
+# The revisions that are the arms of roll-outs.
+rollout_arms = Table(
+    "rollout_arms",
+    metadata,
+    Column("rollout", String, primary_key=True),
+    Column("recommendation", String, primary_key=True),
+    Index("ix_rollout_arms_recommendation", "recommendation"),
 )
 
 # Step times that jobs of roll-outs reported, one per job, in their order of arrival.
@@ -239,6 +246,7 @@ job_starts = Table(
     Column("job", String, nullable=False),
     Column("recommendation", String, nullable=False),
     Column("issued_s", Float, nullable=False),
+    Column("running", String, nullable=False),
     Column("created", String, nullable=False),
     UniqueConstraint("rollout", "job", name="uq_job_starts_job"),
 )

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
-from ncclt.core.rollout import Variant
+from ncclt.core.revision import Actor
+from ncclt.core.rollout import ArmState, PairedGain, RollOut, RollOutArm, Variant
 from ncclt.core.setting import Setting
 from ncclt.core.study import Phase, Study, StudyState, Trial
 from ncclt.core.ticket import TICKET_LIFE_S, Ticket, shorten_name, sign_ticket
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+
+if TYPE_CHECKING:
+    from ncclt.store import Store
 
 RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8, parameters=(("BUFFSIZE", 8388608),))
 
@@ -134,7 +140,24 @@ def sample_ticket(
         recommendation=recommendation,
         variant=Variant.ACTIVE,
         rollout=rollout,
+        running=(0,) if rollout else (),
         issued_s=issued_s,
         expires_s=issued_s + TICKET_LIFE_S,
     )
     return sign_ticket(ticket, secret)
+
+
+def sample_roll_out(*ids: str, share: float = 0.5, control: str = "a", seed: str = "s") -> RollOut:
+    """Return a roll-out of revisions to equal shares, together a share of the jobs."""
+    arms = tuple(RollOutArm(recommendation=id, share=share / len(ids)) for id in ids)
+    return RollOut(
+        id="f00d", cluster="pair", model="toy", arms=arms, control=control, gpus=8, seed=seed, loss_limit=0.01
+    )
+
+
+def settle(store: Store, rollout: RollOut, state: ArmState, reason: str) -> bool:
+    """Decide the first arm of a stored roll-out as the guard does; return whether that changed anything."""
+    before = store.revisions.rollout(rollout.id)
+    arm = replace(before.arms[0], state=state, reason=reason)
+    gain = PairedGain(estimate=1.03, interval=(1.01, 1.05), pairs=99) if state is ArmState.WON else None
+    return store.revisions.settle_arms(rollout.id, [arm], Actor(who="guard"), gain=gain) != before

@@ -135,12 +135,17 @@ def _create_recommendation_tables() -> None:
     op.create_table(
         "rollouts",
         _sequence(),
-        *_strings("id", "cluster", "model", "recommendation", "control", "state"),
+        *_strings("id", "cluster", "model", "control", "state"),
         _text("document"),
         sa.UniqueConstraint("id", name="uq_rollouts_id"),
     )
     op.create_index("ix_rollouts_state", "rollouts", ["cluster", "model", "state"])
-    op.create_index("ix_rollouts_recommendation", "rollouts", ["recommendation"])
+    op.create_table(
+        "rollout_arms",
+        sa.Column("rollout", sa.String, primary_key=True),
+        sa.Column("recommendation", sa.String, primary_key=True),
+    )
+    op.create_index("ix_rollout_arms_recommendation", "rollout_arms", ["recommendation"])
     op.create_table(
         "job_times",
         _sequence(),
@@ -156,7 +161,7 @@ def _create_recommendation_tables() -> None:
         _sequence(),
         *_strings("rollout", "job", "recommendation"),
         sa.Column("issued_s", sa.Float, nullable=False),
-        *_strings("created"),
+        *_strings("running", "created"),
         sa.UniqueConstraint("rollout", "job", name="uq_job_starts_job"),
     )
     op.create_table(
