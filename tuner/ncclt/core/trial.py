@@ -40,6 +40,10 @@ NOT_LAUNCHED = {"simulate": TimesOrigin.SIMULATED, "replay": TimesOrigin.RECORDE
 """Words of `--launcher` behind which nothing is launched -> the origin of their times; all others are launchers."""
 
 
+ON_JOBS = "jobs"
+"""Word in place of a launcher where starts of real jobs are the trials."""
+
+
 def times_origin(launcher: str, *, simulated: bool) -> TimesOrigin:
     """Return the origin of the times of a launcher; a replayed recording may be one of simulated times."""
     return TimesOrigin.SIMULATED if simulated else NOT_LAUNCHED.get(launcher, TimesOrigin.MEASURED)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
 from ncclt.core.setting import Setting
+from ncclt.core.trial import ON_JOBS
 from ncclt.core.workload import Workload
+from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.nccl.compile import compile_policy, rule_label
+from ncclt.nccl.numerics import SameBits
 from ncclt.nccl.switching import find_forcing_problem
 from ncclt.search.candidates import propose_policies
 
 MOST_CANDIDATES = 4
 """Candidates at most: each one more takes as many starts of a job again."""
 
-ON_JOBS = "jobs"
-"""Word of a study's launcher whose trials are starts of real jobs."""
+_MOST_PROPOSED = 16
+"""Proposals looked at where many may be left out."""
 
 UNTRIED = Verdict(
     decision=Decision.UNTRIED,
@@ -32,16 +36,25 @@ UNTRIED = Verdict(
 
 
 def propose_candidates(
-    workload: Workload, cluster: Cluster, *, study: str, most: int = MOST_CANDIDATES, by_plugin: bool
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    most: int = MOST_CANDIDATES,
+    by_plugin: bool,
+    deterministic: bool = False,
+    earlier: Sequence[Policy] = (),
+    study: str = "",
 ) -> tuple[Recommendation, ...]:
     """Return revisions to try on jobs, none of them published, each one a different policy.
 
     Args:
         workload: as it is stored.
         cluster: sized to the job.
-        study: id of the study that they belong to.
         most: how many at most.
         by_plugin: jobs load the tuner plugin, so a policy may differ by size.
+        deterministic: only policies that keep the bits of the NCCL default.
+        earlier: policies of earlier studies without a verdict, which come first.
+        study: id of the study that they belong to; empty = of none.
     """
     placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
 
@@ -50,16 +63,27 @@ def propose_candidates(
             setting, plugin=by_plugin, version=cluster.version, collectives=workload.collectives
         )
 
-    policies = propose_policies(placed, cluster, most=most, by_table=by_plugin, expressible=expressible)
-    return tuple(_build(policy, placed, workload, cluster, study) for policy in policies)
+    proposed = propose_policies(
+        placed, cluster, most=_MOST_PROPOSED if deterministic else most, by_table=by_plugin, expressible=expressible
+    )
+    found: dict[Policy, Recommendation] = {}
+    for policy in (*earlier, *proposed):
+        candidate = _build(policy, placed, workload, cluster, study)
+        if not by_plugin and candidate.variables is None:
+            continue
+        numerics = compare_numerics(candidate, policy, by_variables=not by_plugin)
+        if not deterministic or numerics.same_bits is SameBits.YES:
+            found.setdefault(policy, candidate)
+    return tuple(found.values())[:most]
 
 
 def _build(policy: Policy, placed: Workload, workload: Workload, cluster: Cluster, study: str) -> Recommendation:
     table = PolicyVerdict(policy=policy, verdict=UNTRIED)
     compiled = compile_policy(policy, version=cluster.version, collectives=placed.collectives)
     variables = table if compiled.complete and compiled.variables else None
+    place = f"{ON_JOBS} {cluster.name} {cluster.fingerprint().digest()}"
     return Recommendation(
-        id=recommendation_id(study, table, variables, source_digest=workload.digest(), trials=0),
+        id=recommendation_id(place, table, variables, source_digest=workload.digest(), trials=0),
         revision=0,
         study=study,
         cluster=cluster.name,

@@ -620,7 +620,7 @@ def select_candidates(
         if has_gain(found) and not found.stale and not wanted.refusal(found.fingerprint)
     ][:MOST_CANDIDATES]
     by_plugin, left = find_plugin(environ) is not None, MOST_CANDIDATES - len(published)
-    proposed = propose_candidates(workload, cluster, study="", most=left, by_plugin=by_plugin) if left else ()
+    proposed = propose_candidates(workload, cluster, most=left, by_plugin=by_plugin) if left else ()
     return (*published, *proposed)
 
 

@@ -727,6 +727,8 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, n
     if row.unverified or rules.require_approval or line is not None or (rolled_out and rules.percent < 100):
         return
     new = get_recommendation(connection, row.id)
+    if new.is_untried:
+        return  # jobs may try it in a roll-out alone
     for id in (*connection.scalars(_select_active(row)), *rolled_out):
         if why := refuse_replacement(new, _fresh(connection, id, shipped)):
             _note(connection, row, Action.KEPT, replace(by, why=shorten_reason(why)), now)
@@ -888,6 +890,11 @@ def _end_rollout(connection: Connection, rollout: RollOut, by: Actor, now: str) 
 
 def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
     """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin."""
+    if get_recommendation(connection, row.id).is_untried:
+        raise ConflictError(
+            f"the revision {row.id} has no evidence, so only a share of the jobs may try it",
+            hint=f"`ncclt admin recommendations approve {row.id} --percent 50` rolls it out",
+        )
     _end_rollouts(connection, row, f"{row.id} became active", by, now)
     active = (*_same_jobs(row), recommendations.c.state == RevisionState.ACTIVE.value)
     for before in connection.execute(select(recommendations).where(*active)).all():

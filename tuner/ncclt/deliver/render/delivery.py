@@ -13,6 +13,7 @@ from ncclt.core.attestation import Form
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
+from ncclt.core.trial import ON_JOBS
 from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, compile_policy, rule_label
 from ncclt.nccl.numerics import Numerics, compare_bits
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE
@@ -80,7 +81,8 @@ def deliver_variables(recommendation: Recommendation) -> Delivery:
     table = recommendation.table
     if not table.effective.is_default and (proven is None or proven.effective != table.policy):
         use = f"use --format {TABLE_FORMAT}" if version >= TUNER_API_SINCE else f"use NCCL {TUNER_API_SINCE} or later"
-        lost = (f"the tuned policy, {table.verdict.speedup:.2f}x, needs the plugin: {use}", *lost)
+        gain = "untried policy" if recommendation.is_untried else f"tuned policy, {table.verdict.speedup:.2f}x,"
+        lost = (f"the {gain} needs the plugin: {use}", *lost)
     return Delivery(recommendation=recommendation, proven=proven, variables=compiled.variables, lost=lost)
 
 
@@ -127,6 +129,8 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
         return f"{what}: {Decision.KEEP_DEFAULT}: no policy in plain variables was validated"
     if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"
+    if recommendation.launcher == ON_JOBS:
+        return f"{what}: {verdict.decision}, {verdict.reason}"
     low, high = verdict.interval
     return f"{what}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"
 

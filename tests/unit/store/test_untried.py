@@ -1,0 +1,50 @@
+"""Revisions without evidence: jobs get them in a roll-out alone, until one wins."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.recommendation import Decision
+from ncclt.core.revision import Actor, RevisionState
+from ncclt.core.trial import ON_JOBS
+from ncclt.errors import ConflictError
+from ncclt.pipeline.candidates import UNTRIED
+from ncclt.store import open_store
+from ncclt.testing.samples import sample_recommendation
+
+ADA = Actor(who="ada")
+
+
+def untried(id):
+    found = sample_recommendation(id)
+    return replace(found, table=replace(found.table, verdict=UNTRIED), simulated=False, launcher=ON_JOBS, study="")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as opened:
+        yield opened
+
+
+def test_published_without_evidence_it_stays_a_candidate(store):
+    store.revisions.publish(untried("a"), by=ADA)
+    assert store.revisions.status("a").state is RevisionState.CANDIDATE
+    assert store.recommendations.newest(cluster="pair", model="toy") == ()
+
+
+def test_all_jobs_never_get_it_without_evidence(store):
+    store.revisions.publish(untried("a"), by=ADA)
+    for give in (store.revisions.activate, store.revisions.approve):
+        with pytest.raises(ConflictError, match="no evidence"):
+            give("a", ADA)
+    assert store.revisions.status("a").state is RevisionState.CANDIDATE
+
+
+def test_a_share_of_the_jobs_tries_it_against_the_active_revision(store):
+    active = replace(sample_recommendation("active"), simulated=False, launcher="local")
+    store.revisions.publish(active, by=ADA)
+    store.revisions.publish(untried("a"), by=ADA)
+    rollout = store.revisions.rollout(store.revisions.approve("a", ADA, percent=50))
+    assert rollout.control == "active"
+    assert store.revisions.status("active").state is RevisionState.ACTIVE
+    assert store.recommendations.get("a").table.verdict.decision is Decision.UNTRIED
