@@ -35,7 +35,7 @@ def test_persistent_ranks_search_and_fresh_ones_confirm(ncclt):
     assert any("the search used persistent ranks" in note for note in study["notes"])
 
 
-def test_slurm_study_of_two_launches_from_a_login_node_is_undecided_and_stands_for_no_gpu(ncclt, slurm_cluster):
+def test_slurm_study_of_two_launches_from_a_login_node_keeps_the_default_and_stands_for_no_gpu(ncclt, slurm_cluster):
     words = (
         *("--model", "nasnetmobile", "--cluster", "leonardo", "--nodes", 2, "--gpus-per-node", 1),
         *("--launcher", "slurm", *GLOO, "--trials", 2, "--json", *STORE),
@@ -48,7 +48,7 @@ def test_slurm_study_of_two_launches_from_a_login_node_is_undecided_and_stands_f
     done = ncclt("tune", *words)
 
     study = json.loads(done.stdout)
-    assert (study["verdict"], study["launcher"], study["cluster"]) == ("undecided", "slurm", "leonardo-cpus")
+    assert (study["verdict"], study["launcher"], study["cluster"]) == ("keep-default", "slurm", "leonardo-cpus")
     assert (study["nodes"], study["gpus_per_node"]) == (2, 1)
     assert {trial["outcome"] for trial in study["trials"]} == {"ok"}
     assert "submitted job" in done.stderr
