@@ -22,7 +22,8 @@ from ncclt.core.budget import Budget
 from ncclt.core.message import Collective
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
-from ncclt.core.segment import MAX_COST, SEGMENT_STEPS
+from ncclt.core.rollout import MAX_COST
+from ncclt.core.segment import SEGMENT_STEPS
 from ncclt.errors import NotFoundError, UsageError, require_extra
 from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison

@@ -84,6 +84,7 @@ def show(
 ) -> None:
     """Show a study: trials, verdict, gain and its next command."""
     storage = storage_url()
+    from ncclt.core.trial import ON_JOBS
     from ncclt.prove.study_summary import summarize_study
     from ncclt.store import open_to_read
 
@@ -95,7 +96,16 @@ def show(
         trials = store.trials.find(study.id)
         shown, newest = store.shown, next(iter(store.recommendations.find(study=study.id)), None)
         place = store.revisions.publication(newest.id) if newest else ""
+        on_jobs = []
+        if study.launcher == ON_JOBS:
+            from ncclt.pipeline.on_jobs import describe_study
+
+            on_jobs = describe_study(study, store)
     source = storage_option(storage, shown)
+    if on_jobs and (plot or evidence):
+        raise NotFoundError(
+            f"study {study.name} has no trials: its evidence is the step times of jobs", hint=on_jobs[-1]
+        )
     if plot:
         print_picture(study, trials, newest)
         return
@@ -132,6 +142,9 @@ def show(
         return
     mark = f" ({study.label})" if study.label else ""
     print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
+    if on_jobs:
+        print("\n".join(on_jobs))
+        return
     if newest is None:
         print(f"cost of {count_noun(len(trials), 'trial')}: {describe_cost(study, trials, None)}")
     time = f"µs per {study.workload.unit}"

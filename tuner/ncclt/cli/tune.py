@@ -22,6 +22,7 @@ from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, say
 from ncclt.core.budget import Budget
 from ncclt.core.option import Group
 from ncclt.core.plural import count_noun
+from ncclt.core.rollout import MAX_COST
 from ncclt.errors import UsageError, hide_passwords, require_extra
 from ncclt.launch.process.process_tree import MARK_VARIABLE
 from ncclt.measure.redact import words_without_secrets
@@ -29,11 +30,15 @@ from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
+    from ncclt.core.workload import Workload
     from ncclt.measure.testbed import Testbed
     from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.store import Store
 
 app = typer.Typer()
+
+ON_JOBS_SCHEMA = 1
+"""Version of the document that `tune --on-jobs --json` prints."""
 
 
 @app.command()
@@ -59,6 +64,15 @@ def tune(
         typer.Option("--no-wait", help="Submit the batch job and exit.", rich_help_panel=Group.LAUNCH),
     ] = False,
     steps_per_day: StepsPerDay = None,
+    on_jobs: Annotated[
+        bool, typer.Option("--on-jobs", help="Launch nothing: let real jobs try candidates in a roll-out.")
+    ] = False,
+    max_cost: Annotated[
+        float,
+        typer.Option(
+            help="Max cost of --on-jobs, as a share of the jobs' GPU hours.", min=0, max=1, rich_help_panel=Group.BUDGET
+        ),
+    ] = MAX_COST,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run and store nothing.")] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -88,6 +102,9 @@ def tune(
         workload = store.workloads.get(
             model
         )  # an unknown name fails before a missing launcher or GPU, and makes no store
+    if on_jobs:
+        _tune_on_jobs(workload, target, budget, storage, max_cost=max_cost, dry_run=dry_run, as_json=as_json)
+        return
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         target = target.resolved(os.environ, demo=is_demo(model), submits=True)
         request = TuneRequest(workload=workload, budget=budget, printed_costs=costs)
@@ -135,6 +152,42 @@ def tune(
             say_state(store, result.recommendation.id)
         elif not result.left:
             raise typer.Exit(exit_code)
+
+
+def _tune_on_jobs(
+    workload: Workload,
+    target: Target,
+    budget: Budget,
+    storage: str | None,
+    *,
+    max_cost: float,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Publish candidates without evidence and open their roll-out, or show them."""
+    from ncclt.core.revision import Actor
+    from ncclt.measure.open_testbed import choose_cluster
+    from ncclt.nccl.tuner_plugin import find as find_plugin
+    from ncclt.nccl.variables import site_variables
+    from ncclt.pipeline.on_jobs import describe_started, plan_on_jobs, start_on_jobs
+    from ncclt.store import open_store, open_to_read
+    from ncclt.user_dirs import account_name
+
+    with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
+        cluster = choose_cluster(target, store.clusters.get)
+        cluster = replace(cluster, site_variables=site_variables(os.environ))
+        by_plugin = target.through != "variables" and find_plugin(os.environ) is not None
+        plan = plan_on_jobs(workload, cluster, store, by_plugin=by_plugin, deterministic=budget.deterministic)
+        rollout = "" if dry_run else start_on_jobs(plan, store, by=Actor(who=account_name()), max_cost=max_cost)
+    if as_json:
+        candidates = [{"id": one.id, "policy": one.table.policy.to_document()} for one in plan.candidates]
+        shown = {"control": plan.control, "max_cost": max_cost, "rollout": rollout or None}
+        print_json({"schema": ON_JOBS_SCHEMA, "candidates": candidates, **shown})
+        return
+    for line in plan.lines():
+        print(line)
+    if not dry_run:
+        print(describe_started(plan, rollout))
 
 
 def say_state(store: Store, id: str) -> None:

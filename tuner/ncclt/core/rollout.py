@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
-from ncclt.core.recommendation import MIN_EFFECT, Recommendation
+from ncclt.core.plural import count_noun
+from ncclt.core.recommendation import MIN_EFFECT, Decision, Recommendation, Verdict
 from ncclt.errors import InputError, UsageError
 
 MOST_JOB_NAME = 300
@@ -248,6 +249,33 @@ class RollOut(Documented):
     def is_open(self) -> bool:
         """Return True if a share of the jobs gets a revision that is rolled out."""
         return self.state in OPEN_STATES
+
+
+def prove_by_jobs(
+    found: Recommendation, gain: PairedGain, *, min_effect: float, default_us: float, policy_us: float
+) -> Recommendation:
+    """Return a revision without evidence as the winner of its roll-out, with the step times of jobs as evidence.
+
+    Args:
+        found: untried.
+        gain: of its pairs of jobs.
+        min_effect: smallest gain of interest.
+        default_us, policy_us: median step times of the control's jobs and of its own, µs.
+    """
+    low, high = gain.interval
+    verdict = Verdict(
+        decision=Decision.TUNED,
+        reason=f"{gain.estimate:.2f}x faster steps (95 % CI {low:.2f} to {high:.2f}) over "
+        f"{count_noun(gain.pairs, 'pair')} of job starts",
+        speedup=gain.estimate,
+        interval=gain.interval,
+        blocks=max(gain.pairs // 2, 1),
+        default_us=default_us,
+        policy_us=policy_us,
+        min_effect=min_effect,
+    )
+    variables = found.variables and replace(found.variables, verdict=verdict)
+    return replace(found, table=replace(found.table, verdict=verdict), variables=variables)
 
 
 RolledOut = tuple[RollOut, tuple[Recommendation, ...]]

@@ -10,9 +10,6 @@ from typing import ClassVar
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.verification import Variables
 
-MAX_COST = 0.005
-"""Default for the share of a training's time that an experiment may take."""
-
 SEGMENT_STEPS = 50
 """Measured steps of a segment by default."""
 

@@ -92,6 +92,7 @@ def _build(policy: Policy, placed: Workload, workload: Workload, cluster: Cluste
         source_digest=workload.digest(),
         collectives=placed.collectives,
         dtypes=placed.dtypes,
+        groups=placed.groups,
         fingerprint=cluster.fingerprint(),
         table=table,
         variables=variables,

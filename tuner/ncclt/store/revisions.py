@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -39,6 +40,7 @@ from ncclt.core.rollout import (
     RollOut,
     RollOutArm,
     RollOutState,
+    prove_by_jobs,
 )
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, StoreError, UsageError
@@ -877,7 +879,27 @@ def _write_rollout(connection: Connection, rollout: RollOut) -> None:
 
 
 def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor, now: str) -> None:
-    """Give the winner of a roll-out to all jobs."""
+    """Give the winner of a roll-out to all jobs, one without evidence with that of the roll-out's jobs."""
+    found = get_recommendation(connection, row.id)
+    if found.is_untried and rollout.gain is not None:
+        steps = {
+            id: statistics.median(
+                connection.scalars(
+                    select(job_times.c.step_us).where(
+                        job_times.c.rollout == rollout.id, job_times.c.recommendation == id
+                    )
+                ).all()
+            )
+            for id in (rollout.control, found.id)
+        }
+        proven = prove_by_jobs(
+            found,
+            rollout.gain,
+            min_effect=rollout.min_effect,
+            default_us=steps[rollout.control],
+            policy_us=steps[found.id],
+        )
+        _set(connection, row, document=to_text(proven.to_document()))
     _write_rollout(connection, replace(rollout, state=RollOutState.PROMOTED, ended=now))
     _activate(connection, row, Action.ACTIVATED, by, now)
 

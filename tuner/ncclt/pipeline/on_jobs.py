@@ -1,0 +1,173 @@
+"""Tuning without launches: candidates without evidence become arms of a roll-out, and real jobs decide."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.plural import count_noun
+from ncclt.core.policy import Policy
+from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.revision import Actor
+from ncclt.core.study import Study, StudyState
+from ncclt.core.trial import ON_JOBS, TimesOrigin
+from ncclt.core.workload import Workload
+from ncclt.errors import NoRecommendationError
+from ncclt.pipeline.candidates import MOST_CANDIDATES, describe_policy, propose_candidates
+from ncclt.store.revisions import ARMS_PERCENT
+from ncclt.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnJobsPlan:
+    """Candidates for the jobs of a workload, and what they are compared with.
+
+    Attributes:
+        study: that the candidates belong to; it has no trials.
+        candidates: without evidence, none of them published yet.
+        control: id of the active revision; empty = the NCCL default.
+        percent: of the jobs that get a candidate; None = as a roll-out of several arms says.
+    """
+
+    study: Study
+    candidates: tuple[Recommendation, ...]
+    control: str
+    percent: int | None
+
+    def lines(self) -> list[str]:
+        """Return the candidates and the control as text, one line each."""
+        against = self.control or "the NCCL default"
+        arms = [f"candidate {one.id}: {describe_policy(one.table.policy)}" for one in self.candidates]
+        return [*arms, f"control: {against}", "evidence: none: to be tried on jobs"]
+
+
+def plan_on_jobs(
+    workload: Workload, cluster: Cluster, store: Store, *, by_plugin: bool, deterministic: bool
+) -> OnJobsPlan:
+    """Choose the candidates for the jobs of a workload; nothing is stored yet.
+
+    Policies of earlier studies that ended undecided come first, then proposals of the model's prior. What a roll-out
+    has tried before is left out.
+
+    Args:
+        workload: as it is stored.
+        cluster: sized to the jobs.
+        store: of earlier studies and of what is active.
+        by_plugin: jobs load the tuner plugin.
+        deterministic: only policies that keep the bits of the NCCL default.
+
+    Raises:
+        NoRecommendationError: there is no candidate.
+    """
+    published = store.recommendations.find(cluster=cluster.name, model=workload.name)
+    same = [one for one in published if one.fingerprint == cluster.fingerprint()]
+    active = [one for one in store.recommendations.newest(cluster=cluster.name, model=workload.name) if one in same]
+    measured = [one for one in active if one.origin is TimesOrigin.MEASURED and not one.is_untried]
+    study = _build_study(workload, cluster, deterministic=deterministic)
+    known = {policy for one in measured for policy in one.delivered} | {Policy()}
+    known |= {one.table.policy for one in same if store.revisions.rollouts(recommendation=one.id)}
+    found = propose_candidates(
+        workload,
+        cluster,
+        most=MOST_CANDIDATES + len(known),
+        by_plugin=by_plugin,
+        deterministic=deterministic,
+        earlier=_undecided(same),
+        study=study.id,
+    )
+    candidates = tuple(one for one in found if one.table.policy not in known)[:MOST_CANDIDATES]
+    if not candidates:
+        raise NoRecommendationError(
+            f"the model proposes nothing for {workload.name} on {cluster.name} that was not tried",
+            hint="the tuner plugin makes more possible (`ncclt admin plugin build`); or leave out --deterministic",
+        )
+    alone = len(candidates) == 1 and store.revisions.rules(cluster.name).percent == 100
+    return OnJobsPlan(
+        study=study,
+        candidates=candidates,
+        control=measured[0].id if measured else "",
+        percent=ARMS_PERCENT if alone else None,
+    )
+
+
+def start_on_jobs(plan: OnJobsPlan, store: Store, *, by: Actor, max_cost: float) -> str:
+    """Publish the candidates, open their roll-out and return its id; empty = another person has to approve them.
+
+    Args:
+        plan: of `plan_on_jobs`.
+        store: of the service.
+        by: who starts it.
+        max_cost: share of the GPU hours of the roll-out that its arms may cost.
+
+    Raises:
+        ConflictError: another roll-out of these jobs is open, or a pin or a rule of the cluster is in the way.
+    """
+    reason = f"no launches: {count_noun(len(plan.candidates), 'candidate')} for real jobs to try"
+    store.studies.open(plan.study)
+    store.studies.set_state(plan.study.id, StudyState.DONE, reason)
+    first, *others = [store.revisions.publish(one, by=by).id for one in plan.candidates]
+    if store.revisions.rules(plan.study.cluster.name).require_approval:
+        return ""
+    return store.revisions.approve(first, by, arms=others, percent=plan.percent, max_cost=max_cost)
+
+
+def describe_started(plan: OnJobsPlan, rollout: str) -> str:
+    """Return one line on what follows."""
+    ids = " ".join(one.id for one in plan.candidates)
+    if not rollout:
+        return f"awaits approval by another person: `ncclt admin recommendations approve {ids}`"
+    return (
+        f"roll-out {rollout}: {count_noun(len(plan.candidates), 'candidate')} on job starts against "
+        f"{plan.control or 'the NCCL default'}; see `ncclt admin recommendations show {plan.candidates[0].id}`"
+    )
+
+
+def describe_study(study: Study, store: Store) -> list[str]:
+    """Return how the candidates of a study stand: one line each, then its roll-outs."""
+    published = store.recommendations.find(study=study.id)[::-1]
+    lines = [
+        f"candidate {one.id} ({store.revisions.status(one.id).state}): {describe_policy(one.table.policy)}"
+        for one in published
+    ]
+    rollouts = {each.id: each for one in published for each in store.revisions.rollouts(recommendation=one.id)}
+    for each in rollouts.values():
+        kept, starts = each.control or "the NCCL default", len(store.revisions.job_starts(each.id))
+        if each.winner:
+            lines.append(f"roll-out {each.id} ({each.state}): {each.winner} won: {each.reason}")
+        elif each.is_open:
+            lines.append(f"roll-out {each.id} ({each.state}): {count_noun(starts, 'job start')} against {kept}")
+        else:
+            lines.append(
+                f"roll-out {each.id} ({each.state}): no candidate was faster by {each.min_effect * 100:g} % or more on "
+                f"{count_noun(starts, 'job start')}: keeping {kept}"
+            )
+    if published:
+        lines.append(f"see `ncclt admin recommendations show {published[0].id}`")
+    return lines
+
+
+def _build_study(workload: Workload, cluster: Cluster, *, deterministic: bool) -> Study:
+    """Return the study of the candidates; the same request means the same study."""
+    what = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
+    mark = hashlib.sha256(what.encode()).hexdigest()[:6]
+    size = f"{cluster.nodes}x{cluster.gpus_per_node}"
+    name = f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{ON_JOBS}-{mark}"
+    return Study(
+        id=hashlib.sha256(name.encode()).hexdigest()[:12],
+        name=name,
+        cluster=cluster,
+        workload=workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node),
+        launcher=ON_JOBS,
+        simulated=False,
+        process_wide=(),
+        seed=0,
+        state=StudyState.RUNNING,
+        deterministic=deterministic,
+    )
+
+
+def _undecided(published: Sequence[Recommendation]) -> list[Policy]:
+    forms = [form for one in published for form in (one.table, one.variables) if form is not None]
+    return [one.policy for one in forms if one.verdict.decision is Decision.UNDECIDED and not one.policy.is_default]
