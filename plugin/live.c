@@ -58,11 +58,11 @@ static int is_estimating(void) {
   return thread && thread == (uintptr_t)pthread_self();
 }
 
-static struct change *new_change(uint64_t proposal, uint64_t begins) {
+static struct change *new_change(uint64_t proposal, double wait_s) {
   struct change *change = calloc(1, sizeof *change);
   if (!change) return NULL;
   change->proposal = proposal;
-  change->begins = begins;
+  change->wait_s = wait_s;
   memset(&change->before, NO_ROW, sizeof change->before);
   memset(&change->after, NO_ROW, sizeof change->after);
   return change;
@@ -244,7 +244,7 @@ static uint64_t compile(struct ncclt_live *live, const struct ncclt_table *table
 
 /* Arm a switch in one communicator, with the process locked. */
 static int arm(struct ncclt_communicator *communicator, struct change *change, const char *text, int connected_only,
-               uint64_t *checksum, char *reason) {
+               struct ncclt_live_armed *armed, char *reason) {
   struct ncclt_live *live = communicator->live;
   struct change *latest = atomic_load(&live->latest);
   int state = atomic_load(&latest->state);
@@ -254,43 +254,46 @@ static int arm(struct ncclt_communicator *communicator, struct change *change, c
     snprintf(reason, NCCLT_REASON_SIZE, "the last switch is %s", STATES[state]);
     return -1;
   }
-  if (state == COMMITTED && atomic_load(&live->count) <= latest->begins && latest->proposal) {
-    snprintf(reason, NCCLT_REASON_SIZE, "the last switch begins at question %" PRIu64 ", which did not come yet",
-             latest->begins);
+  if (state == COMMITTED && latest->proposal && atomic_load(&live->count) == latest->begins) {
+    snprintf(reason, NCCLT_REASON_SIZE, "no question came since the last switch");
     return -1;
   }
   if (*text && ncclt_load_table(&table, &named, communicator->nodes, communicator->ranks, communicator->nccl_version,
                                 reason))
     return -1;
   change->before = state == COMMITTED ? latest->after : latest->before;
-  *checksum = compile(live, &table, connected_only, &change->after);
+  armed->checksum = compile(live, &table, connected_only, &change->after);
   ncclt_table_free(&table);
-  atomic_store(&live->latest, change);
-  latest->retired = live->retired;
-  live->retired = latest;
-  if (atomic_load(&live->in_flight) == 0) free_retired(live);
-  if (atomic_load(&live->count) <= change->begins) return 0;
-  /* No rank commits what this one has not acknowledged. */
-  atomic_store_explicit(&change->state, ABORTED, memory_order_release);
-  snprintf(reason, NCCLT_REASON_SIZE, "question %" PRIu64 " came before the switch was armed", change->begins);
+  int is_asked = atomic_load(&live->in_flight) != 0;
+  armed->begins = change->begins = atomic_load(&live->count);
+  armed->hash = atomic_load(&live->hash);
+  if (!is_asked) {
+    atomic_store(&live->latest, change);
+    latest->retired = live->retired;
+    live->retired = latest;
+    if (atomic_load(&live->in_flight) == 0) free_retired(live);
+    if (atomic_load(&live->count) == change->begins) return 0;
+    /* No rank commits what this one has not acknowledged. */
+    atomic_store_explicit(&change->state, ABORTED, memory_order_release);
+  }
+  snprintf(reason, NCCLT_REASON_SIZE, "another thread asks in communicator %016" PRIx64, communicator->id);
   return -1;
 }
 
-EXPORTED int ncclt_live_arm(uint64_t proposal, uint64_t id, uint64_t begins, const char *table, int connected_only,
-                            double wait_s, uint64_t *checksum, char reason[NCCLT_REASON_SIZE]) {
+EXPORTED int ncclt_live_arm(uint64_t proposal, uint64_t id, const char *table, int connected_only, double wait_s,
+                            struct ncclt_live_armed *armed, char reason[NCCLT_REASON_SIZE]) {
   int failed = -1;
-  struct change *change = new_change(proposal, begins);
+  struct change *change = new_change(proposal, wait_s);
   snprintf(reason, NCCLT_REASON_SIZE, "communicator %016" PRIx64 " is not open", id);
   if (!change) {
     snprintf(reason, NCCLT_REASON_SIZE, "no memory is left");
     return -1;
   }
-  change->wait_s = wait_s;
   ncclt_process_lock();
   struct ncclt_communicator *found = NULL;
   for (struct ncclt_communicator *one = ncclt_process_open(); one; one = one->next)
     if (one->live && one->id == id) found = one;
-  if (found) failed = arm(found, change, table, connected_only, checksum, reason);
+  if (found) failed = arm(found, change, table, connected_only, armed, reason);
   if (!found || atomic_load(&found->live->latest) != change) free(change);
   ncclt_process_unlock();
   return failed;

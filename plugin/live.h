@@ -1,9 +1,9 @@
 /* Plans that change while a job runs (NCCLT_LIVE=1; experimental, not seen on a GPU).
  *
- * The plugin counts NCCL's questions in each communicator. A switch says: from question `begins` on, another plan answers.
- * The hook (ncclt.deliver.agree.injected.live) arms the same switch on every rank, and each rank learns from one register
- * whether it holds. A question behind an armed switch waits for that decision, and fails if it does not come: it is never
- * answered by a guess. docs/adr/0026 has the proof. */
+ * The plugin counts NCCL's questions in each communicator. A switch says: from the next question on, another plan answers.
+ * The hook (ncclt.deliver.agree.injected.live) arms the same switch on every rank at the end of the same optimizer step, and
+ * each rank learns from one register whether it holds. The next question waits for that decision, and fails if it does not
+ * come: it is never answered by a guess. docs/adr/0026 has the proof. */
 #ifndef NCCLT_LIVE_H
 #define NCCLT_LIVE_H
 
@@ -33,6 +33,12 @@ void ncclt_live_close(struct ncclt_live *live);
 int ncclt_live_find(struct ncclt_communicator *communicator, const struct ncclt_call *call,
                     struct ncclt_choice *choice);
 
+/* What all ranks must have armed alike: the question from which on the plan counts, the hash of all before it, and the
+ * checksum of the plan's rows. */
+struct ncclt_live_armed {
+  uint64_t begins, hash, checksum;
+};
+
 /* For the hook, found by dlsym.
  *
  * `describe` writes a line of words `name=value` per open communicator: id, ranks, nodes, count, mark (hash of all
@@ -42,13 +48,13 @@ int ncclt_live_find(struct ncclt_communicator *communicator, const struct ncclt_
  * `size` is too small.
  *
  * `arm` prepares a switch of one communicator to a compact table (empty = the NCCL default). Rows count for the sizes and
- * choices that NCCL has offered in it, with `connected_only` for algorithms that it has used. `checksum`: of those rows.
- * Returns 0, or -1 with a sentence in `reason`; the plan in force then stays, whatever is decided.
+ * choices that NCCL has offered in it, with `connected_only` for algorithms that it has used. Returns 0, or -1 with a
+ * sentence in `reason`; the plan in force then stays, whatever is decided.
  *
  * `decide` commits (1) or aborts (0) a proposal in all communicators that have it armed. */
 int ncclt_live_describe(char *text, size_t size);
-int ncclt_live_arm(uint64_t proposal, uint64_t id, uint64_t begins, const char *table, int connected_only,
-                   double wait_s, uint64_t *checksum, char reason[NCCLT_REASON_SIZE]);
+int ncclt_live_arm(uint64_t proposal, uint64_t id, const char *table, int connected_only, double wait_s,
+                   struct ncclt_live_armed *armed, char reason[NCCLT_REASON_SIZE]);
 void ncclt_live_decide(uint64_t proposal, int commit);
 
 /* Between 1 and 0, questions of this thread are estimates of this rank alone: neither counted nor hashed. One thread at a

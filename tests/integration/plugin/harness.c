@@ -251,7 +251,7 @@ static void *ask_live(void *argument) {
   return NULL;
 }
 
-/* A plan is decided long before its question, just then, or it comes too late. */
+/* A question comes long after a plan is armed, just then, or waits for the decision. */
 static void check_live(void) {
   setenv("NCCLT_LIVE", "1", 1);
   char *policy = strdup(getenv("NCCLT_POLICY")), text[4096], reason[NCCLT_REASON_SIZE];
@@ -261,20 +261,21 @@ static void check_live(void) {
   unsetenv("NCCLT_LIVE");
   free(policy);
   pthread_t thread;
-  uint64_t checksum;
+  struct ncclt_live_armed armed;
   long aborted = 0, refused = 0;
   CHECK(pthread_create(&thread, NULL, ask_live, &played) == 0);
   for (uint64_t proposal = 1; atomic_load(&asked) < LIVE_QUESTIONS; proposal++) {
-    uint64_t begins = atomic_load(&asked) + random_number() % 20, number = atomic_load(&switches);
+    uint64_t number = atomic_load(&switches);
     int plan = (int)(random_number() % 3), commits = random_number() % 4 > 0;
     CHECK(ncclt_live_describe(text, sizeof text) > 0 && strstr(text, "ranks=16"));
-    if (begins < 20) continue; /* the size must be known */
-    if (ncclt_live_arm(proposal, COMMUNICATOR, begins, PLANS[plan], 0, 30.0, &checksum, reason)) {
+    if (atomic_load(&asked) == 0) continue; /* the size must be known */
+    if (ncclt_live_arm(proposal, COMMUNICATOR, PLANS[plan], 0, 30.0, &armed, reason)) {
       refused++;
       continue;
     }
+    if (random_number() % 4 == 0) nanosleep(&(struct timespec){0, 200000}, NULL); /* the question may have to wait */
     if (commits) {
-      switched[number].begins = begins, switched[number].plan = plan;
+      switched[number].begins = armed.begins, switched[number].plan = plan;
       atomic_store(&switches, number + 1);
     }
     aborted += !commits;

@@ -2,6 +2,7 @@
 
 import contextlib
 import runpy
+import threading
 import time
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -31,9 +32,10 @@ PLAN = "1:x"
 class Plugin:
     """The plugin of one rank, with one communicator; counts by `ask`."""
 
-    def __init__(self, ranks, refuses=lambda _proposal: False, checksum=1):
-        self.ranks, self.refuses, self.checksum = ranks, refuses, checksum
+    def __init__(self, ranks, refuses=lambda _proposal: False, checksum=1, hash=0):
+        self.ranks, self.refuses, self.checksum, self.hash = ranks, refuses, checksum, hash
         self.count, self.begins, self.state, self.proposal, self.decided = 0, 0, "committed", 0, {}
+        self.armed = {}
 
     def ask(self, questions=PER_STEP):
         self.count += questions
@@ -43,12 +45,13 @@ class Plugin:
         words = f"nodes=1 count={self.count} {flags} begins={self.begins} state={self.state}"
         return f"id={7:016x} ranks={self.ranks} {words}\n".encode()
 
-    def arm(self, proposal, number, begins, plan, *, connected_only, wait_s):
+    def arm(self, proposal, number, plan, *, connected_only, wait_s):
         assert (number, plan) == (7, PLAN)
         if self.refuses(proposal & 0xFFFF):
             raise RuntimeError("made up")
-        self.proposal, self.begins, self.state = proposal, begins, "undecided"
-        return self.checksum
+        self.proposal, self.begins, self.state = proposal, self.count, "undecided"
+        self.armed[proposal & 0xFFFF] = self.count
+        return self.count, self.hash, self.checksum
 
     def decide(self, proposal, *, commit):
         self.decided[proposal & 0xFFFF] = commit
@@ -113,6 +116,17 @@ class Job:
             self.wait(lambda seen=seen: len(self.director.boundaries) > seen or self.sessions[0].ended)
         self.wait(lambda: all(plugin.state != "undecided" for plugin in self.plugins), limit_s=3.0)
 
+    def pass_proposals(self, number):
+        """Step until so many proposals are decided on all ranks, and to the boundary behind."""
+        for _ in range(40):
+            if all(len(plugin.decided) >= number for plugin in self.plugins) or self.sessions[0].ended:
+                break
+            self.pass_boundaries(1)
+        self.pass_boundaries(1)
+
+    def reasons(self):
+        return [reason for _, reason in self.director.outcomes]
+
     @staticmethod
     def wait(condition, limit_s=1.0):
         ends_s = time.monotonic() + limit_s
@@ -139,45 +153,63 @@ def start():
 
 def test_plan_is_committed_on_all_ranks_for_the_same_question(start):
     job = start()
-    job.pass_boundaries(4)
-    assert [plugin.decided for plugin in job.plugins] == [{1: True}] * 3
-    assert len({plugin.begins for plugin in job.plugins}) == 1
-    assert job.plugins[0].begins > 4 * EVERY * PER_STEP
+    job.pass_proposals(1)
+    assert [plugin.decided[1] for plugin in job.plugins] == [True] * 3
+    assert len({plugin.armed[1] for plugin in job.plugins}) == 1
+    assert job.plugins[0].armed[1] > 4 * EVERY * PER_STEP
     first = job.director.boundaries[:4]
     assert [one.can_propose for one in first] == [False, False, False, True], "counts were equal four times"
     assert set(first[-1].times_us) == {0, 1, 2}
     assert len(first[-1].times_us[2]) == EVERY
 
 
-def test_next_plan_waits_until_all_have_passed_the_last(start):
+def test_boundary_names_the_plan_and_its_first_step(start):
     job = start()
-    job.pass_boundaries(4)
-    for plugin in job.plugins:
-        plugin.begins += 100  # as if it lay far ahead
-    job.sessions[0]._coordinator._begun["0000000000000007"] += 10**6
-    job.sessions[0]._coordinator._message["begins"]["0000000000000007"] += 10**6
-    job.pass_boundaries(2)
-    assert [one.why_not for one in job.director.boundaries[4:]] == ["the last switch has not been reached"] * 2
-    assert [plugin.decided for plugin in job.plugins] == [{1: True}] * 3
-
-
-def test_boundary_names_the_plan_and_the_first_step_under_it_alone(start):
-    job = start()
-    job.pass_boundaries(4)
-    begins = job.plugins[0].begins
-    job.wait(lambda: job.sessions[0]._coordinator._outcome is not None)
-    while job.plugins[0].count <= begins:
-        job.pass_boundaries(1)
-    job.pass_boundaries(1)
+    job.pass_proposals(1)
+    begins = job.plugins[0].armed[1]
     settled = next(one for one in job.director.boundaries if one.plan)
-    assert settled.plan == PLAN
-    assert settled.plan_since == begins // PER_STEP + 2
-    assert settled.outcome is None or settled.outcome.committed
+    assert (settled.plan, settled.plan_since) == (PLAN, begins // PER_STEP + 1)
+    assert settled.outcome.committed
+
+
+def test_next_plan_waits_until_the_last_is_decided(start):
+    job = start()
+    judge, gate = job.sessions[0]._judge, threading.Event()
+    job.sessions[0]._judge = lambda *words: gate.wait(5) and judge(*words)
+    job.pass_boundaries(4)
+    job.step(2 * EVERY)
+    job.wait(lambda: job.plugins[0].state == "undecided")
+    assert [plugin.state for plugin in job.plugins] == ["undecided"] * 3
+    gate.set()
+    job.pass_boundaries(2)
+    assert job.director.boundaries[4].outcome is None or job.director.boundaries[4].outcome.committed
+    assert all(plugin.decided[1] for plugin in job.plugins)
+
+
+def test_proposal_that_comes_after_its_step_is_refused(start):
+    job = start()
+    propose = job.sessions[0]._coordinator.propose
+    job.sessions[0]._coordinator.propose = lambda plan, steps: propose(plan, steps) | {"step": steps}
+    job.pass_proposals(2)
+    assert [plugin.decided for plugin in job.plugins] == [{1: False, 2: False}] * 3
+    assert job.reasons()[0].endswith(" was over before the proposal came")
+
+
+def test_ranks_at_different_questions_abort(start):
+    """One rank alone asked once more since the boundary."""
+    for changes in ({"hash": 5}, {}):
+        job = start(plugins={1: Plugin(3, **changes)})
+        job.pass_boundaries(4)
+        if not changes:
+            job.plugins[1].ask(1)
+        job.pass_proposals(1)
+        assert job.reasons()[0] == "ranks were at different questions of communicator 0000000000000007"
+        assert all(plugin.decided[1] is False for plugin in job.plugins)
 
 
 def test_one_refusal_aborts_on_all_ranks_and_two_in_a_row_end_it(start, capfd):
     job = start(plugins={2: Plugin(3, refuses=lambda _proposal: True)})
-    job.pass_boundaries(6)
+    job.pass_proposals(2)
     job.wait(lambda: job.director.ends)
     assert [plugin.decided for plugin in job.plugins] == [{1: False, 2: False}] * 3
     assert job.director.ends == ["two proposals in a row were aborted: rank 2: made up"]
@@ -196,7 +228,7 @@ def test_refusals_that_are_not_in_a_row_end_nothing(start):
 
 def test_ranks_that_compiled_different_rows_abort(start):
     job = start(plugins={1: Plugin(3, checksum=2)})
-    job.pass_boundaries(5)
+    job.pass_proposals(1)
     assert job.director.outcomes[0] == (False, "ranks were offered different choices in communicator 0000000000000007")
     assert all(plugin.decided[1] is False for plugin in job.plugins)
 
@@ -224,14 +256,15 @@ def failing_store(*, clones, after):
 
 def test_second_connection_reads_the_decision_where_the_first_one_fails(start):
     job = start(stores={1: failing_store(clones={0}, after="decision")})
-    job.pass_boundaries(4)
-    assert [plugin.decided for plugin in job.plugins] == [{1: True}] * 3
+    job.pass_proposals(1)
+    assert [plugin.decided[1] for plugin in job.plugins] == [True] * 3
 
 
 def test_rank_that_lost_the_store_after_it_acknowledged_decides_nothing(start, capfd):
     """Only its plugin may fail then: the others may have committed."""
     job = start(stores={1: failing_store(clones={0, 1}, after="decision")})
     job.pass_boundaries(4)
+    job.step()
     job.wait(lambda: job.sessions[1].ended, limit_s=5.0)
     assert [plugin.decided for plugin in job.plugins] == [{1: True}, {}, {1: True}]
     assert job.plugins[1].state == "undecided"
@@ -241,8 +274,9 @@ def test_rank_that_lost_the_store_after_it_acknowledged_decides_nothing(start, c
 def test_rank_that_waits_in_vain_aborts_for_all(start):
     """Rank 0 dies between the proposal and its word."""
     job = start()
-    job.sessions[0]._judge = lambda _proposal: time.sleep(2.0) or "commit"
+    job.sessions[0]._judge = lambda *_words: time.sleep(2.0) or "commit"
     job.pass_boundaries(4)
+    job.step()
     job.wait(lambda: all(1 in plugin.decided for plugin in job.plugins), limit_s=5.0)
     assert [plugin.decided for plugin in job.plugins] == [{1: False}] * 3
 
@@ -297,7 +331,7 @@ def test_forked_child_and_closed_session_do_nothing(start):
     job = start()
     job.sessions[0]._pid += 1
     job.step()
-    assert job.sessions[0]._snapshots.empty()
+    assert job.sessions[0]._tasks.empty()
     job.close()
     job.wait(lambda: not any(session._worker.is_alive() for session in job.sessions))
     assert not any(session._worker.is_alive() for session in job.sessions)
@@ -346,18 +380,17 @@ def test_end_is_found():
 
 def test_communicators_in_step_are_found():
     history = [facts(count, count) for count in (0, 20, 40, 60)]
-    assert find_in_step(history, 4, {}) == {"a": (60, 5)}
-    assert find_in_step(history[1:], 4, {}) == {}, "three boundaries"
-    assert find_in_step([facts(0, 1), *history[1:]], 4, {}) == {}, "ranks differed before"
-    assert find_in_step([*history[:3], facts(60, 60)], 3, {}) == {"a": (60, 7)}, "rounded up"
-    assert find_in_step([*history[:3], facts(40, 40)], 4, {}) == {}, "idle"
-    assert find_in_step(history, 4, {"a": 60}) == {}, "its last plan begins with the next question"
-    assert find_in_step(history, 4, {"a": 59}) == {"a": (60, 5)}
+    assert find_in_step(history, {}) == {"a"}
+    assert find_in_step(history[1:], {}) == set(), "three boundaries"
+    assert find_in_step([facts(0, 1), *history[1:]], {}) == set(), "ranks differed before"
+    assert find_in_step([*history[:3], facts(40, 40)], {}) == set(), "idle"
+    assert find_in_step(history, {"a": 60}) == set(), "its last plan begins with the next question"
+    assert find_in_step(history, {"a": 59}) == {"a"}
     for name in ("busy", "registered"):
-        assert find_in_step([*history[:3], change(facts(60, 60), 1, **{name: 1})], 4, {}) == {}, name
+        assert find_in_step([*history[:3], change(facts(60, 60), 1, **{name: 1})], {}) == set(), name
     alone = facts(60, 60)
     del alone[1]["communicators"]["a"]
-    assert find_in_step([*history[:3], alone], 4, {}) == {}, "one rank does not have it"
+    assert find_in_step([*history[:3], alone], {}) == set(), "one rank does not have it"
 
 
 def test_description_is_read():

@@ -1,7 +1,8 @@
 """Change the plan of all ranks at the same question of NCCL while a job trains (experimental; not seen on a GPU).
 
-The training never waits at a boundary: the optimizer's hook copies counters, and a worker thread does the rest over the
-job's store. docs/adr/0026 has the protocol and its proof. Plans come from a director, on rank 0:
+The training does not wait at a boundary: the optimizer's hook copies counters, and a worker thread does the rest over
+the job's store. It waits once per switch, in its first question to NCCL after the step at which all ranks arm it.
+docs/adr/0026 has the protocol and its proof. Plans come from a director, on rank 0:
 
     class Director:
         def decide(self, boundary: Boundary) -> str | None: ...
@@ -10,8 +11,8 @@ job's store. docs/adr/0026 has the protocol and its proof. Plans come from a dir
 The worker thread calls `decide` once per boundary (every `every` optimizer steps) to which all ranks came. It returns
 the plan to propose: a compact table (ncclt.nccl.tuner_plugin.compact_table), "" = the NCCL default, None = the plan
 stays; nothing is proposed while `boundary.can_propose` is False. `boundary.outcome` tells once how the last proposal
-ended, and `boundary.plan_since` is the first step that runs under `boundary.plan` alone: a switch lies within a step.
-`end` is called once: no more proposals, the plan in force stays. An error of a director ends live tuning likewise.
+ended, and `boundary.plan_since` is the first step under `boundary.plan`: a plan begins between two steps. `end` is
+called once: no more proposals, the plan in force stays. An error of a director ends live tuning likewise.
 
 It stands alone like the rest of this package: standard library, Python 3.8, and torch of the process that it runs in.
 """
@@ -43,7 +44,7 @@ VARIABLE, STEPS_VARIABLE = "NCCLT_LIVE", "NCCLT_LIVE_STEPS"
 """1: plans can change; steps between two boundaries."""
 
 STEPS = 20
-"""Between two boundaries; a boundary of 8 ranks takes its store about 5 ms (bench/live.py), beside the training."""
+"""Between two boundaries; the store of 8 ranks takes 10 to 20 ms for one (bench/live.py), beside the training."""
 
 COMMIT, ABORT = "commit", "abort: "
 COMPARED = (*COMMON, ("nonblocking", "TORCH_NCCL_USE_COMM_NONBLOCKING"), ("every", STEPS_VARIABLE))
@@ -52,8 +53,8 @@ _HISTORY = 4
 
 _MOST_ABORTS = 2
 _LATENCIES = 8
-"""Proposals whose slowest says how far ahead the next one begins: with the last one alone, 23 of 1,023 came too late
-for a rank (bench/live.py, 8 ranks on a busy machine)."""
+"""Boundaries whose slowest says how many steps ahead a switch is announced: with the last one alone, 23 of 1,023 came
+too late for a rank (bench/live.py, 8 ranks on a busy machine)."""
 _MARK = 64
 """As NCCLT_LIVE_MARK of plugin/live.h."""
 
@@ -64,7 +65,7 @@ _CLOSE_S = 2.0
 class Limits(NamedTuple):
     """Seconds that ranks wait for each other; each is longer than those that it follows.
 
-    The worker threads wait, and the training does not; only a question behind an armed switch waits, up to
+    The worker threads wait, and the training does not; only the first question behind an armed switch waits, up to
     `question_s`, for the decision, and then fails. PyTorch's watchdog allows 600 s.
     """
 
@@ -78,7 +79,7 @@ LIMITS = Limits()
 
 
 class ProposalOutcome(NamedTuple):
-    """The end of a proposal, `latency_s` after it was made: committed, or aborted for a reason."""
+    """The end of a proposal, `latency_s` after the step at which it was armed: committed, or aborted for a reason."""
 
     proposal: int
     plan: str
@@ -95,7 +96,7 @@ class Boundary(NamedTuple):
         number: from 1.
         step: optimizer steps so far.
         plan: in force for all communicators in step.
-        plan_since: first step that ran under it alone; 0 = from the start.
+        plan_since: first step that ran under it; 0 = from the start.
         can_propose: whether a plan can be proposed now.
         why_not: the reason, if not.
         outcome: of the last proposal, once.
@@ -238,11 +239,11 @@ class LivePlugin:
             library.ncclt_live_capture,
         )
         self._arm.argtypes = [
-            *(ctypes.c_uint64,) * 3,
+            *(ctypes.c_uint64,) * 2,
             ctypes.c_char_p,
             ctypes.c_int,
             ctypes.c_double,
-            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_void_p,
             ctypes.c_char_p,
         ]
         self._decide.argtypes = [ctypes.c_uint64, ctypes.c_int]
@@ -254,16 +255,19 @@ class LivePlugin:
         length = self._describe(self._text, self._size)
         return b"" if length < 0 else self._text.raw[:length]
 
-    def arm(self, proposal: int, number: int, begins: int, plan: str, *, connected_only: bool, wait_s: float) -> int:
-        """Arm a switch in one communicator and return the checksum of its rows.
+    def arm(self, proposal: int, number: int, plan: str, *, connected_only: bool, wait_s: float) -> tuple[int, ...]:
+        """Arm a switch in one communicator.
+
+        Returns:
+            The question with which it begins, the hash of all before, and the checksum of the plan's rows.
 
         Raises:
             RuntimeError: it is not armed.
         """
-        checksum, reason = ctypes.c_uint64(), ctypes.create_string_buffer(200)
-        if self._arm(proposal, number, begins, plan.encode(), connected_only, wait_s, ctypes.byref(checksum), reason):
+        armed, reason = (ctypes.c_uint64 * 3)(), ctypes.create_string_buffer(200)
+        if self._arm(proposal, number, plan.encode(), connected_only, wait_s, armed, reason):
             raise RuntimeError(reason.value.decode("ascii", "replace"))
-        return checksum.value
+        return tuple(armed)
 
     def decide(self, proposal: int, *, commit: bool) -> None:
         """Commit or abort a proposal."""
@@ -335,22 +339,19 @@ def find_end(facts: Mapping[int, Mapping[str, Any]]) -> str:
     return ""
 
 
-def find_in_step(
-    history: Sequence[Mapping[int, Mapping[str, Any]]], every: int, begun: Mapping[str, int]
-) -> dict[str, tuple[int, int]]:
-    """Return count and questions per step of the communicators whose ranks had equal counts at every boundary.
+def find_in_step(history: Sequence[Mapping[int, Mapping[str, Any]]], begun: Mapping[str, int]) -> set[str]:
+    """Return the communicators whose ranks had equal counts at every boundary.
 
-    The communicator must be in use, and none of its buffers registered: registration is local to a rank, and NCCL
-    2.29.7 and 2.30.7 ask more questions where only one side has it.
+    They must be in use, with no registered buffers: registration is local to a rank, and NCCL 2.29.7 and 2.30.7 ask
+    more questions where only one side has it.
 
     Args:
         history: facts of the last boundaries, the newest last.
-        every: steps between them.
-        begun: question at which the last plan of a communicator began; all ranks must have passed it.
+        begun: question with which the last plan of a communicator began; all ranks must have passed it.
     """
     if len(history) < _HISTORY:
-        return {}
-    found = {}
+        return set()
+    found = set()
     for number, now in members_of(history[-1]).items():
         counts = []
         for facts in history:
@@ -359,9 +360,9 @@ def find_in_step(
             if len(members) != next(iter(now.values()))["ranks"] or len(seen) != 1:
                 break
             counts.append(seen.pop())
-        is_quiet = len(counts) == len(history) and not any(one["busy"] or one["registered"] for one in now.values())
-        if is_quiet and counts[-1] > max(counts[-2], begun.get(number, 0)):
-            found[number] = counts[-1], -(-(counts[-1] - counts[-2]) // every)
+        is_quiet = not any(one["busy"] or one["registered"] for one in now.values())
+        if is_quiet and len(counts) == len(history) and counts[-1] > max(counts[-2], begun.get(number, 0)):
+            found.add(number)
     return found
 
 
@@ -412,39 +413,66 @@ class LiveSession:
         self._hello, self._connected_only = dict(hello), connected_only
         self._pid, self._is_closing = os.getpid(), threading.Event()
         self._steps, self._last_s, self._times_us = 0, 0.0, []  # type: ignore[var-annotated]
-        self._snapshots: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._scheduled: dict[str, Any] | None = None
+        """The proposal that the hook arms at its step."""
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._coordinator = Coordinator(ranks, every, epoch) if rank == 0 else None
         self._worker = threading.Thread(target=self._work, name="ncclt-live", daemon=True)
         self._worker.start()
 
     def step(self) -> None:
-        """Count an optimizer step; at a boundary, hand a snapshot to the worker."""
+        """Count an optimizer step; arm a proposal at its step; hand a snapshot to the worker at a boundary."""
         now_s = time.perf_counter()
-        if self.ended:
+        if self.ended or os.getpid() != self._pid:  # a forked child has no worker
             return
         if self._steps:
             self._times_us.append(1e6 * (now_s - self._last_s))
         self._last_s = now_s
         self._steps += 1
-        if self._steps % self._every == 0 and os.getpid() == self._pid:  # a forked child has no worker
+        scheduled = self._scheduled
+        if scheduled is not None and self._steps >= scheduled["step"]:
+            self._scheduled = None
+            self._tasks.put((self._take_part, scheduled, self._arm(scheduled), now_s))
+        if self._steps % self._every == 0:
             times_us, self._times_us = self._times_us, []
-            self._snapshots.put((self._steps, self._plugin.describe(), times_us, now_s))
+            self._tasks.put((self._serve, self._steps, self._plugin.describe(), times_us, now_s))
 
     def close(self) -> None:
         """End the worker; the plan in force stays."""
         self._is_closing.set()
-        self._snapshots.put(None)
+        self._tasks.put(None)
         if os.getpid() == self._pid:
             self._worker.join(_CLOSE_S)
 
+    def _arm(self, message: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | str:
+        """Arm a proposal in all its communicators; return what was armed, or why not all are."""
+        if self._steps > message["step"]:
+            return f"step {message['step']} was over before the proposal came"
+        try:
+            return {
+                number: self._plugin.arm(
+                    message["proposal"],
+                    int(number, 16),
+                    message["plan"],
+                    connected_only=self._connected_only,
+                    wait_s=self._limits.question_s,
+                )
+                for number in message["communicators"]
+            }
+        except Exception as error:  # noqa: BLE001  # of the plugin; the training goes on, whatever fails here
+            return one_line(error)
+
     def _work(self) -> None:
         failures = 0
-        while not self.ended and not self._is_closing.is_set():
-            snapshot = self._snapshots.get()
-            if snapshot is None:
+        while not self._is_closing.is_set():
+            task = self._tasks.get()
+            if task is None:
                 return
+            function, *arguments = task
+            if self.ended and function == self._serve:
+                continue  # what is armed is decided all the same
             try:
-                self._serve(*snapshot)
+                function(*arguments)
                 failures = 0
             except Exception as error:  # noqa: BLE001  # the training goes on, whatever fails here
                 failures += 1
@@ -463,6 +491,9 @@ class LiveSession:
             director, self._director = self._director, None
             with contextlib.suppress(Exception):
                 director.end(reason)
+        scheduled, self._scheduled = self._scheduled, None
+        if scheduled is not None:  # the others may have armed it
+            self._learn(scheduled["proposal"], f"{ABORT}rank {self._rank}: {reason}")
 
     def _key(self, *words: object) -> str:
         return "/".join(map(str, (self._prefix, *words)))
@@ -491,8 +522,12 @@ class LiveSession:
             return
         if number > 1:
             store.delete_key(self._key("facts", number - 1, self._rank))
-        if "begins" in message:
-            self._take_part(message, communicators)
+        if "proposal" in message:
+            mine = [number for number in message["communicators"] if number in communicators]
+            if self._scheduled is None:
+                self._scheduled = {**message, "communicators": mine}  # the hook refuses it where it comes too late
+            else:
+                self._take_part(message, "another proposal is under way", time.perf_counter())
         if message.get("end"):
             self._end(message["end"])
 
@@ -520,9 +555,8 @@ class LiveSession:
                 return {"end": f"the director failed: {one_line(error)}"}
         if plan is None or not boundary.can_propose:
             return {}
-        now, _ = read_communicators(self._plugin.describe())
-        latency_s = max(time.perf_counter() - taken_s, *coordinator.latencies_s)
-        return coordinator.propose(plan, now, latency_s)
+        coordinator.latencies_s.append(time.perf_counter() - taken_s)
+        return coordinator.propose(plan, self._steps)
 
     def _collect(self, *words: object) -> dict[int, dict[str, Any]]:
         store, keys = self._stores[0], [self._key(*words, rank) for rank in range(self._ranks)]
@@ -531,34 +565,25 @@ class LiveSession:
             return {rank: json.loads(text_of(value)) for rank, value in enumerate(values)}
         return {rank: json.loads(text_of(store.get(key))) for rank, key in enumerate(keys) if store.check([key])}
 
-    def _take_part(self, message: Mapping[str, Any], communicators: Mapping[str, object]) -> None:
-        """Arm a proposal, acknowledge it, and give the plugin the decision of all ranks."""
-        proposal, began_s, word = message["proposal"], time.perf_counter(), ""
+    def _take_part(self, message: Mapping[str, Any], armed: Mapping[str, Sequence[int]] | str, began_s: float) -> None:
+        """Acknowledge a proposal that the hook armed, and give the plugin the decision of all ranks."""
+        proposal, word = message["proposal"], ""
         try:
-            checksums = {
-                number: self._plugin.arm(
-                    proposal,
-                    int(number, 16),
-                    begins,
-                    message["plan"],
-                    connected_only=self._connected_only,
-                    wait_s=self._limits.question_s,
-                )
-                for number, begins in message["begins"].items()
-                if number in communicators
-            }
-            self._stores[0].set(self._key("ack", proposal, self._rank), json.dumps(checksums))
-            if self._rank == 0:
-                word = self._judge(proposal)
+            if isinstance(armed, str):
+                raise RuntimeError(armed)
+            self._stores[0].set(self._key("ack", proposal, self._rank), json.dumps(armed))
+            if self._coordinator is not None:
+                word = self._judge(proposal, self._coordinator)
         except Exception as error:  # noqa: BLE001  # of plugin or store: nobody commits what a rank did not acknowledge
             word = f"{ABORT}rank {self._rank}: {one_line(error)}"
         decision = self._learn(proposal, word)
         if decision is not None:
             self._plugin.decide(proposal, commit=decision == COMMIT)
         if self._coordinator is not None:
-            self._coordinator.conclude(decision or f"{ABORT}it is not known", time.perf_counter() - began_s)
+            latency_s = time.perf_counter() - began_s
+            self._coordinator.conclude(message, decision or f"{ABORT}it is not known", latency_s)
 
-    def _judge(self, proposal: int) -> str:
+    def _judge(self, proposal: int, coordinator: Coordinator) -> str:
         """Return rank 0's word about a proposal."""
         keys = [self._key("ack", proposal, rank) for rank in range(self._ranks)]
         decision = self._key("decision", proposal)
@@ -568,14 +593,10 @@ class LiveSession:
                 return f"{ABORT}a rank refused it"  # the register holds its reason
             if time.monotonic() > ends_s or self._is_closing.is_set():
                 return f"{ABORT}not all ranks acknowledged within {self._limits.acknowledge_s:g} s"
-        rows: dict[str, int] = {}
-        for key in keys:
-            for number, checksum in json.loads(text_of(self._stores[0].get(key))).items():
-                if rows.setdefault(number, checksum) != checksum:
-                    return f"{ABORT}ranks were offered different choices in communicator {number}"
+        reason = coordinator.compare([json.loads(text_of(self._stores[0].get(key))) for key in keys])
         for rank in range(self._ranks):
             self._stores[0].delete_key(self._key("ack", proposal - 1, rank))
-        return COMMIT
+        return f"{ABORT}{reason}" if reason else COMMIT
 
     def _learn(self, proposal: int, word: str) -> str | None:
         """Return what the write-once register of a proposal holds, None where it cannot be read.
@@ -612,7 +633,7 @@ class Coordinator:
         history: facts of the last boundaries.
         is_compared: whether the ranks have been found to be equal.
         end: why no plan may change any more; empty = one may.
-        latencies_s: that ranks took for the last proposals.
+        latencies_s: from the last boundaries to a proposal.
     """
 
     def __init__(self, ranks: int, every: int, epoch: int) -> None:
@@ -621,11 +642,11 @@ class Coordinator:
         self.latencies_s = deque([0.0], maxlen=_LATENCIES)
         self._ranks, self._every, self._aborts, self._missed = ranks, every, 0, 0
         self._proposals = epoch << 32
-        self._plan, self._since, self._next_since = "", 0, 0
-        self._planned: dict[str, tuple[int, int]] = {}
+        self._plan, self._since = "", 0
+        self._planned: set[str] = set()
         self._begun: dict[str, int] = {}
-        self._proposed, self._is_switching = "", False
-        self._message: dict[str, Any] = {}
+        self._begins: dict[str, int] = {}
+        self._is_pending = False
         self._outcome: ProposalOutcome | None = None
 
     def take(self, number: int, facts: Mapping[int, Mapping[str, Any]], missing: Sequence[int]) -> Boundary:
@@ -642,19 +663,10 @@ class Coordinator:
             self._missed = 0
             self.history.append(facts)
             self.end = self.end or find_end(facts)
-        self._planned = find_in_step(self.history, self._every, self._begun)
+        self._planned = find_in_step(self.history, self._begun)
         members = members_of(facts)
-        if self._is_switching and not missing:
-            # By the counts: these facts may be older than the decision.
-            switched = (
-                one["count"] > begins
-                for number, begins in self._message["begins"].items()
-                for one in members.get(number, {}).values()
-            )
-            if all(switched):
-                self._is_switching, self._plan, self._since = False, self._proposed, self._next_since
-            else:
-                why_not = "the last switch has not been reached"
+        if self._is_pending and not why_not:
+            why_not = "a proposal is under way"
         if not why_not and not self._planned:
             why_not = "no communicator is in step"
         self._outcome = None
@@ -672,40 +684,52 @@ class Coordinator:
             left_out=len(used) - len(self._planned),
         )
 
-    def propose(self, plan: str, now: Mapping[str, Mapping[str, Any]], latency_s: float) -> dict[str, Any]:
+    def propose(self, plan: str, steps: int) -> dict[str, Any]:
         """Return the message that proposes a plan.
 
-        A switch begins behind the questions of the steps that the ranks' acknowledgements will take, and of one more.
+        Its step is behind those that the ranks may pass before they have read it, and one more.
 
         Args:
             plan: to propose.
-            now: this rank's communicators, which have gone on since the boundary.
-            latency_s: for which ranks may need to arm it.
+            steps: of this rank so far.
         """
         times_us = sorted(one for told in self.history[-1].values() for one in told["times_us"])
         step_s = max(times_us[len(times_us) // 2] / 1e6, 1e-6) if times_us else 1.0
-        steps = (2 + int(2 * latency_s / step_s)) << self._aborts
-        begins, ahead = {}, 0
-        for number, (count, per_step) in self._planned.items():
-            begins[number] = max(count, now.get(number, {}).get("count", 0)) + steps * per_step + 1
-            ahead = max(ahead, (begins[number] - count - 1) // per_step)
+        ahead = (2 + int(2 * max(self.latencies_s) / step_s)) << self._aborts
         self._proposals += 1
-        self._proposed = plan
-        self._next_since = next(iter(self.history[-1].values()))["step"] + ahead + 2
-        self._message = {"proposal": self._proposals, "plan": plan, "begins": begins}
-        return self._message
+        self._is_pending = True
+        return {
+            "proposal": self._proposals,
+            "plan": plan,
+            "step": steps + ahead,
+            "communicators": sorted(self._planned),
+        }
 
-    def conclude(self, decision: str, latency_s: float) -> None:
-        """Take in the decision about the last proposal."""
+    def compare(self, armed: Sequence[Mapping[str, Sequence[int]]]) -> str:
+        """Return why the ranks have not armed the same; empty = they have."""
+        first: dict[str, Sequence[int]] = {}
+        for one in armed:
+            for number, values in one.items():
+                *place, checksum = first.setdefault(number, values)
+                if place != values[:2]:
+                    return f"ranks were at different questions of communicator {number}"
+                if checksum != values[2]:
+                    return f"ranks were offered different choices in communicator {number}"
+        self._begins = {number: values[0] for number, values in first.items()}
+        return ""
+
+    def conclude(self, message: Mapping[str, Any], decision: str, latency_s: float) -> None:
+        """Take in the decision about a proposal."""
         committed = decision == COMMIT
         reason = "" if committed else decision[len(ABORT) :]
-        self.latencies_s.append(latency_s)
         self._outcome = ProposalOutcome(
-            self._proposals, self._proposed, committed, reason, len(self._message["begins"]), latency_s
+            message["proposal"], message["plan"], committed, reason, len(message["communicators"]), latency_s
         )
+        self._is_pending = False
         if committed:
-            self._aborts, self._is_switching = 0, True
-            self._begun.update(self._message["begins"])
+            self._aborts = 0
+            self._begun.update(self._begins)
+            self._plan, self._since = message["plan"], message["step"] + 1
         else:
             self._aborts += 1
             if self._aborts >= _MOST_ABORTS and not self.end:
