@@ -16,7 +16,7 @@ from ncclt.core.attestation import Form, LogEvidence, Observed
 from ncclt.core.preflight import Preflight
 from ncclt.core.preflight import State as PreflightState
 from ncclt.core.recheck import Freshness, Recheck
-from ncclt.core.revision import Actor, ClusterRules, RevisionState
+from ncclt.core.revision import Action, Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import ArmState, JobStart, JobTime, RollOutState
 from ncclt.core.study import StudyState
 from ncclt.core.verification import Verification
@@ -201,7 +201,9 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
     assert [page.study.id for page in store.studies.page().items] == ["s2"]
     assert [len(store.trials.find(id)) for id in ("s1", "s2", "s3")] == [0, 1, 0]
     assert [one.id for one in store.recommendations.find()] == ["b"]
-    assert store.revisions.history() == told != ()
+    entry, *before = store.revisions.history()
+    assert tuple(before) == told != ()
+    assert (entry.action, "2 studies" in entry.why) == (Action.PRUNED, True)
     assert (store.records.attestations(["a"]), store.records.rechecks("a"), store.records.verifications()) == (
         (),
         (),

@@ -101,7 +101,7 @@ class Site:
         self._http.close()
 
     def history(self, id):
-        items = self("read", "GET", f"/v1/recommendations/{id}/history").json()["items"]
+        items = self("read", "GET", f"/v1/history?recommendation={id}").json()["items"]
         return [(item["action"], item["who"]) for item in items]
 
 

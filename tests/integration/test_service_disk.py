@@ -148,7 +148,7 @@ def test_a_full_disk_under_the_service(machine, tmp_path):
         for path in ("/readyz", "/", "/studies", "/jobs", "/recommendations/first", "/v1/studies", "/metrics"):
             assert machine.ask("GET", path).status_code == 200, path
         assert machine.ask("GET", "/v1/jobs").json()["items"] == []
-        assert [one["action"] for one in machine.ask("GET", "/v1/clusters/pair/history").json()["items"]].count(
+        assert [one["action"] for one in machine.ask("GET", "/v1/history?cluster=pair").json()["items"]].count(
             "pinned"
         ) == 0
         assert not machine.ask("GET", "/v1/recommendations/first/state").json()["pinned"]

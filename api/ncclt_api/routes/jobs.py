@@ -15,11 +15,12 @@ from starlette.responses import StreamingResponse
 
 from ncclt.core.api_key import ApiKey, Role
 from ncclt.core.name import check_name
+from ncclt.core.revision import Actor
 from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, TuningJob
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
-from ncclt_api.access import key_of, needs
+from ncclt_api.access import key_of, needs, who
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PagedQuery, StrictQuery, normal_version
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.uploads import keep_workload, read_uploaded
@@ -127,7 +128,7 @@ async def submit_job(
             raise UsageError("the profile has no name", hint="GET /v1/workloads/bert shows what a profile looks like")
         check_name(name, "the profile's name")
         workload = await read_uploaded(json.dumps(body.profile).encode(), name=name)
-        await run_in_threadpool(keep_workload, store, workload)
+        await run_in_threadpool(keep_workload, store, workload, Actor(who=who(request)))
     status, is_new = await run_in_threadpool(_submit, body, store, queue, key_of(request), idempotency_key or "")
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/v1/jobs/{status.job.id}"

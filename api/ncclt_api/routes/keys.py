@@ -8,10 +8,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import MOST_DAYS, MOST_NOTE, USUAL_DAYS, ApiKey, Role, hash_secret, new_key, new_secret
+from ncclt.core.revision import Actor
 from ncclt.errors import NotFoundError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
-from ncclt_api.access import key_of, needs
+from ncclt_api.access import key_of, needs, who
 from ncclt_api.dependencies import CurrentStore, PagedQuery, WholeStore
 from ncclt_api.problems import ForbiddenError
 from ncclt_api.routes import PROBLEMS
@@ -81,7 +82,7 @@ def create_key(
     secret = new_secret()
     digest = hash_secret(secret)
     key = new_key(digest, body.role, clusters=body.clusters, note=body.note, now=utc_now(), days=body.days)
-    store.keys.add(key, digest=digest)
+    store.keys.add(key, digest=digest, by=Actor(who=who(request)))
     response.headers["Cache-Control"] = "no-store"
     return CreatedKey.model_validate(key.to_document() | {"secret": secret})
 
@@ -91,7 +92,7 @@ def revoke_key(id: str, store: WholeStore, request: Request) -> KeyDocument:
     """Revoke a key: every service refuses it within a second."""
     if id not in {key.id for key in _visible(store, request)}:
         raise NotFoundError(f"there is no key {id!r}", hint="GET /v1/keys lists all")
-    return KeyDocument.model_validate(store.keys.revoke(id, now=utc_now()).to_document())
+    return KeyDocument.model_validate(store.keys.revoke(id, now=utc_now(), by=Actor(who=who(request))).to_document())
 
 
 def _visible(store: Store, request: Request) -> list[ApiKey]:

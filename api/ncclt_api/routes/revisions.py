@@ -1,21 +1,20 @@
-"""States of published revisions, their history with actors and reasons, and the rules of clusters."""
+"""States of published revisions, and the rules of clusters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.revision import MOST_WHY, Action, Actor, ClusterRules, HistoryEvent, RevisionState
+from ncclt.core.revision import MOST_WHY, Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import MAX_COST, MOST_ARMS, ArmState, RollOutState
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
-from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PagedQuery
+from ncclt_api.dependencies import CurrentRecommendation, CurrentStore
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import GainDocument, Page
+from ncclt_api.schemas import GainDocument
 
 _CONFLICT: dict[int | str, dict[str, Any]] = {
     409: PROBLEMS[404] | {"description": "the state does not allow it, or another request came first"}
@@ -117,26 +116,6 @@ class RevisionDocument(BaseModel):
     rollouts: list[RollOutDocument]
 
 
-class EventDocument(BaseModel):
-    """One entry of the history, which is never changed."""
-
-    schema_: int = Field(alias="schema")
-    number: int
-    cluster: str
-    model: str
-    recommendation: str
-    action: Action
-    who: str
-    why: str
-    created: str
-
-
-class HistoryDocument(Page):
-    """One page of the history, newest first."""
-
-    items: list[EventDocument]
-
-
 def _revision(store: Store, id: str) -> RevisionDocument:
     shown: list[dict[str, Any]] = [one.to_document() for one in store.revisions.rollouts(recommendation=id, limit=10)]
     return RevisionDocument.model_validate(store.revisions.status(id).to_document() | {"rollouts": shown})
@@ -151,24 +130,6 @@ def _revision(store: Store, id: str) -> RevisionDocument:
 def get_state(found: CurrentRecommendation, store: CurrentStore) -> RevisionDocument:
     """Return its state and its roll-outs."""
     return _revision(store, found.id)
-
-
-@router.get(
-    "/{id}/history",
-    operation_id="getHistory",
-    summary="History of a revision",
-    dependencies=needs(Role.READ),
-)
-def get_history(
-    found: CurrentRecommendation,
-    query: Annotated[PagedQuery, Query()],
-    store: CurrentStore,
-    request: Request,
-    response: Response,
-) -> HistoryDocument:
-    """Return one page of its history, newest first."""
-    events = store.revisions.history(recommendation=found.id, before=query.number, limit=query.limit + 1)
-    return _history(events, query, request, response)
 
 
 @router.post(
@@ -251,32 +212,6 @@ def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore,
     """Retire a revision; without an active one jobs keep the NCCL default."""
     store.revisions.retire(found.id, _by(request, body))
     return _revision(store, found.id)
-
-
-@rules.get(
-    "/{cluster}/history",
-    operation_id="getClusterHistory",
-    summary="History of a cluster",
-    dependencies=needs(Role.READ),
-)
-def get_cluster_history(
-    cluster: str, query: Annotated[PagedQuery, Query()], store: CurrentStore, request: Request, response: Response
-) -> HistoryDocument:
-    """Return one page of the history of a cluster, newest first."""
-    events = store.revisions.history(cluster=cluster, before=query.number, limit=query.limit + 1)
-    if not events:
-        store.clusters.get(cluster)
-    return _history(events, query, request, response)
-
-
-def _history(
-    events: Sequence[HistoryEvent], query: PagedQuery, request: Request, response: Response
-) -> HistoryDocument:
-    shown = events[: query.limit]
-    following = str(shown[-1].number) if len(events) > query.limit else None
-    query.link(following, request, response)
-    items = [EventDocument.model_validate(one.to_document()) for one in shown]
-    return HistoryDocument(items=items, next_cursor=following)
 
 
 @rules.get(

@@ -19,10 +19,11 @@ from starlette.concurrency import run_in_threadpool
 
 from ncclt.core.api_key import Role
 from ncclt.core.name import NAME_PATTERN
+from ncclt.core.revision import Actor
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, NotFoundError, StoreError, reason
 from ncclt.store.store import Store
-from ncclt_api.access import needs
+from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import CatalogueWorkload, workload_document
@@ -105,7 +106,7 @@ async def upload_workload(
             for word in (f"--{key}", str(value))
         ]
         workload = await _read(Path(file.name), query.name, options)
-    is_new = await run_in_threadpool(keep_workload, store, workload)
+    is_new = await run_in_threadpool(keep_workload, store, workload, Actor(who=who(request)))
     response.status_code = 201 if is_new else 200
     entries = await run_in_threadpool(store.workloads.entries)
     return next(workload_document(*entry) for entry in entries if entry[0].name == workload.name)
@@ -124,7 +125,7 @@ async def read_uploaded(content: bytes, *, name: str) -> Workload:
         return await _read(Path(file.name), name, [])
 
 
-def keep_workload(store: Store, workload: Workload) -> bool:
+def keep_workload(store: Store, workload: Workload, by: Actor) -> bool:
     """Keep an uploaded workload; False = the same one is known under its name.
 
     Raises:
@@ -133,7 +134,7 @@ def keep_workload(store: Store, workload: Workload) -> bool:
     with suppress(NotFoundError):
         if store.workloads.get(workload.name).digest() == workload.digest():
             return False
-    store.workloads.add(workload)
+    store.workloads.add(workload, by=by)
     return True
 
 

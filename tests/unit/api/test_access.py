@@ -48,9 +48,10 @@ PATHS = {
     "/v1/attestations": Role.READ,
     "POST /v1/attestations": Role.ENV,
     "/v1/recommendations/{id}/state": Role.READ,
-    "/v1/recommendations/{id}/history": Role.READ,
     **{f"POST /v1/recommendations/{{id}}/{verb}": Role.APPROVE for verb in VERBS},
-    "/v1/clusters/{cluster}/history": Role.READ,
+    "/v1/history": Role.READ,
+    "/v1/roll-outs": Role.READ,
+    "/v1/roll-outs/{id}": Role.READ,
     "/v1/clusters/{cluster}/rules": Role.READ,
     "PUT /v1/clusters/{cluster}/rules": Role.ADMIN,
     "POST /v1/step-times": Role.ENV,
@@ -141,6 +142,8 @@ def ask(service, method, path, secret, **more):
     path = path.replace("{name}", "leonardo" if "clusters" in path else "bert").replace("{cluster}", "leonardo")
     ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa", "keys": "none"}
     path = path.replace("{verb}", "pin").replace("{number}", "0")
+    if "roll-outs" in path:
+        ids["roll-outs"] = service.app.state.store.revisions.rollouts()[0].id
     path = path.replace("{id}", next((id for kind, id in ids.items() if kind in path), ""))
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     return service.request(method, path, headers=headers, **more)
@@ -321,7 +324,7 @@ CHECKS_SCOPE = re.compile(
 OF_NO_SCOPE = {
     *("Store.alone", "Store.ping", "Store.require_writable", "Store.migration", "Store.counts"),
     *("Jobs.enter_worker", "Jobs.renew_worker", "Jobs.leave_worker", "Jobs.bury_workers", "Jobs.note_failed"),
-    *("Recommendations.changes", "Records.add_verification"),
+    *("Recommendations.changes", "Records.add_verification", "Records.add_segment", "Records.segments"),
 }
 
 

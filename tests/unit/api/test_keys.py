@@ -34,6 +34,9 @@ def test_created_key_works_until_it_is_revoked(service):
     assert service("DELETE", f"/v1/keys/{key['id']}").json()["revoked"]
     assert service("GET", "/v1/studies", secret=key["secret"]).status_code == 401
     assert service("DELETE", "/v1/keys/none").status_code == 404
+    last, before = service("GET", "/v1/history?limit=2").json()["items"]
+    assert (last["action"], last["who"], last["why"]) == ("key-revoked", f"key {ADMIN[-8:]}", key["id"])
+    assert (before["action"], before["why"]) == ("key-created", f"{key['id']}: read, grafana")
 
 
 def test_key_of_a_cluster_creates_and_sees_no_others(service):

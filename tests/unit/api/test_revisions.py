@@ -45,13 +45,13 @@ def test_a_change_is_seen_by_the_next_request(store, client):
     answer = client.post("/v1/recommendations/a/rollback", json={"why": "b is slower on rack 7"})
     assert (answer.status_code, answer.json()["state"]) == (200, "active")
     assert given(client) == "a"
-    (first, *_) = client.get("/v1/recommendations/a/history").json()["items"]
+    (first, *_) = client.get("/v1/history?recommendation=a").json()["items"]
     assert (first["action"], first["why"], first["who"]) == (
         "rolled-back",
         "b is slower on rack 7",
         "local user of the service",
     )
-    assert client.get("/v1/clusters/pair/history", params={"limit": 1}).json()["items"] == [first]
+    assert client.get("/v1/history?cluster=pair&limit=1").json()["items"] == [first]
     assert client.get("/v1/recommendations/b/state").json()["state"] == "retired"
 
 
@@ -81,7 +81,7 @@ def test_the_rules_of_a_cluster_are_read_and_set(store, client):
     assert client.put("/v1/clusters/pair/rules", json={"percents": 10}).status_code == 422
     for unknown in (client.put("/v1/clusters/nope/rules", json={}), client.get("/v1/clusters/nope/rules")):
         assert (unknown.status_code, unknown.json()["detail"]) == (404, "there is no cluster 'nope'")
-    assert client.get("/v1/clusters/nope/history").status_code == 404
+    assert client.get("/v1/history?cluster=nope").status_code == 404
 
 
 def test_a_cluster_that_is_switched_off_answers_with_nccls_own_choice(store, client):
@@ -125,7 +125,7 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
     assert said.json()["state"] == "lost"
     assert number < 80
     assert {given(client, f"later {n}") for n in range(20)} == {"a"}
-    assert client.get("/v1/recommendations/b/history").json()["items"][0]["who"] == "guard"
+    assert client.get("/v1/history?recommendation=b").json()["items"][0]["who"] == "guard"
     assert 'ncclt_rollouts{cluster="pair",state="lost"} 1.0' in client.get("/metrics").text
 
 
@@ -290,3 +290,16 @@ def test_approval_gives_what_the_rules_say(store, client):
         store.revisions.publish(sample_recommendation(name))
     life = client.post("/v1/recommendations/b/approve", json={}).json()
     assert (life["state"], life["rollouts"][0]["arms"][0]["share"]) == ("candidate", 0.25)
+
+
+def test_roll_outs_are_listed_with_their_state_and_shown_with_their_progress(store, client):
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (listed,) = client.get("/v1/roll-outs?cluster=pair&state=running").json()["items"]
+    shown = client.get(f"/v1/roll-outs/{listed['id']}").json()
+    assert {**shown, "progress": None} == {**listed, "progress": None}
+    assert shown["progress"]["rollout"] == listed["id"]
+    assert [arm["recommendation"] for arm in shown["progress"]["arms"]] == ["b"]
+    assert "seed" not in shown
+    assert client.get("/v1/roll-outs?state=lost").json() == {"next_cursor": None, "items": []}
+    assert client.get("/v1/roll-outs/none").status_code == 404

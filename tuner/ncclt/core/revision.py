@@ -26,7 +26,7 @@ class RevisionState(StrEnum):
 
 
 class Action(StrEnum):
-    """Kind of an entry in the history of revisions, cluster rules and tuning jobs."""
+    """Kind of an entry in the history."""
 
     PUBLISHED = "published"
     KEPT = "kept"
@@ -44,6 +44,11 @@ class Action(StrEnum):
     ROLL_OUT_ENDED = "roll-out-ended"
     RULES_CHANGED = "rules-changed"
     JOB_FAILED = "job-failed"
+    KEY_CREATED = "key-created"
+    KEY_REVOKED = "key-revoked"
+    WORKLOAD_ADDED = "workload-added"
+    CLUSTER_ADDED = "cluster-added"
+    PRUNED = "pruned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +91,7 @@ class HistoryEvent(Documented):
 
     Attributes:
         number: counts up in a store.
-        cluster, model, recommendation: what it is about; the last two are empty for the rules of a cluster, the last
-            one for a tuning job.
+        cluster, model, recommendation: of the change; empty where it has none, all three for keys.
         action: what was done.
         who: user of the operating system, `key ID` of the service, or `guard`.
         why: in their words; may be empty.

@@ -9,16 +9,19 @@ from typing import ClassVar, Generic
 from sqlalchemy import Connection, Table, delete, insert, select
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.revision import Action, Actor
 from ncclt.core.workload import Workload
 from ncclt.errors import DuplicateError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
+from ncclt.store.history import note_event
 from ncclt.store.names import unknown_name
 from ncclt.store.part import StorePart
 from ncclt.store.recommendations import note_change
 from ncclt.store.revisions import noting_stale
 from ncclt.store.shipped import Entry
 from ncclt.store.tables import clusters, workloads
+from ncclt.user_dirs import account_name
 
 
 class Catalogue(StorePart, Generic[Entry]):
@@ -102,8 +105,13 @@ class Workloads(Catalogue[Workload]):
     def _came_with(self) -> Mapping[str, Workload]:
         return self._shipped.workloads
 
-    def add(self, workload: Workload, *, replace: bool = False) -> None:
-        """Store a workload under its name.
+    def add(self, workload: Workload, *, replace: bool = False, by: Actor | None = None) -> None:
+        """Store a workload under its name, with its entry in the history.
+
+        Args:
+            workload: to store.
+            replace: one that was added before under this name.
+            by: actor; None = the user of this process.
 
         Raises:
             DuplicateError: one of this name is shipped, or was added before and `replace` is not set.
@@ -111,6 +119,8 @@ class Workloads(Catalogue[Workload]):
         with self._database.alone() as connection:
             with noting_stale(connection, self._shipped, self._clock(), model=workload.name):
                 self._add(connection, workload, replace=replace)
+            actor = by or Actor(who=account_name())
+            note_event(connection, Action.WORKLOAD_ADDED, actor, self._clock(), model=workload.name)
             note_change(connection, model=workload.name)
 
 
@@ -133,3 +143,5 @@ class Clusters(Catalogue[Cluster]):
             noting_stale(connection, self._shipped, self._clock(), cluster=cluster.name),
         ):
             self._add(connection, cluster, replace=replace)
+            actor = Actor(who=account_name())
+            note_event(connection, Action.CLUSTER_ADDED, actor, self._clock(), cluster=cluster.name)

@@ -1,6 +1,6 @@
 """Removing what no longer matters, so that a store does not grow for ever.
 
-The history is never touched, nor what jobs get or may get: active and waiting revisions, their studies, and the newest
+Entries of the history stay, and what jobs get or may get: active and waiting revisions, their studies, and the newest
 record of each kind of every revision that stays, which decides whether it is stale. The newest preflight of a cluster
 stays too.
 """
@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, not_, or_, select
 
-from ncclt.core.revision import RevisionState
+from ncclt.core.revision import Action, Actor, RevisionState, shorten_reason
 from ncclt.core.rollout import OPEN_STATES
 from ncclt.store.archive import opened
+from ncclt.store.clock import utc_now
 from ncclt.store.database import now_s
+from ncclt.store.history import note_event
 from ncclt.store.leases import abandoned, is_dead, is_running
 from ncclt.store.location import Location
 from ncclt.store.tables import (
@@ -34,6 +36,7 @@ from ncclt.store.tables import (
     studies,
     trials,
 )
+from ncclt.user_dirs import account_name
 
 _KINDS = {
     "attestation": "attestations",
@@ -69,6 +72,9 @@ def prune_store(
         ended = _ended_studies(connection, before)
         _remove_studies(connection, tuple(ended), counts)
         _remove_old(connection, before, counts)
+        if removed := ", ".join(f"{number} {kind}" for kind, number in counts.items() if number):
+            actor = Actor(who=account_name(), why=shorten_reason(f"before {before[:10]}: {removed}"))
+            note_event(connection, Action.PRUNED, actor, utc_now())
         if dry_run:
             attempt.rollback()
         elif ended and (location.optuna_path is None or location.optuna_path.exists()):

@@ -46,6 +46,7 @@ from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, StoreError, UsageError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
+from ncclt.store.history import note_event
 from ncclt.store.names import unknown_recommendation, unknown_rollout
 from ncclt.store.part import Shipped, StorePart
 from ncclt.store.readonly import read_published
@@ -353,17 +354,8 @@ class Revisions(StorePart):
                     select(column.model).where(column.cluster == rules.cluster).distinct()
                 ).all():
                     note_change(connection, cluster=rules.cluster, model=model)
-            connection.execute(
-                insert(history).values(
-                    cluster=rules.cluster,
-                    model="",
-                    recommendation="",
-                    action=Action.RULES_CHANGED.value,
-                    who=by.who,
-                    why=f"{said}{f': {by.why}' if by.why else ''}",
-                    created=now,
-                )
-            )
+            actor = Actor(who=by.who, why=shorten_reason(f"{said}{f': {by.why}' if by.why else ''}"))
+            note_event(connection, Action.RULES_CHANGED, actor, now, cluster=rules.cluster)
 
     @repeatable
     def history(
@@ -471,13 +463,28 @@ class Revisions(StorePart):
 
     @repeatable
     def rollouts(
-        self, *, cluster: Names = None, recommendation: str | None = None, limit: int = MOST_LISTED
+        self,
+        *,
+        cluster: Names = None,
+        model: str | None = None,
+        state: RollOutState | None = None,
+        recommendation: str | None = None,
+        limit: int = MOST_LISTED,
     ) -> tuple[RollOut, ...]:
-        """Return roll-outs, newest first; `limit` at most, up to `MOST_LISTED`."""
+        """Return roll-outs, newest first.
+
+        Args:
+            cluster, model: names; None = any.
+            state: None = any.
+            recommendation: id of an arm; None = any.
+            limit: how many at most, up to `MOST_LISTED`.
+        """
         with_arm = select(rollout_arms.c.rollout).where(rollout_arms.c.recommendation == recommendation)
         query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED))
         query = query.where(
             *is_named(rollouts.c.cluster, self._within(cluster)),
+            *is_named(rollouts.c.model, model),
+            *is_named(rollouts.c.state, state and state.value),
             *([] if recommendation is None else [rollouts.c.id.in_(with_arm)]),
         )
         with self._database.reading() as connection:
@@ -995,17 +1002,7 @@ def _set(connection: Connection, row: Row[Any], **values: object) -> None:
 
 
 def _note(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
-    connection.execute(
-        insert(history).values(
-            cluster=row.cluster,
-            model=row.model,
-            recommendation=row.id,
-            action=action.value,
-            who=by.who,
-            why=by.why,
-            created=now,
-        )
-    )
+    note_event(connection, action, by, now, cluster=row.cluster, model=row.model, recommendation=row.id)
 
 
 def _fresh(connection: Connection, id: str, shipped: Shipped) -> Recommendation:

@@ -1,0 +1,61 @@
+"""The history: every change with its actor and reason."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from ncclt.core.api_key import Role
+from ncclt.core.revision import Action
+from ncclt_api.access import needs
+from ncclt_api.dependencies import CurrentStore, PagedQuery
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.schemas import Page
+
+router = APIRouter(prefix="/v1/history", tags=["history"], responses=PROBLEMS, dependencies=needs(Role.READ))
+
+
+class HistoryQuery(PagedQuery):
+    """Filter and page of the history."""
+
+    cluster: str | None = Field(None, description="only entries of this cluster")
+    recommendation: str | None = Field(None, description="only entries of this revision, by its id")
+
+
+class EventDocument(BaseModel):
+    """One entry of the history, which is never changed."""
+
+    schema_: int = Field(alias="schema")
+    number: int
+    cluster: str
+    model: str
+    recommendation: str
+    action: Action
+    who: str
+    why: str
+    created: str
+
+
+class HistoryDocument(Page):
+    """One page of the history, newest first."""
+
+    items: list[EventDocument]
+
+
+@router.get("", operation_id="getHistory", summary="The history, newest first")
+def get_history(
+    query: Annotated[HistoryQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> HistoryDocument:
+    """List one page of the changes of revisions, rules, roll-outs, keys, workloads and clusters."""
+    cluster, id = query.cluster, query.recommendation
+    known = store.recommendations.get(id).id if id is not None else None
+    events = store.revisions.history(cluster=cluster, recommendation=known, before=query.number, limit=query.limit + 1)
+    if not events and cluster is not None:
+        store.clusters.get(cluster)
+    shown = events[: query.limit]
+    following = str(shown[-1].number) if len(events) > query.limit else None
+    query.link(following, request, response)
+    items = [EventDocument.model_validate(one.to_document()) for one in shown]
+    return HistoryDocument(items=items, next_cursor=following)

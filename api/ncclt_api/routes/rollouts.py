@@ -1,0 +1,59 @@
+"""Roll-outs: revisions that a share of the jobs get, and how they stand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from ncclt.core.api_key import Role
+from ncclt.core.rollout import RollOutState
+from ncclt.prove.rollout import judge_stored
+from ncclt_api.access import needs
+from ncclt_api.dependencies import CurrentStore, PagedQuery
+from ncclt_api.routes import PROBLEMS
+from ncclt_api.routes.reports import RollOutProgress
+from ncclt_api.routes.revisions import RollOutDocument
+from ncclt_api.schemas import Page
+
+router = APIRouter(prefix="/v1/roll-outs", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.READ))
+
+
+class RollOutsQuery(PagedQuery):
+    """Filter and page of roll-outs."""
+
+    cluster: str | None = Field(None, description="only roll-outs on this cluster")
+    model: str | None = Field(None, description="only roll-outs for this workload")
+    state: RollOutState | None = Field(None, description="only roll-outs in this state")
+
+
+class RollOutList(Page):
+    """One page of roll-outs, newest first."""
+
+    items: list[RollOutDocument]
+
+
+class RollOutDetail(RollOutDocument):
+    """A roll-out with its progress by the jobs so far."""
+
+    progress: RollOutProgress
+
+
+@router.get("", operation_id="listRollOuts", summary="Roll-outs, newest first")
+def list_roll_outs(
+    query: Annotated[RollOutsQuery, Query()], store: CurrentStore, request: Request, response: Response
+) -> RollOutList:
+    """List one page of roll-outs."""
+    found = store.revisions.rollouts(cluster=query.cluster, model=query.model, state=query.state)
+    page, following = query.cut(found, lambda one: one.id)
+    query.link(following, request, response)
+    return RollOutList(items=[RollOutDocument.model_validate(one.to_document()) for one in page], next_cursor=following)
+
+
+@router.get("/{id}", operation_id="getRollOut", summary="One roll-out with its progress")
+def get_roll_out(id: str, store: CurrentStore) -> RollOutDetail:
+    """Return one roll-out, with starts, reports, gains and cost by arm."""
+    found = store.revisions.rollout(id)
+    progress = {"rollout": id, **judge_stored(store, found).to_document()}
+    return RollOutDetail.model_validate(found.to_document() | {"progress": progress})
