@@ -59,7 +59,7 @@ FAULTS = {
 """How a job with the fault ends. The last rank has the fault; `capture` and `second plan` concern all.
 
 exception: its worker fails between acknowledgement and decision. read time-out: of some plans. estimates: of that rank
-alone, known to the plugin; hidden: not known to it, and from step 80 on. capture: of CUDA graphs, twice. other thread:
+alone, known to the plugin; hidden: not known to it, and from step 120 on. capture: of CUDA graphs, twice. other thread:
 drives a communicator of its own. second plan: before the first is armed. no memory: to connect another algorithm. other
 offers: NCCL offers one choice less. lost store: for good, between acknowledgement and decision. killed: at the same
 place, and all start again, as torchrun does."""
@@ -301,10 +301,10 @@ class Rank:
         if self.other:
             thread.start()
         while not self.is_over:
-            begins = {"estimates": 0, "hidden estimates": 8 * EVERY}.get(self.job.fault)
+            begins = {"estimates": 0, "hidden estimates": 12 * EVERY}.get(self.job.fault)
             if begins is not None and self.has_fault and self.step >= begins and self.step % 3 == 0:
                 self.estimate()
-            captures = self.job.fault == "capture" and self.step in (7 * EVERY + 3, 9 * EVERY)
+            captures = self.job.fault == "capture" and self.step in (12 * EVERY + 3, 14 * EVERY)
             if captures:
                 self.plugin.capture(1)
             self.play(self.world, STEP)

@@ -11,6 +11,7 @@ import pytest
 
 from ncclt.deliver.agree.injected.live import (
     COMPARED,
+    Coordinator,
     Limits,
     LiveSession,
     find_end,
@@ -391,6 +392,16 @@ def test_communicators_in_step_are_found():
     alone = facts(60, 60)
     del alone[1]["communicators"]["a"]
     assert find_in_step([*history[:3], alone], {}) == set(), "one rank does not have it"
+
+
+def test_switch_is_announced_so_far_ahead_that_all_ranks_read_of_it():
+    coordinator = Coordinator(2, EVERY, 1)
+    coordinator.history.append({rank: {"times_us": [10_000.0] * 4} for rank in range(2)})
+    assert coordinator.propose(PLAN, 100)["step"] == 108, "three polls of 20 ms, and two steps"
+    coordinator.latencies_s.extend([0.3, 0.01])
+    assert coordinator.propose(PLAN, 100)["step"] == 162, "twice the slowest of the last boundaries"
+    coordinator.conclude(coordinator.propose(PLAN, 100), "abort: too late", 0.0)
+    assert coordinator.propose(PLAN, 100)["step"] == 224, "twice as far after an abort"
 
 
 def test_description_is_read():

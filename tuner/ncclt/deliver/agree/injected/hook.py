@@ -219,8 +219,13 @@ def wait_for(
         if time.monotonic() > ends_s or is_stopped():
             return False
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, max(0.02, ranks * 0.0005))  # one thread answers all ranks
+        pause_s = min(2 * pause_s, longest_pause_s(ranks))
     return True
+
+
+def longest_pause_s(ranks: int) -> float:
+    """Return the longest pause between two polls: one thread of the store answers all ranks."""
+    return max(0.02, ranks * 0.0005)
 
 
 def text_of(value: Any) -> str:

@@ -33,7 +33,7 @@ import weakref
 from collections import deque
 from typing import NamedTuple
 
-from .hook import COMMON, compare_facts, describe_rank, one_line, say, text_of, wait_for
+from .hook import COMMON, compare_facts, describe_rank, longest_pause_s, one_line, say, text_of, wait_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -695,7 +695,8 @@ class Coordinator:
         """
         times_us = sorted(one for told in self.history[-1].values() for one in told["times_us"])
         step_s = max(times_us[len(times_us) // 2] / 1e6, 1e-6) if times_us else 1.0
-        ahead = (2 + int(2 * max(self.latencies_s) / step_s)) << self._aborts
+        notice_s = max(2 * max(self.latencies_s), 3 * longest_pause_s(self._ranks))
+        ahead = (2 + int(notice_s / step_s)) << self._aborts
         self._proposals += 1
         self._is_pending = True
         return {
