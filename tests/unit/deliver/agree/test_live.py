@@ -117,6 +117,10 @@ class Job:
             self.wait(lambda seen=seen: len(self.director.boundaries) > seen or self.sessions[0].ended)
         self.wait(lambda: all(plugin.state != "undecided" for plugin in self.plugins), limit_s=3.0)
 
+    def step_until_armed(self):
+        while not all(plugin.armed for plugin in self.plugins) and not self.sessions[0].ended:
+            self.step(1)
+
     def pass_proposals(self, number):
         """Step until so many proposals are decided on all ranks, and to the boundary behind."""
         for _ in range(40):
@@ -178,8 +182,7 @@ def test_next_plan_waits_until_the_last_is_decided(start):
     judge, gate = job.sessions[0]._judge, threading.Event()
     job.sessions[0]._judge = lambda *words: gate.wait(5) and judge(*words)
     job.pass_boundaries(4)
-    job.step(2 * EVERY)
-    job.wait(lambda: job.plugins[0].state == "undecided")
+    job.step_until_armed()
     assert [plugin.state for plugin in job.plugins] == ["undecided"] * 3
     gate.set()
     job.pass_boundaries(2)
@@ -265,7 +268,7 @@ def test_rank_that_lost_the_store_after_it_acknowledged_decides_nothing(start, c
     """Only its plugin may fail then: the others may have committed."""
     job = start(stores={1: failing_store(clones={0, 1}, after="decision")})
     job.pass_boundaries(4)
-    job.step()
+    job.step_until_armed()
     job.wait(lambda: job.sessions[1].ended, limit_s=5.0)
     assert [plugin.decided for plugin in job.plugins] == [{1: True}, {}, {1: True}]
     assert job.plugins[1].state == "undecided"
@@ -277,7 +280,7 @@ def test_rank_that_waits_in_vain_aborts_for_all(start):
     job = start()
     job.sessions[0]._judge = lambda *_words: time.sleep(2.0) or "commit"
     job.pass_boundaries(4)
-    job.step()
+    job.step_until_armed()
     job.wait(lambda: all(1 in plugin.decided for plugin in job.plugins), limit_s=5.0)
     assert [plugin.decided for plugin in job.plugins] == [{1: False}] * 3
 
