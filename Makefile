@@ -94,7 +94,7 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/policy.py
 	$(BIN)/python bench/verdict.py
 	$(BIN)/python bench/bets.py
-	$(BIN)/python bench/rollout.py
+	$(BIN)/python bench/on_jobs.py
 	$(BIN)/python bench/study_cost.py --landscape profiles/landscapes/mi355x-2x8.csv --seeds 4
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/serve.py

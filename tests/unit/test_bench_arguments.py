@@ -15,6 +15,8 @@ BENCH = Path(__file__).parents[2] / "bench"
     ("script", "words", "said"),
     [
         ("bets", ("--studies", "0"), "at least 1"),
+        ("on_jobs", ("--fleets", "0"), "at least 1"),
+        ("on_jobs", ("--fleet", "nope"), "no fleet matches 'nope'"),
         ("overhead", ("--trials", "3"), "at least 21"),
         ("pages", ("--requests", "1"), "at least 5"),
         ("pages", ("--store", "gone.db"), "no file gone.db"),
@@ -30,8 +32,6 @@ BENCH = Path(__file__).parents[2] / "bench"
         ("preflight", ("--cluster", "nope"), "no shipped cluster 'nope'"),
         ("profile_reading", ("--size-mb", "-1"), "at least 1"),
         ("profile_reading", ("--trace", "gone.json"), "no file gone.json"),
-        ("rollout", ("--rollouts", "0"), "at least 1"),
-        ("rollout", ("--case", "nope"), "no case matches 'nope'"),
         ("startup", ("--runs", "0"), "at least 1"),
         ("verdict", ("--studies", "0"), "at least 1"),
     ],

@@ -388,8 +388,8 @@ def test_several_candidates_are_the_arms_of_one_roll_out(store, url):
 
 
 @ON_SQLITE
-def test_where_the_rules_set_no_share_half_of_the_jobs_get_an_arm(store):
-    assert arms_of(store, "b", "c", percent=None).percent == 50
+def test_where_the_rules_set_no_share_the_control_gets_as_many_jobs_as_an_arm(store):
+    assert arms_of(store, "b", "c", "d", percent=None).percent == 75
 
 
 @ON_SQLITE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -115,6 +115,15 @@ class RollOutArm(Documented):
         """Return True if its share of the starts gets it."""
         return self.state in (ArmState.RUNNING, ArmState.WON)
 
+    def next(self, wanted: RollOutArm, unreported: int) -> RollOutArm:
+        """Return the arm after a decision, as of `RollOut.settle`, given its starts without a report."""
+        is_retraction = self.state is ArmState.WON and wanted.state in (ArmState.LOST, ArmState.ENDED)
+        after = wanted if self.is_open or is_retraction else self
+        if after.state is ArmState.RUNNING and unreported >= after.most_unreported:
+            said = f"{count_noun(unreported, 'start')} without a report yet"
+            return replace(after, state=ArmState.PAUSED, reason=said)
+        return after
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedGain(Documented):
@@ -219,6 +228,47 @@ class RollOut(Documented):
             running=self.running,
         )
 
+    def settle(
+        self,
+        arms: Iterable[RollOutArm],
+        unreported: Mapping[str, int],
+        *,
+        gain: PairedGain | None = None,
+        now: str,
+    ) -> RollOut:
+        """Return the open roll-out after a decision about arms.
+
+        An arm that was decided keeps its state, but a won one may still be lost or ended. One that runs pauses where it
+        has too many starts without a report. The first one that wins ends the others; without an arm that can win the
+        roll-out ends.
+
+        Args:
+            arms: in their new states; those that are left out stay.
+            unreported: starts without a report of each arm.
+            gain: of the arm that won.
+            now: ISO time.
+        """
+        wanted = {arm.recommendation: arm for arm in arms}
+        after = [arm.next(wanted.get(arm.recommendation, arm), unreported[arm.recommendation]) for arm in self.arms]
+        winner = next((arm for arm in after if arm.state is ArmState.WON), None)
+        if winner is not None:
+            said = f"{winner.recommendation} won"
+            after = [
+                replace(arm, state=ArmState.ENDED, reason=said)
+                if arm is not winner and (arm.is_open or arm.is_served)
+                else arm
+                for arm in after
+            ]
+        changed = replace(self, arms=tuple(after))
+        if winner is not None and not self.winner:
+            return replace(changed, state=RollOutState.WON, reason=winner.reason, gain=gain)
+        if winner is None and not any(arm.is_open for arm in after):
+            is_lost = all(arm.state is ArmState.LOST for arm in after)
+            reasons = [arm.reason if len(after) == 1 else f"{arm.recommendation}: {arm.reason}" for arm in after]
+            state = RollOutState.LOST if is_lost else RollOutState.ENDED
+            return replace(changed, state=state, reason="; ".join(reasons), gain=None, ended=now)
+        return changed
+
     @property
     def running(self) -> tuple[int, ...]:
         """Return the numbers of the arms that are served now."""
@@ -288,6 +338,11 @@ def group_arms(found: Iterable[tuple[RollOut, Recommendation]]) -> tuple[RolledO
     for rollout, revision in found:
         revisions.setdefault(rollout, {})[revision.id] = revision
     return tuple((one, tuple(arms[arm.recommendation] for arm in one.arms)) for one, arms in revisions.items())
+
+
+def share_equally(arms: int) -> int:
+    """Return the percentage of jobs with an arm where the control gets as many jobs as each arm."""
+    return 100 * arms // (arms + 1)
 
 
 @lru_cache(maxsize=1 << 14)

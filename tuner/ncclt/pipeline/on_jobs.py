@@ -11,12 +11,12 @@ from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.revision import Actor
+from ncclt.core.rollout import share_equally
 from ncclt.core.study import Study, StudyState
 from ncclt.core.trial import ON_JOBS, TimesOrigin
 from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError
 from ncclt.pipeline.candidates import MOST_CANDIDATES, describe_policy, propose_candidates
-from ncclt.store.revisions import ARMS_PERCENT
 from ncclt.store.store import Store
 
 
@@ -88,7 +88,7 @@ def plan_on_jobs(
         study=study,
         candidates=candidates,
         control=measured[0].id if measured else "",
-        percent=ARMS_PERCENT if alone else None,
+        percent=share_equally(1) if alone else None,
     )
 
 

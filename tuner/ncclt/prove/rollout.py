@@ -240,7 +240,7 @@ class _Arm:
         self.cost = self._estimate_cost()
 
     def _estimate_cost(self) -> float:
-        """Return what its starts cost, in seconds: their loss, and the missing ones beyond those of the control."""
+        """Return the cost of its starts, in seconds: their loss, and the missing ones beyond those of the control."""
         loss = max(-float(estimate_centre(np.array(self.gains))), 0.0) if self.gains else 0.0
         mean_s = statistics.fmean(time.waited_s for time in self.jobs.times) if self.jobs.times else 0.0
         expected = self.due * (self.missing_controls + 1) / (self.due_controls + 2)

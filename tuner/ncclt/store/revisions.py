@@ -16,7 +16,6 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, exists, func, insert, select, update
 
-from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.publication import describe_publication, refuse_replacement
 from ncclt.core.recommendation import Decision, Recommendation
@@ -41,6 +40,7 @@ from ncclt.core.rollout import (
     RollOutArm,
     RollOutState,
     prove_by_jobs,
+    share_equally,
 )
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, StoreError, UsageError
@@ -74,9 +74,6 @@ from ncclt.user_dirs import account_name
 
 MOST_LISTED = 500
 """Most rows of one answer."""
-
-ARMS_PERCENT = 50
-"""Of the jobs that get one of several arms, where the rules of their cluster set no share."""
 
 _MADE_ACTIVE = (Action.ACTIVATED, Action.ROLLED_BACK)
 _ARM_ENDINGS = {
@@ -185,7 +182,7 @@ class Revisions(StorePart):
         """Approve a candidate and give it to jobs; return the id of its roll-out, empty where all jobs get it.
 
         It is given as the rules say: to all jobs, or to a share of them. Several candidates for the same jobs become
-        the arms of one roll-out, with equal shares; where the rules set none, `ARMS_PERCENT` of the jobs get an arm.
+        the arms of one roll-out, with equal shares; where the rules set none, the control gets as many jobs as an arm.
 
         Args:
             id: of the candidate.
@@ -241,7 +238,7 @@ class Revisions(StorePart):
                         "several candidates need jobs without them to compare with",
                         hint="give them to less than 100 % of the jobs",
                     )
-                rules = replace(rules, percent=ARMS_PERCENT)
+                rules = replace(rules, percent=share_equally(len(rows)))
             return _roll_out(connection, rows, rules, by, now, max_cost=max_cost)
 
     def activate(self, id: str, by: Actor) -> None:
@@ -819,29 +816,16 @@ def _settle(
     gain: PairedGain | None = None,
 ) -> RollOut:
     """Store new states of arms of an open roll-out, with what follows from them; see `Revisions.settle_arms`."""
-    wanted = {arm.recommendation: arm for arm in arms}
-    after = [_next_arm(connection, rollout, arm, wanted.get(arm.recommendation, arm)) for arm in rollout.arms]
-    winner = next((arm for arm in after if arm.state is ArmState.WON), None)
-    if winner is not None:
-        said = f"{winner.recommendation} won"
-        after = [
-            replace(arm, state=ArmState.ENDED, reason=said)
-            if arm is not winner and (arm.is_open or arm.is_served)
-            else arm
-            for arm in after
-        ]
-    changed = replace(rollout, arms=tuple(after))
-    if winner is not None and not rollout.winner:
-        changed = replace(changed, state=RollOutState.WON, reason=winner.reason, gain=gain)
-    elif winner is None and not any(arm.is_open for arm in after):
-        is_lost = all(arm.state is ArmState.LOST for arm in after)
-        reason = "; ".join(arm.reason if len(after) == 1 else f"{arm.recommendation}: {arm.reason}" for arm in after)
-        state = RollOutState.LOST if is_lost else RollOutState.ENDED
-        changed = replace(changed, state=state, reason=reason, gain=None, ended=now)
+    unreported = {
+        arm.recommendation: _count_jobs(connection, job_starts, rollout, arm)
+        - _count_jobs(connection, job_times, rollout, arm)
+        for arm in rollout.arms
+    }
+    changed = rollout.settle(arms, unreported, gain=gain, now=now)
     if changed == rollout:
         return rollout
     _write_rollout(connection, changed)
-    for before, arm in zip(rollout.arms, after, strict=True):
+    for before, arm in zip(rollout.arms, changed.arms, strict=True):
         if arm.state is before.state:
             continue
         row, why = _row(connection, arm.recommendation), replace(by, why=shorten_reason(arm.reason))
@@ -860,19 +844,6 @@ def _settle(
         if not approved:
             _promote(connection, changed, row, replace(by, why=shorten_reason(changed.reason)), now)
     return changed
-
-
-def _next_arm(connection: Connection, rollout: RollOut, before: RollOutArm, wanted: RollOutArm) -> RollOutArm:
-    """Return an arm in its next state: a decided one stays, and one with too many starts without a report pauses."""
-    is_retraction = before.state is ArmState.WON and wanted.state in (ArmState.LOST, ArmState.ENDED)
-    after = wanted if before.is_open or is_retraction else before
-    if after.state is not ArmState.RUNNING:
-        return after
-    counts = [_count_jobs(connection, table, rollout, after) for table in (job_starts, job_times)]
-    unreported = counts[0] - counts[1]
-    if unreported < after.most_unreported:
-        return after
-    return replace(after, state=ArmState.PAUSED, reason=f"{count_noun(unreported, 'start')} without a report yet")
 
 
 def _count_jobs(connection: Connection, table: Table, rollout: RollOut, arm: RollOutArm) -> int:
