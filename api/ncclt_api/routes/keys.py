@@ -26,7 +26,7 @@ class NewKey(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Role = Field(Role.READ, description="each role includes those before it")
+    role: Role = Field(description="each role includes those before it")
     clusters: list[str] = Field(default_factory=list, max_length=1000, description="that it is for; empty = all")
     note: str = Field("", max_length=MOST_NOTE, description="such as the owner of the key")
     days: int | None = Field(USUAL_DAYS, ge=1, le=MOST_DAYS, description="until it expires; null = never")
@@ -75,7 +75,12 @@ def create_key(
     for name in body.clusters:
         visible.clusters.get(name)
     own = key_of(request)
-    if own is not None and own.clusters and not body.clusters:
+    if own is None:
+        raise ForbiddenError(
+            "the first key is made where the service runs, because every request needs a key from then on",
+            hint="`ncclt admin keys create --role admin`, or `ncclt serve --first-key FILE`",
+        )
+    if own.clusters and not body.clusters:
         raise ForbiddenError(
             f"the {own.holder} is for {', '.join(own.clusters)} alone", hint="name `clusters` of the new key"
         )

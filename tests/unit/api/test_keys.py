@@ -40,12 +40,12 @@ def test_created_key_works_until_it_is_revoked(service):
 
 
 def test_key_of_a_cluster_creates_and_sees_no_others(service):
-    whole = service("POST", "/v1/keys", json={}).json()
+    whole = service("POST", "/v1/keys", json={"role": "read"}).json()
     refused = service("POST", "/v1/keys", json={"role": "env"}, secret=OF_LEONARDO)
     assert (refused.status_code, refused.json()["hint"]) == (403, "name `clusters` of the new key")
-    elsewhere = service("POST", "/v1/keys", json={"clusters": ["mi355x-2x8"]}, secret=OF_LEONARDO)
+    elsewhere = service("POST", "/v1/keys", json={"role": "read", "clusters": ["mi355x-2x8"]}, secret=OF_LEONARDO)
     assert elsewhere.status_code == 404
-    own = service("POST", "/v1/keys", json={"clusters": ["leonardo"]}, secret=OF_LEONARDO).json()
+    own = service("POST", "/v1/keys", json={"role": "read", "clusters": ["leonardo"]}, secret=OF_LEONARDO).json()
     seen = {one["id"] for one in service("GET", "/v1/keys", secret=OF_LEONARDO).json()["items"]}
     assert own["id"] in seen
     assert whole["id"] not in seen
@@ -54,4 +54,12 @@ def test_key_of_a_cluster_creates_and_sees_no_others(service):
 
 def test_key_that_cannot_be_is_refused(service):
     for body in ({"role": "root"}, {"days": 0}, {"note": "x" * 201}, {"note": "a\nb"}, {"cluster": "leonardo"}):
-        assert service("POST", "/v1/keys", json=body).status_code == 422, body
+        assert service("POST", "/v1/keys", json={"role": "read", **body}).status_code == 422, body
+    assert service("POST", "/v1/keys", json={}).status_code == 422
+
+
+def test_first_key_is_not_made_by_the_api(empty_store):
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        refused = client.post("/v1/keys", json={"role": "admin"})
+        assert (refused.status_code, "--first-key" in refused.json()["hint"]) == (403, True)
+        assert client.get("/v1/keys").json()["items"] == []

@@ -217,5 +217,5 @@ def test_nothing_better_keeps_the_default():
     verdict = keep_default(12.0, why="none of 3 settings beats it")
 
     assert (verdict.decision, verdict.speedup, verdict.blocks) == (Decision.KEEP_DEFAULT, 1.0, 0)
-    assert verdict.interval == (1.0, 1.0)
+    assert verdict.interval == (0.0, math.inf)
     assert (verdict.default_us, verdict.policy_us, verdict.reason) == (12.0, 12.0, "none of 3 settings beats it")
