@@ -84,7 +84,10 @@ def test_command_that_fails_today_too_is_an_error(gate):
 def test_library_that_was_not_loaded_is_refused(gate):
     done = gate(["--to-env", "LD_LIBRARY_PATH=/opt/nccl-2.32.3/lib"])
     assert done.returncode == 2
-    assert "nothing differs between the two sides: both sides loaded NCCL 2.28.9" in done.stderr
+    assert "the NCCL version does not differ: both sides loaded NCCL 2.28.9" in done.stderr
+    ring = gate(["--to-env", "NCCL_ALGO=Ring"])
+    assert ring.returncode == 2
+    assert "both sides loaded NCCL 2.28.9" in ring.stderr
     wrong = gate(["--to", "2.32.3", "--to-env", "X=1"])
     assert wrong.returncode == 2
     assert "new loaded NCCL 2.28.9, not 2.32.3" in wrong.stderr

@@ -79,7 +79,8 @@ EQUAL = dict.fromkeys(SIZES, 1.0)
 
 def run(tmp_path, play, *, versions=("2.28.9", "2.32.3"), **options):
     how = Comparison(directory=tmp_path, blocks=options.pop("blocks", 12))
-    sides = VerifyRequest(argv=("job",), base_env=(), tuned_env=(("X", "1"),), how=how)
+    tuned_env = options.pop("tuned_env", (("X", "1"),))
+    sides = VerifyRequest(argv=("job",), base_env=(), tuned_env=tuned_env, how=how)
     launcher = PlayedJob(play, versions)
     seen = []
     request = GateRequest(sides=sides, margin=0.02, **options)
@@ -225,8 +226,8 @@ def test_launches_without_nodes_or_start_are_no_regression(tmp_path):
 
 def test_same_versions_are_refused_unless_a_difference_is_stated(tmp_path):
     same = {"versions": ("2.28.9", "2.28.9")}
-    with pytest.raises(UsageError, match=r"nothing differs between the two sides: both sides loaded NCCL 2\.28\.9"):
-        run(tmp_path, by_side(EQUAL), **same)
+    with pytest.raises(UsageError, match=r"does not differ: both sides loaded NCCL 2\.28\.9"):
+        run(tmp_path, by_side(EQUAL), tuned_env=(("NCCL_ALGO", "Ring"), ("X", "1")), **same)
     result, *_ = run(tmp_path, by_side(EQUAL), stated="driver 595 after 580", **same)
     assert result.decision is GateDecision.NOT_SLOWER
     assert "difference as stated, not seen: driver 595 after 580" in result.notes
@@ -240,6 +241,32 @@ def test_versions_that_are_not_seen_are_not_claimed(tmp_path):
     assert result.issues == (), "the cluster's version stands for today alone"
 
 
+@pytest.mark.parametrize(("versions", "side"), [(("2.28.9", ""), "new"), (("", "2.32.3"), "today")])
+def test_version_of_one_side_alone_is_no_difference(tmp_path, versions, side):
+    with pytest.raises(UsageError, match=f"NCCL version: not seen on the side {side}"):
+        run(tmp_path, by_side(EQUAL), versions=versions)
+    result, *_ = run(tmp_path, by_side(EQUAL), versions=versions, stated="firmware")
+    assert result.differences == ()
+
+
+def test_property_of_one_side_alone_is_noted(tmp_path):
+    result, *_ = run(tmp_path, by_side(EQUAL), tuned_env=(("NCCL_ALGO", "Ring"), ("X", "1")))
+    assert [name for name, *_ in result.differences] == ["NCCL"]
+    assert "logged on one side alone (new): NCCL_ALGO" in result.notes
+
+
+def test_named_version_that_was_not_seen_is_refused(tmp_path):
+    for stated in ("", "firmware"):
+        with pytest.raises(UsageError, match=r"new: NCCL 2\.29\.7 was not seen"):
+            run(
+                tmp_path,
+                by_side(EQUAL),
+                versions=("2.28.9", ""),
+                expected={Side.TUNED: NcclVersion(2, 29, 7)},
+                stated=stated,
+            )
+
+
 def test_another_version_than_named_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"new loaded NCCL 2\.32\.3, not 2\.31\.2"):
         run(tmp_path, by_side(EQUAL), expected={Side.TUNED: NcclVersion(2, 31, 2)})
@@ -251,6 +278,8 @@ def test_ranks_with_different_libraries_are_refused(tmp_path):
         run(tmp_path, by_side(EQUAL), **both)
     result, *_ = run(tmp_path, by_side(EQUAL), stated="a second framework", **both)
     assert "new: processes loaded NCCL 2.28.9 and 2.32.3" in result.notes
+    with pytest.raises(UsageError, match=r"new loaded NCCL 2\.28\.9 and 2\.32\.3, not 2\.32\.3 alone"):
+        run(tmp_path, by_side(EQUAL), stated="x", expected={Side.TUNED: NcclVersion(2, 32, 3)}, **both)
 
 
 def test_version_that_changes_during_the_comparison_is_refused(tmp_path):
@@ -265,6 +294,8 @@ def test_version_that_changes_during_the_comparison_is_refused(tmp_path):
 def test_known_issues_are_those_of_the_versions_that_were_seen(tmp_path):
     result, *_ = run(tmp_path, by_side(EQUAL), cluster=DGX)
     assert "https://github.com/NVIDIA/nccl/issues/2094" in [issue.link for issue in result.issues]
+    both, *_ = run(tmp_path, by_side(EQUAL), cluster=DGX, versions=("2.28.9", ("2.28.9", "2.32.3")), stated="x")
+    assert "https://github.com/NVIDIA/nccl/issues/2094" in [issue.link for issue in both.issues]
     back, *_ = run(tmp_path, by_side(EQUAL), cluster=DGX, versions=("2.32.3", "2.28.9"))
     assert "https://github.com/NVIDIA/nccl/issues/2094" not in [issue.link for issue in back.issues]
     assert any("described with NCCL" in note for note in back.notes)
@@ -278,13 +309,54 @@ def test_document_is_json_and_keeps_the_sides_apart(tmp_path):
     assert {launch["side"] for launch in document["launches"]} == {"today", "new"}
 
 
-def test_sizes_in_common_are_compared_and_none_is_a_failure(tmp_path):
+def test_call_that_only_today_measures_decides_nothing(tmp_path):
     def play(variables, number):
-        times = dict.fromkeys(SIZES if "X" not in variables else SIZES[:2], 20.0)
-        return table(times)
+        return table(dict.fromkeys(SIZES if "X" not in variables else SIZES[:2], 20.0))
 
     result, *_ = run(tmp_path, play)
     assert [group.pairs for group in result.groups] == [len(result.launches) // 2] * 2
-    assert result.notes == ("not compared, measured on one side only: all_reduce 64 MiB",)
+    assert result.decision is GateDecision.UNDECIDED
+    assert result.reason == "the new side did not measure all_reduce 64 MiB, which today's side did"
+
+
+def test_call_that_only_the_new_side_measures_is_noted(tmp_path):
+    result, *_ = run(tmp_path, lambda v, _n: table(dict.fromkeys(SIZES if "X" in v else SIZES[:2], 20.0)))
+    assert result.decision is GateDecision.NOT_SLOWER
+    assert result.notes == ("not compared, measured on the new side only: all_reduce 64 MiB",)
+
+
+def test_no_size_in_common_is_a_failure(tmp_path):
     other, *_ = run(tmp_path, lambda v, _n: table({SIZES["X" in v]: 20.0}))
     assert "no size or collective in common" in f"{other.reason}{other.failure}"
+
+
+def without_footer(text):
+    return text[: text.index("# Out of bounds")]
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (without_footer(table(EQUAL)).replace("1.00 0\n", "1.00 7\n", 1), "wrong results: all_reduce 1 KiB"),
+        (table(EQUAL | {SIZES[2]: math.nan}), "no finite time: all_reduce 64 MiB"),
+        (table(EQUAL | {SIZES[1]: 0.0}), "no finite time: all_reduce 512 KiB"),
+        (f"{table(EQUAL)}n0: Test NCCL failure common.cu:1 'remote'\n", "n0: Test NCCL failure common.cu:1 'remote'"),
+    ],
+)
+def test_rows_that_are_no_result_fail_the_side(tmp_path, printed, said):
+    result, *_ = run(tmp_path, fails_on_new(LaunchResult(exit_code=0, stdout=printed)))
+    assert result.decision is GateDecision.FAILED
+    assert said in result.reason
+
+
+def test_size_that_its_group_hides_is_noted(tmp_path):
+    sizes = tuple(1 << power for power in range(10, 16))
+    draw = random.Random(3)
+
+    def play(variables, _number):
+        slow = {sizes[0]: 1.06} if "X" in variables else {}
+        return table({size: 20 * slow.get(size, 1.0) * draw.gauss(1, 0.001) for size in sizes})
+
+    result, *_ = run(tmp_path, play)
+    assert result.decision is GateDecision.NOT_SLOWER
+    assert any("which its group hides: all_reduce up to 64 KiB: 1 KiB +" in note for note in result.notes)

@@ -230,7 +230,7 @@ def print_gate(request: GateRequest, result: GateResult) -> None:
                 f"known: {issue}", _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
             )
         )
-    if len(result.groups) > 1:
+    if len(result.groups) > 1 or any(group.worst for group in result.groups):
         rows = [
             (group.name, group.slowdown, f"{group.worst} {group.worst_change}" if group.worst else "-", group.decision)
             for group in result.groups
@@ -278,8 +278,12 @@ def _next_step(request: GateRequest, result: GateResult) -> str:
     if result.decision is GateDecision.UNDECIDED:
         if result.failure:
             return "run the command alone on today's side until it is reliable"
+        if " did not measure " in result.reason:
+            return "run the command alone on the new side until it measures the same calls"
         more = replace(request.sides.how, blocks=2 * request.sides.how.blocks).blocks
         return f"--blocks {more} compares longer; fewer disturbances on the nodes help more"
+    if " and " in versions[Side.TUNED]:
+        return f"find out why processes of the new side load NCCL {versions[Side.TUNED]}"
     if request.cluster and all(versions.values()) and versions[Side.BASE] != versions[Side.TUNED]:
         return (
             f"upgrade; for what has to be tuned again: ncclt upgrade --cluster {shlex.quote(request.cluster.name)} "

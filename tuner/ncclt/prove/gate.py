@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ncclt.health.doctor.settings import LOG_NAMES, LOG_VARIABLES
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.prefixes import clean_text
 from ncclt.measure.redact import without_secrets
-from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
+from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestTiming
 from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.nccl.run_facts import logged_version
 from ncclt.nccl.variables import VariableClass, classify
@@ -44,6 +44,9 @@ NVIDIA/nccl#2355: 128 KiB to 4 MiB), and an average over all sizes would hide th
 
 _LOADED = re.compile(r"(?i)\b(?:using|loaded)\b")
 """Of NCCL's lines about plugins: the others say what it searched for in vain."""
+
+_TEST_FAILURE = re.compile(r"\bTest (?:(?:NCCL|CUDA) )?failure\b")
+"""Of nccl-tests (src/common.h), also where a wrapper hides its exit code."""
 
 _STEP = "training step"
 
@@ -183,7 +186,7 @@ class GateResult:
 
     @property
     def differences(self) -> tuple[tuple[str, str, str], ...]:
-        """Return the differences between the logs of both sides: property, today, new; `-` where a side lacks it."""
+        """Return the properties that both sides logged and that differ: name, today, new."""
         return find_differences(self.seen)
 
     def to_document(self) -> dict[str, Any]:
@@ -217,11 +220,9 @@ class GateResult:
 
 
 def find_differences(seen: Mapping[Side, Mapping[str, str]]) -> tuple[tuple[str, str, str], ...]:
-    """Return the properties of two sides that differ: name, today, new; `-` where a side lacks it."""
+    """Return the properties that both sides logged and that differ: name, today, new."""
     today, new = seen[Side.BASE], seen[Side.TUNED]
-    names = dict.fromkeys((*today, *new))
-    rows = ((name, today.get(name, "-"), new.get(name, "-")) for name in names)
-    return tuple(row for row in rows if row[1] != row[2])
+    return tuple((name, today[name], new[name]) for name in today if new.get(name, today[name]) != today[name])
 
 
 def run_gate(
@@ -251,7 +252,7 @@ def run_gate(
     seen = {side: look.seen for side, look in looks.items()}
     # Without a version of the new side, the cluster's would stand in for it.
     is_known = "NCCL" in seen[Side.TUNED] or Side.TUNED in request.expected
-    issues = find_upgrade_issues(looks[Side.BASE].facts, looks[Side.TUNED].facts) if is_known else ()
+    issues = _find_issues(looks[Side.BASE].facts, looks[Side.TUNED].facts) if is_known else ()
     if failure := looks[Side.BASE].failure:
         raise UsageError(
             f"the command fails {'on both sides' if looks[Side.TUNED].failure else 'on the side of today'}: {failure}",
@@ -270,6 +271,15 @@ def run_gate(
     return _compare(request, launcher, environ=environ, watch=watch, seen=seen, issues=issues, notes=notes)
 
 
+def _find_issues(today: Facts, new: Facts) -> tuple[KnownIssue, ...]:
+    """Return the known issues of every NCCL that a process of the new side loaded."""
+    processes = new.log.processes
+    loaded = {process.version.value: process for process in processes if process.version}
+    # The first process stands for the version of a log.
+    views = [replace(new, log=replace(new.log, processes=(first, *processes))) for first in loaded.values()] or [new]
+    return tuple(dict.fromkeys(issue for view in views for issue in find_upgrade_issues(today, view)))
+
+
 def _compare(
     request: GateRequest,
     launcher: Launcher,
@@ -285,7 +295,8 @@ def _compare(
     pairs: list[Mapping[ComparedCall, float]] = []
     open_pair: dict[Side, Times] = {}
     groups: tuple[SizeGroup, ...] = ()
-    alone: set[ComparedCall] = set()
+    added: set[ComparedCall] = set()
+    lost: set[ComparedCall] = set()
     failure = ""
     for order, side in enumerate(request.sides.order):
         times, version, failure = _time_side(request, side, launcher, environ)
@@ -305,22 +316,33 @@ def _compare(
             continue
         today, new = open_pair[Side.BASE], open_pair[Side.TUNED]
         pairs.append({call: math.log(new[call] / today[call]) for call in sorted(today.keys() & new.keys())})
-        alone |= today.keys() ^ new.keys()
+        added |= new.keys() - today.keys()
+        lost |= today.keys() - new.keys()
         open_pair = {}
         groups = judge_groups(pairs, margin=request.margin)
         if len(pairs) >= MIN_BLOCKS * LAUNCHES_PER_BLOCK and decide_gate(groups) is not GateDecision.UNDECIDED:
             break
-    if alone:
-        sizes = ", ".join(dict.fromkeys(f"{call.name} {format_bytes(call.size_bytes)}" for call in sorted(alone)))
-        notes = (*notes, f"not compared, measured on one side only: {sizes}")
+    if added:
+        notes = (*notes, f"not compared, measured on the new side only: {_name_calls(added)}")
+    if worse := [
+        f"{group.name}: {group.worst} {group.worst_change}"
+        for group in groups
+        if group.worst and group.worst_ratio > 1 + request.margin and group.decision is not GateDecision.SLOWER
+    ]:
+        notes = (*notes, f"one size is slower than the margin, which its group hides: {', '.join(worse)}")
     decision = decide_gate(groups)
     if failure and launches[-1].side is Side.TUNED:
         decision, reason = GateDecision.FAILED, _describe_failure_of_new(failure)
     elif failure:
         decision = GateDecision.UNDECIDED
         reason = f"the side of today failed after it had succeeded: {failure.splitlines()[0]}"
+    elif lost and decision is not GateDecision.SLOWER:
+        decision = GateDecision.UNDECIDED
+        reason = f"the new side did not measure {_name_calls(lost)}, which today's side did"
     else:
         reason = _describe_decision(decision, groups, margin=request.margin)
+        if lost:
+            notes = (*notes, f"not compared, measured on today's side only: {_name_calls(lost)}")
     return GateResult(
         decision=decision,
         reason=reason,
@@ -331,6 +353,10 @@ def _compare(
         failure=failure,
         notes=notes,
     )
+
+
+def _name_calls(calls: Iterable[ComparedCall]) -> str:
+    return ", ".join(dict.fromkeys(f"{call.name} {format_bytes(call.size_bytes)}" for call in sorted(calls)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,28 +429,50 @@ def _read_times(request: GateRequest, folder: Path, result: LaunchResult) -> tup
             return {}, version, f"neither a table of nccl-tests nor step times: {without_secrets(steps.failure)}"
         return {ComparedCall(name=_STEP): statistics.median(steps.step_us)}, version, ""
     version = version or next((str(NcclVersion.parse(test.nccl)) for test in tests if test.nccl), "")
-    if wrong := sum(test.out_of_bounds or 0 for test in tests):
-        return {}, version, f"wrong results: {count_noun(wrong, 'value')} out of bounds"
-    times = _read_tables(tests)
-    return times, version, "" if times else "the table of nccl-tests has no times"
+    problem = _find_problem(tests, f"{text}\n{result.stderr}")
+    return ({}, version, problem) if problem else (_read_tables(tests), version, "")
+
+
+def _find_problem(tests: Sequence[NcclTest], output: str) -> str:
+    """Return the reason why tables of nccl-tests are no result although some rows are: wrong values, or no times."""
+    wrong: dict[str, None] = {}
+    untimed: dict[str, None] = {}
+    for call, half in (found for test in tests for found in _halves(test)):
+        words = f"{call.name} {format_bytes(call.size_bytes)}"
+        if half.wrong:
+            wrong[words] = None
+        if not math.isfinite(half.time_us) or (half.time_us <= 0 < call.size_bytes):
+            untimed[words] = None
+    if wrong:
+        return f"wrong results: {', '.join(wrong)}"
+    if count := sum(test.out_of_bounds or 0 for test in tests):
+        return f"wrong results: {count_noun(count, 'value')} out of bounds"
+    if failed := next((line.strip() for line in output.splitlines() if _TEST_FAILURE.search(line)), ""):
+        return without_secrets(failed)
+    if untimed:
+        return f"no finite time: {', '.join(untimed)}"
+    return ""
 
 
 def _read_tables(tests: Sequence[NcclTest]) -> Times:
     """Return the time of each row of the tables of nccl-tests; of repeated rows the geometric mean."""
     logs: dict[ComparedCall, list[float]] = {}
-    for test in tests:
-        name = str(test.collective) if isinstance(test.collective, Collective) else test.program or "nccl-tests"
-        for row in test.rows:
-            for in_place, time_us in enumerate(_halves_us(row)):
-                if math.isfinite(time_us) and time_us > 0:
-                    call = ComparedCall(name=name, size_bytes=row.size_bytes, dtype=row.dtype, in_place=bool(in_place))
-                    logs.setdefault(call, []).append(math.log(time_us))
+    for call, half in (found for test in tests for found in _halves(test)):
+        if half.time_us > 0:  # rows of size 0 may take none
+            logs.setdefault(call, []).append(math.log(half.time_us))
     return {call: math.exp(statistics.fmean(values)) for call, values in logs.items()}
 
 
-def _halves_us(row: NcclTestRow) -> tuple[float, float]:
-    out, inside = (half.time_us if half else math.nan for half in (row.out_of_place, row.in_place))
-    return out, inside
+def _halves(test: NcclTest) -> Iterator[tuple[ComparedCall, NcclTestTiming]]:
+    """Return each half of each row that was printed."""
+    name = str(test.collective) if isinstance(test.collective, Collective) else test.program or "nccl-tests"
+    for row in test.rows:
+        for is_in_place, half in enumerate((row.out_of_place, row.in_place)):
+            if half:
+                yield (
+                    ComparedCall(name=name, size_bytes=row.size_bytes, dtype=row.dtype, in_place=bool(is_in_place)),
+                    half,
+                )
 
 
 def _describe_facts(facts: Facts, version: str) -> dict[str, str]:
@@ -457,41 +505,53 @@ def _check_sides(request: GateRequest, seen: Mapping[Side, Mapping[str, str]]) -
     Raises:
         UsageError: the sides cannot be compared.
     """
-    notes = []
-    for side, found in seen.items():
-        version, name = found.get("NCCL", ""), SIDE_NAMES[side]
-        if " and " in version:
-            if not request.stated:
-                raise UsageError(
-                    f"{name}: processes loaded NCCL {version}",
-                    hint="the variables have to reach all ranks; for a job that needs both, use --differs",
-                )
-            notes.append(f"{name}: processes loaded NCCL {version}")
-        expected = request.expected.get(side)
-        if version and expected and str(expected) not in version.split(" and "):
-            raise UsageError(
-                f"{name} loaded NCCL {version}, not {expected}",
-                hint="PyTorch brings its own library: put the other one into LD_PRELOAD on all nodes",
-            )
-    today, cluster = seen[Side.BASE].get("NCCL"), request.cluster
-    if today and cluster and Side.BASE not in request.expected and today != str(cluster.version):
-        notes.append(f"{cluster.name} is described with NCCL {cluster.version}, and today loads {today}")
+    notes = [note for side, found in seen.items() for note in _check_version(request, side, found.get("NCCL", ""))]
+    today, new, cluster = seen[Side.BASE], seen[Side.TUNED], request.cluster
+    version = today.get("NCCL", "")
+    if version and cluster and Side.BASE not in request.expected and version != str(cluster.version):
+        notes.append(f"{cluster.name} is described with NCCL {cluster.version}, and today loads {version}")
+    for side, others in ((Side.BASE, new), (Side.TUNED, today)):
+        if single := [name for name in seen[side] if name != "NCCL" and name not in others]:
+            notes.append(f"logged on one side alone ({SIDE_NAMES[side]}): {', '.join(single)}")
     missing = [SIDE_NAMES[side] for side, found in seen.items() if "NCCL" not in found]
-    if missing:
-        notes.append(f"NCCL version: not seen ({' and '.join(missing)})")
     if request.stated:
-        notes.append(f"difference as stated, not seen: {request.stated}")
-    elif not find_differences(seen):
-        version = seen[Side.BASE].get("NCCL", "")
-        both = f"both sides loaded NCCL {version}" if version else "NCCL version: not seen on either side"
+        notes += [f"NCCL version: not seen ({' and '.join(missing)})"] if missing else []
+        return (*notes, f"difference as stated, not seen: {request.stated}")
+    if missing:
         raise UsageError(
-            f"nothing differs between the two sides: {both}",
-            hint="name what differs, such as a driver or firmware, with --differs"
-            if missing
-            else "the new library was not loaded: check its path, and that LD_PRELOAD reaches the ranks; what no log "
-            "shows, such as firmware, is named with --differs",
+            f"NCCL version: not seen {'on either side' if len(missing) > 1 else f'on the side {missing[0]}'}",
+            hint="NCCL's log has to reach the folder of --dir or standard output; where NCCL cannot be seen, name what "
+            "differs with --differs",
+        )
+    if version == new["NCCL"]:
+        raise UsageError(
+            f"the NCCL version does not differ: both sides loaded NCCL {version}",
+            hint="was the new library loaded? check its path, and that LD_PRELOAD reaches the ranks; to compare "
+            "anything else, such as a variable, driver or firmware, name it with --differs",
         )
     return tuple(notes)
+
+
+def _check_version(request: GateRequest, side: Side, version: str) -> list[str]:
+    """Refuse a side whose NCCL is not the expected one, or not one alone; return notes on it."""
+    name, expected = SIDE_NAMES[side], request.expected.get(side)
+    if expected and version != str(expected):
+        raise UsageError(
+            f"{name} loaded NCCL {version}, not {expected}{' alone' if str(expected) in version.split(' and ') else ''}"
+            if version
+            else f"{name}: NCCL {expected} was not seen",
+            hint="PyTorch brings its own library: put the other one into LD_PRELOAD on all nodes"
+            if version
+            else f"NCCL's log has to reach the folder of --dir or standard output; or name no version for {name}",
+        )
+    if " and " not in version:
+        return []
+    if not request.stated:
+        raise UsageError(
+            f"{name}: processes loaded NCCL {version}",
+            hint="the variables have to reach all ranks; for a job that needs both, use --differs",
+        )
+    return [f"{name}: processes loaded NCCL {version}"]
 
 
 def judge_groups(pairs: Sequence[Mapping[ComparedCall, float]], *, margin: float) -> tuple[SizeGroup, ...]:
