@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from live import Place, add_options, place_of
 from nccl import Library
 from plugin_loads import table_text
 
+from live import Place, add_options, place_of
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from live import LiveRanks, Place, add_options, place_of
-
 from ncclt.core.algorithms import choices, is_legal
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_toml

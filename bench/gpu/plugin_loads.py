@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from choices import Choice, Choices, LogParts
-from live import UNSET, LiveRanks, Place, add_options, place_of, without_plugin
 
+from live import UNSET, LiveRanks, Place, add_options, place_of, without_plugin
 from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import DeliveredPolicy, Effect, Form

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from live import UNSET, LiveRanks, Place, add_options, place_of
-
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.setting import DEFAULT, Setting

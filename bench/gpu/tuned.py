@@ -21,8 +21,8 @@ from typing import Any
 
 import optuna
 from landscape import channels_found, grid, workload_of
-from live import UNSET, LiveRanks, add_options, place_of
 
+from live import UNSET, LiveRanks, add_options, place_of
 from ncclt.core.attestation import Attestation, Form
 from ncclt.core.budget import Budget
 from ncclt.core.message import format_bytes
