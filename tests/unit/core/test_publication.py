@@ -55,6 +55,8 @@ BY_VARIABLES = replace(PROVEN, variables=PROVEN.table)
         pytest.param(UNDECIDED, PROVEN, "undecided", id="undecided"),
         pytest.param(UNDECIDED, replace(PROVEN, stale="moved"), "undecided", id="undecided-against-stale"),
         pytest.param(kept(blocks=0, policy=Policy()), PROVEN, "without an A/B test", id="unproven"),
+        pytest.param(kept(deterministic=True), PROVEN, "deterministic", id="deterministic-against-tuned"),
+        pytest.param(kept(deterministic=True), kept(), "deterministic", id="deterministic-against-kept"),
         pytest.param(kept(policy=RING), PROVEN, "another policy", id="refutes-another-policy"),
         pytest.param(kept(min_effect=0.2), PROVEN, "below 20 %", id="disregards-more"),
         pytest.param(kept(blocks=3), PROVEN, "3 blocks", id="shorter-refutation"),

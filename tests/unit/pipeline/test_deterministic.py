@@ -11,11 +11,12 @@ from ncclt.core.recommendation import Decision
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.deliver.render.delivery import compare_numerics
-from ncclt.deliver.render.formats import env_document
+from ncclt.deliver.render.formats import env_document, render
 from ncclt.errors import UsageError
 from ncclt.measure.testbed import Testbed, replayed_testbed
 from ncclt.nccl.numerics import SameBits
 from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.prove.proof import evidence_document
 from ncclt.prove.study_summary import summarize_study
 from ncclt.search.space import build_space, describe_space
 from ncclt.store import open_store
@@ -114,6 +115,10 @@ def prove_with(store, bits_of):
     )
 
 
+def ring_has_other_bits(setting, message, _number):
+    return message.collective is AG and bool(setting.algorithm)
+
+
 def test_equal_bits_are_told(store):
     verdict, facts = prove_with(store, lambda _setting, message, _number: message.collective)
     assert verdict.decision is Decision.TUNED
@@ -121,13 +126,27 @@ def test_equal_bits_are_told(store):
 
 
 def test_a_policy_with_other_bits_is_refused(store):
-    verdict, _ = prove_with(
-        store, lambda setting, message, _number: message.collective is AG and bool(setting.algorithm)
-    )
+    verdict, _ = prove_with(store, ring_has_other_bits)
     assert verdict.decision is not Decision.TUNED
     assert verdict.reason.startswith(
         "refused: bits compared in the A/B test: 2 sizes equal, 5 different (all_gather of 1 MiB, "
     )
+
+
+def test_a_refusal_for_bits_is_recomputed_the_same(store):
+    result = run(store, replace(make_testbed(), runner=BitsRunner(ring_has_other_bits)))
+    (table,) = evidence_document(result.recommendation, result.trials, result.study.workload)["arms"]
+    assert table["blocks"]
+    assert (table["same"], table["recomputed"]) == (True, table["verdict"])
+
+
+def test_a_result_says_that_its_search_was_deterministic(store):
+    result = run(store)
+    summary = summarize_study(result.study, result.trials, result.recommendation)
+    assert "sharded on pair (deterministic search)" in summary.headline
+    assert "on all_gather alone, all_reduce, reduce_scatter left to NCCL" in dict(summary.facts)["Searched"]
+    assert "deterministic search" in render(result.recommendation, format="tuner-csv").splitlines()[1]
+    assert result.recommendation.verdict_word(result.verdict).endswith(" (deterministic)")
 
 
 def test_bits_that_vary_under_the_default_refuse_nothing(store):

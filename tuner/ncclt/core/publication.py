@@ -43,12 +43,16 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
 
     Both are for the same cluster, workload and fingerprint. Only a proof displaces a proof: one of a gain at least as
     large, or of as many blocks that does not contradict it. A keep-default displaces only the policy that it refutes.
+    A deterministic study keeps the default without having tried reductions, so it displaces no full search.
 
     Args:
         new: just published.
         active: what jobs get, or, while it is stale, what they got.
     """
     after, before = best_form(new).verdict, best_form(active).verdict
+    tried_less = new.deterministic and not active.deterministic and not active.stale
+    if tried_less and after.decision is Decision.KEEP_DEFAULT:
+        return "its search was deterministic and left reductions untried, that of the active revision was not"
     if before.decision is not Decision.TUNED:
         # The active revision delivers nothing.
         if after.decision is Decision.TUNED or before.decision is Decision.UNDECIDED or active.stale:

@@ -218,9 +218,10 @@ class Recommendation(Documented):
         recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
         coverage: of the search; None where it was not recorded.
         today: what the job ran when it was measured; None = it set no tuning variables.
+        deterministic: the study left to NCCL what may change the order of additions, so it tried less.
     """
 
-    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded", "coverage", "today"))
+    SHAPE: ClassVar = Shape(schema=1, omitted=("recorded", "coverage", "today", "deterministic"))
 
     id: str
     revision: int
@@ -242,6 +243,7 @@ class Recommendation(Documented):
     recorded: str = ""
     coverage: Coverage | None = None
     today: Today | None = None
+    deterministic: bool = False
 
     @property
     def label(self) -> str:
@@ -252,7 +254,8 @@ class Recommendation(Documented):
 
     def verdict_word(self, verdict: Verdict) -> str:
         """Return the label of a verdict: a gain on recorded or simulated times is a demonstration."""
-        return "demonstration" if self.label and verdict.decision is Decision.TUNED else verdict.decision.value
+        word = "demonstration" if self.label and verdict.decision is Decision.TUNED else verdict.decision.value
+        return f"{word} (deterministic)" if self.deterministic else word
 
     @property
     def is_untried(self) -> bool:

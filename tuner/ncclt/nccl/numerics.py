@@ -52,9 +52,7 @@ class Numerics:
         return f"same bits as the NCCL default: {self.same_bits}: {self.why}"
 
 
-def compare_bits(
-    policy: Policy, collectives: Iterable[Collective], *, version: NcclVersion, by_variables: bool
-) -> Numerics:
+def compare_bits(policy: Policy, *, version: NcclVersion, by_variables: bool) -> Numerics:
     """Compare the order of additions under a policy with that of the NCCL default.
 
     Floating-point addition is not associative, so another order gives other bits; all orders are equally accurate.
@@ -72,20 +70,19 @@ def compare_bits(
     - A variable NCCL_ALGO removes PyTorch's own guard: `torch.use_deterministic_algorithms` excludes NVLS, which adds
       in no fixed order (NVIDIA/nccl#1497), only where NCCL_ALGO is unset (pytorch/pytorch#156381). Where the variable
       leaves NVLS to a reduction the answer is unknown. A table leaves NCCL_ALGO unset.
-    - What acts on the whole process is unknown whatever the collectives: a job may reduce what its profile lacks, such
-      as a loss. That is BUFFSIZE, NTHREADS, MIN_CTAS, and by variables also the channels; NCCL_ALGO and NCCL_PROTO
-      before 2.24, whose list is for all collectives, and from 2.31, where it confines those that it does not name.
+    - A job may reduce what its profile lacks, such as a loss: a rule for any reduction counts, and what acts on the
+      whole process is unknown. That is BUFFSIZE, NTHREADS, MIN_CTAS, and by variables also the channels; NCCL_ALGO and
+      NCCL_PROTO before 2.24, whose list is for all collectives, and from 2.31, where it confines those that it does
+      not name.
 
     Integers and sums of two ranks never differ; a policy knows neither, so the answer is on the safe side.
 
     Args:
         policy: as it is delivered.
-        collectives: that the job uses.
         version: of NCCL.
         by_variables: delivered as plain variables, not as a table.
     """
-    used = frozenset(collectives)
-    forced = [rule for rule in policy.rules if rule.collective in used and rule.collective.is_reduction]
+    forced = [rule for rule in policy.rules if rule.collective.is_reduction]
     if changed := next(filter(None, map(_changed_order, forced)), ""):
         return Numerics(same_bits=SameBits.NO, why=changed)
     if split := next((f"{r.collective} has its protocol or channels forced" for r in forced if _splits(r)), ""):

@@ -32,12 +32,12 @@ from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
-from ncclt.nccl.numerics import SameBits, compare_bits, may_change_order
+from ncclt.nccl.numerics import may_change_order
 from ncclt.nccl.p2p_chunk import default_process_wide
 from ncclt.prove.confirm import choose_arms, confirm, confirmed_times
 from ncclt.prove.interleave import Proof
 from ncclt.prove.payback import communication_effect
-from ncclt.prove.proof import build_policy_verdict, compare_seen_bits, judge_arm, measure_coverage, require_coverage
+from ncclt.prove.proof import build_policy_verdict, judge_arm, measure_coverage, refuse_other_bits, require_coverage
 from ncclt.prove.study_summary import MessageRow, StudySummary, build_message_rows, summarize_study
 from ncclt.prove.verdict import Pairs, keep_default
 from ncclt.search.assemble import Times
@@ -498,12 +498,7 @@ def _publish(context: TuneContext, times: Times, policies: dict[Arm, Policy], wh
         if arm not in (Arm.DEFAULT, Arm.TODAY)
     }
     for arm, form in deliveries.items():
-        bits = compare_bits(
-            form.policy, workload.collectives, version=study.cluster.version, by_variables=arm is Arm.VARIABLES
-        )
-        seen = compare_seen_bits(trials, arm)
-        if bits.same_bits is SameBits.YES and seen.different:
-            refused = keep_default(default_us, why=f"refused: {seen.sentence}", min_effect=min_effect)
+        if refused := refuse_other_bits(arm, form.policy, trials, version=study.cluster.version, min_effect=min_effect):
             deliveries[arm] = PolicyVerdict(policy=Policy(), verdict=refused)
     tried = len({t.setting for t in trials if t.tries_setting and not t.setting.is_default})
     failed = "" if tried == coverage.settings else f" ({tried} tried)"
@@ -566,6 +561,7 @@ def _recommendation(
         today=_judge_today(context),
         recorded="" if study.simulated else study.label,
         coverage=coverage,
+        deterministic=study.deterministic,
     )
 
 

@@ -190,7 +190,7 @@ def choose_arms(
 
     def allowed(arm: Arm, policy: Policy) -> bool:
         by_variables = arm is Arm.VARIABLES
-        bits = compare_bits(policy, workload.collectives, version=version, by_variables=by_variables).same_bits
+        bits = compare_bits(policy, version=version, by_variables=by_variables).same_bits
         return not deterministic or bits is SameBits.YES
 
     def expressible(policy: Policy) -> bool:

@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 
 from ncclt.core.message import Message, format_bytes
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Coverage, Decision, PolicyVerdict, Recommendation, Verdict
-from ncclt.core.setting import Setting
-from ncclt.core.study import Arm, Trial
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Arm, Trial, median_scores
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
+from ncclt.nccl.numerics import SameBits, compare_bits
 from ncclt.prove.confidence import log_capital
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, collect_evidence, last_proof
 from ncclt.prove.probes import compare_probes, narrow_rules
-from ncclt.prove.verdict import FALSE_VETO, Pairs, find_dropped_messages, judge
+from ncclt.prove.verdict import FALSE_VETO, Pairs, find_dropped_messages, judge, keep_default
 
 WEIGHTY_SHARE = 0.01
 """Share of the default's time per step from which a message has a veto."""
@@ -234,6 +236,22 @@ def compare_seen_bits(trials: Sequence[Trial], arm: Arm) -> SeenBits:
     )
 
 
+def refuse_other_bits(
+    arm: Arm, policy: Policy, trials: Sequence[Trial], *, version: NcclVersion, min_effect: float
+) -> Verdict | None:
+    """Return the verdict on an arm that had other bits than the default, against its numerics; None = no objection.
+
+    Args:
+        arm, policy, trials, min_effect: as for `judge_arm`.
+        version: of NCCL.
+    """
+    seen = compare_seen_bits(trials, arm)
+    bits = compare_bits(policy, version=version, by_variables=arm is Arm.VARIABLES)
+    if not seen.different or bits.same_bits is not SameBits.YES:
+        return None
+    return keep_default(median_scores(trials)[DEFAULT], why=f"refused: {seen.sentence}", min_effect=min_effect)
+
+
 def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVerdict) -> tuple[str, ...]:
     """Describe the last proof: how it was made, and what it took from the policies.
 
@@ -358,7 +376,9 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
         if published is None:
             continue
         verdict, policy, min_effect = published.verdict, published.policy, published.verdict.min_effect
-        judged = judge_arm(arm, policy, trials, workload, min_effect=min_effect)
+        judged = refuse_other_bits(
+            arm, policy, trials, version=found.fingerprint.version, min_effect=min_effect
+        ) or judge_arm(arm, policy, trials, workload, min_effect=min_effect)
         again = require_coverage(judged, found.coverage)
         # If the search found nothing to prove, there are no launches, and nothing to judge.
         measured = any(trial.arm is arm for trial in trials)

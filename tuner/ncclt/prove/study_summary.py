@@ -237,7 +237,7 @@ def summarize_study(
         "Worth": gain.worth if gain else "",
         "Numerics": numerics if study.deterministic else "",
         "Limit": describe_ceiling(study.workload),
-        "Searched": found.coverage.summary if found.coverage else "",
+        "Searched": _describe_search(found),
         "Exhaustive search": f"{exhaustive[0]:.3f}x. Found: {exhaustive[1]:.3f}x." if exhaustive else "",
         "Cost": describe_cost(study, trials, gain),
     }
@@ -258,6 +258,14 @@ def summarize_study(
         notes=tuple(filter(None, (*describe_proof(trials, study.workload, found.table), numerics))),
         parts=measure_parts(use, trials, study.workload),
     )
+
+
+def _describe_search(found: Recommendation) -> str:
+    if found.coverage is None or not found.deterministic:
+        return found.coverage.summary if found.coverage else ""
+    kinds = [sorted(c for c in found.collectives if c.is_reduction is adds) for adds in (False, True)]
+    searched, left = (", ".join(one) or "none" for one in kinds)
+    return f"{found.coverage.summary}; on {searched} alone, {left} left to NCCL (--deterministic)"
 
 
 def find_rounded(trials: Iterable[Trial], workload: Workload) -> dict[Message, int]:
@@ -319,7 +327,8 @@ def scale_times(total_us: float, times_us: Mapping[Message, float], workload: Wo
 
 
 def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workload) -> str:
-    verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}"
+    search = " (deterministic search)" if found.deterministic else ""
+    verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}{search}"
     demonstration = f" (demonstration on {ORIGIN_WORDS[found.origin]} timings)" if found.label else ""
     if verdict.decision is Decision.KEEP_DEFAULT and found.today and found.today.is_slower:
         return f"{verdict.decision}: for {what}, {found.today.words}"

@@ -303,7 +303,7 @@ def _spare_reductions(setting: Setting, testbed: Testbed, workload: Workload) ->
     spared = replace(setting, spares_reductions=bool(setting.algorithm or setting.protocol))
     version, collectives = testbed.runner.cluster.version, workload.collectives
     policy = uniform_policy(spared, collectives, version=version)
-    numerics = compare_bits(policy, collectives, version=version, by_variables=not testbed.by_plugin)
+    numerics = compare_bits(policy, version=version, by_variables=not testbed.by_plugin)
     is_forced = bool(policy.rules) == spared.spares_reductions and testbed.expressible(_algo_proto(spared))
     return spared if is_forced and numerics.same_bits is SameBits.YES else None
 

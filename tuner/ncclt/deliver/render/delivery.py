@@ -62,7 +62,7 @@ class Delivery:
 def compare_numerics(recommendation: Recommendation, policy: Policy, *, by_variables: bool) -> Numerics:
     """Compare the bits of a job under one form of a recommendation with those of the NCCL default."""
     version = recommendation.fingerprint.version
-    return compare_bits(policy, recommendation.collectives, version=version, by_variables=by_variables)
+    return compare_bits(policy, version=version, by_variables=by_variables)
 
 
 def deliver_variables(recommendation: Recommendation) -> Delivery:
@@ -123,6 +123,7 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
     what = (
         f"ncclt {recommendation.id}: {recommendation.model} on {recommendation.cluster} "
         f"{valid.nodes}x{valid.gpus_per_node}, NCCL {valid.nccl_version}"
+        f"{', deterministic search' if recommendation.deterministic else ''}"
     )
     verdict = (policy_verdict or recommendation.table).verdict
     if policy_verdict is None and verdict.decision is not Decision.KEEP_DEFAULT:
