@@ -1,13 +1,14 @@
 """Jobs whose plan changes while they run: does every rank choose the same for every question, whatever fails?
 
-    python bench/live.py [--ranks 8,32,64] [--switches 1000] [--faults none,killed] [--quick] [--json]
+    python bench/live.py [--ranks 8,32,64] [--switches 1000] [--faults none,killed] [--part PART] [--quick] [--json]
 
 Each job is real processes with the compiled plugin, the worker threads of live tuning, a store of PyTorch, and a
 stand-in for NCCL (bench/live_nccl.c) that compares all choices of all ranks and ends the job when two differ. No GPU,
 and nothing is sent. Rows of `part` protocol: ranks, fault, calls (questions of all ranks), switches (committed plans),
 disagreements (must be 0), ends (processes by how they ended), boundary_us and hook_us (median time that the optimizer's
 hook takes at a boundary or to arm, and elsewhere), switch_ms (median time from the hook that arms a plan to the
-decision, for which the next question waits), lines (of live tuning). Needs a C compiler and Linux.
+decision, for which the next question waits), lines (of live tuning). Needs a C compiler and Linux. Rows of
+`part` decisions come from simulated trainings (bench/live_decisions.py).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from live_decisions import run_cases
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.agree.injected.live import COMPARED, Boundary, Coordinator, Limits, LivePlugin, LiveSession
 from ncclt.nccl.tuner_plugin.build import FLAGS, build, compiler, source_folder
@@ -131,6 +133,8 @@ class Job:
 
 class Alternating:
     """The director: another plan at each boundary, until there were enough switches."""
+
+    finished = ""
 
     def __init__(self, job: Job, stop: Callable[[], None]) -> None:
         self._plans, self._job, self._stop = plans(job.ranks), job, stop
@@ -499,7 +503,8 @@ def main() -> None:
     parser.add_argument("--ranks", default="8,32,64", help="processes per job, with commas; 2 to 64")
     parser.add_argument("--switches", type=int, default=1000, help="of the job without a fault; others make a tenth")
     parser.add_argument("--faults", default=",".join(FAULTS), help="with commas")
-    parser.add_argument("--quick", action="store_true", help="4 processes, 20 switches")
+    parser.add_argument("--part", choices=("protocol", "decisions"), help="only these rows")
+    parser.add_argument("--quick", action="store_true", help="4 processes, 20 switches, 5 simulated trainings per case")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     sizes = [4] if arguments.quick else [int(word) for word in arguments.ranks.split(",")]
@@ -511,16 +516,20 @@ def main() -> None:
 
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        parts = build_parts(Path(name))
-        for ranks in sizes:
+        parts = build_parts(Path(name)) if arguments.part != "decisions" else {}
+        for ranks in sizes if arguments.part != "decisions" else ():
             for fault in faults:
                 most = switches if fault == NONE else max(10, switches // 10)
                 rows.append(play_job(parts, Path(name), fault, ranks=ranks, switches=most))
                 if not arguments.json:
                     print(*(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
+    for decided in run_cases(5 if arguments.quick else 1000) if arguments.part != "protocol" else ():
+        rows.append(decided)
+        if not arguments.json:
+            print(*(f"{key}={value}" for key, value in decided.items() if value is not None), flush=True)
     if arguments.json:
         print(json.dumps({"rows": rows}))
-    sys.exit(0 if all(is_as_expected(row) for row in rows) else 1)
+    sys.exit(0 if all(is_as_expected(row) for row in rows if row["part"] == "protocol") else 1)
 
 
 if __name__ == "__main__":

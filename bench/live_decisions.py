@@ -1,16 +1,20 @@
 """Simulated trainings for `bench/live.py`: which arm does live tuning choose, how soon, and at what cost?
 
-The truth is known, since only step times are invented. A job has `STEPS` steps of 0.4 s; the first `SETTLING` ones are
-left out. Unless a case says otherwise the noise of steps has a deviation of 1 % and a memory of one step in two, one
+The truth is known, since only step times are invented. A job has `STEPS` steps of 0.7 s. Its first plan can be proposed
+at the fourth boundary; the steps before show the level of the default. Blocks are as the director makes them
+(`ncclt.prove.live_director`): three steps for the switch, three that count, 2.1 s. All steps of the job count as time
+to a decision. Unless a case says otherwise the noise of steps has a deviation of 1 %, with a memory of one step; one
 step in a hundred takes five times as long, all times drift by 10 % per 1,000 steps, every 50th step evaluates (20
-times as long) and every 200th saves a checkpoint (50 times as long). A switch takes effect with the second step of a
-block, which takes 2 % longer, and 50 % where an arm is used for the first time; that step and the one before count for
-no block.
+times as long) and every 200th saves a checkpoint (50 times as long). A switch takes effect with the third step of a
+block, which takes 2 % longer, and 50 % where an arm is used for the first time.
 
 `cost` is the time that slower arms, first steps and the hook have added to a job of `STEPS` steps, as a share of it;
 time that faster arms have saved is not set off against it. Peers: `t-test` alternates arms in the same blocks and
 switches at p < 0.05 and a mean gain of 2 %, `halving` doubles the steps of each round, keeps the faster half, and
 switches to the last arm if its median is faster by 2 %.
+
+Rows of `part` decisions: case, method, jobs, false_tuned (share of the jobs that chose an arm without a gain), found,
+found_in_time (share that chose the best arm, at all and within limit_steps), median_steps until then, cost, cost_p95.
 """
 
 from __future__ import annotations
@@ -18,15 +22,17 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from scipy.stats import ttest_ind
 
-from ncclt.prove.live import DEFAULT, LiveProof, StepBlock
+from ncclt.prove.live_director import MIN_COUNTED, SWITCH_STEPS
+from ncclt.prove.live_proof import DEFAULT, LiveProof, StepBlock
 
-STEPS, SETTLING, STEP_US = 1000, 5, 400e3
-BLOCK, UNCOUNTED = 5, 2
+STEPS, STEP_US = 1000, 700e3
+UNCOUNTED, BLOCK = SWITCH_STEPS, SWITCH_STEPS + MIN_COUNTED
+SETTLING, FIRST_BOUNDARY = 4, 4 * BLOCK
 SWITCH, FIRST_USE = 0.02, 0.5
 HOOK_US = 100.0
 """Per step, in the training's own thread: twice the optimizer hook's 39 µs, for the snapshot of counters."""
@@ -139,8 +145,14 @@ class Job:
 
     def block(self, arm: int, before: int) -> tuple[list[float], float]:
         """Return the counted steps of a block and the longest uncounted one, µs."""
-        uncounted_us = max(self.run(before), *(self.run(arm) for _ in range(UNCOUNTED - 1)))
+        uncounted_us = max(*(self.run(before) for _ in range(UNCOUNTED - 1)), self.run(arm))
         return [self.run(arm) for _ in range(BLOCK - UNCOUNTED)], uncounted_us
+
+    def begin(self) -> list[float]:
+        """Return the counted steps before the first plan, µs."""
+        for _ in range(SETTLING):
+            self.run(DEFAULT)
+        return [self.run(DEFAULT) for _ in range(FIRST_BOUNDARY - SETTLING)]
 
     def end(self, arm: int) -> JobResult:
         """Run the rest with an arm."""
@@ -153,8 +165,7 @@ class Job:
 def tune(case: Case, seed: int) -> JobResult:
     """Tune a job as ncclt does."""
     job, proof, before = Job(case, seed), LiveProof(arms=len(case.gains), coin=random.Random(-1 - seed)), DEFAULT
-    for _ in range(SETTLING):
-        job.run(DEFAULT)
+    proof.add(StepBlock(draw=proof.draw(), step_us=tuple(job.begin())), elapsed_us=job.elapsed_us)
     while not proof.has_ended and job.step + BLOCK <= STEPS:
         draw = proof.draw()
         times_us, first_us = job.block(draw.arm, before)
@@ -169,8 +180,7 @@ def tune_by_t_test(case: Case, seed: int) -> JobResult:
     """Tune a job by t-tests after each round."""
     job, arms, before = Job(case, seed), list(range(len(case.gains) + 1)), DEFAULT
     times_us: dict[int, list[float]] = {arm: [] for arm in arms}
-    for _ in range(SETTLING):
-        job.run(DEFAULT)
+    times_us[DEFAULT] += job.begin()
     while job.step + BLOCK * len(arms) <= STEPS // 2:
         for arm in arms:
             times_us[arm] += job.block(arm, before)[0]
@@ -230,3 +240,10 @@ def summarize(case: Case, method: str, results: Sequence[JobResult]) -> dict[str
 def run_case(case: Case, method: str, jobs: int, seed: int = 0) -> dict[str, object]:
     """Simulate the jobs of one case with one method."""
     return summarize(case, method, [METHODS[method](case, seed * 1_000_003 + number) for number in range(jobs)])
+
+
+def run_cases(jobs: int) -> Iterator[dict[str, object]]:
+    """Simulate the jobs of every case with every method."""
+    for case in (*FLAT, *GAINS, *LOSSES):
+        for method in METHODS:
+            yield run_case(case, method, jobs)

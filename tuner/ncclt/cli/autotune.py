@@ -140,13 +140,16 @@ def autotune(
         str, typer.Option("--signal", help="Signal on which the training saves and exits (--restarts).")
     ] = "SIGTERM",
     max_cost: Annotated[
-        float, typer.Option(help="Max share of the training's time for restarts and slower steps (--restarts).")
+        float, typer.Option(help="Max share of the training's time that --restarts or --live may cost.")
     ] = MAX_COST,
     hours: Annotated[
         float, typer.Option(help="Expected hours of the training, to spend --max-cost early (--restarts).", min=0)
     ] = 0.0,
     force: Annotated[
         bool, typer.Option("--force", help="Continue despite too little to gain or errors of `ncclt doctor`.")
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Tune inside the running job (experimental, not yet seen on several GPUs).")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the stages; run and store nothing.")] = False,
     quiet: Quiet = False,
@@ -160,8 +163,22 @@ def autotune(
 
     With --restarts the command is the training itself, which saves a checkpoint and exits on --signal, and resumes when
     it is started again. ncclt restarts it with other settings and goes on with the fastest.
+
+    With --live the job runs once, and its ranks switch settings between blocks of steps (experimental).
     """
     storage = storage_url()
+    if live:
+        if not command or dry_run or restarts:
+            raise UsageError(
+                "--live needs a command after --, and cannot be combined with --dry-run or --restarts",
+                hint="for example: ncclt autotune --live -- torchrun --nproc-per-node=8 train.py",
+            )
+        from ncclt.cli.autotune_live import run_live
+
+        how = replace(how, min_effect=budget.min_effect)
+        raise typer.Exit(
+            run_live(tuple(command), target, how, storage=storage, model=model, max_cost=max_cost, as_json=as_json)
+        )
     require_extra("tune")
     from ncclt.measure.open_testbed import choose_cluster, launched_testbed
     from ncclt.pipeline.autotune import build_job_name, choose_target

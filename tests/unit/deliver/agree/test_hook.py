@@ -99,6 +99,8 @@ def test_hook_is_placed_once_and_read_by_all(tmp_path):
         "_ncclt_agreement/__init__.py",
         "_ncclt_agreement/hook.py",
         "_ncclt_agreement/live.py",
+        "_ncclt_agreement/live_director.py",
+        "_ncclt_agreement/live_proof.py",
         "_ncclt_agreement/start.py",
         "_ncclt_agreement/when_imported.py",
         "sitecustomize.py",

@@ -63,6 +63,8 @@ class Plugin:
 class Director:
     """Proposes one plan whenever it can."""
 
+    finished = ""
+
     def __init__(self):
         self.boundaries, self.ends = [], []
 
@@ -320,6 +322,16 @@ def test_director_that_fails_ends_it(start):
     job.step()
     job.wait(lambda: job.sessions[2].ended)
     assert {session.ended for session in job.sessions} == {"the director failed: division by zero"}
+
+
+def test_finished_director_ends_it(start, capfd):
+    job = start()
+    job.pass_boundaries(2)
+    job.director.finished = "tree is faster"
+    job.pass_boundaries(1)
+
+    assert job.sessions[0].ended == "tree is faster"
+    assert "live tuning ended: tree is faster" in capfd.readouterr().err
 
 
 def test_store_does_not_grow_with_boundaries(start):

@@ -59,10 +59,11 @@ def agreement_environment(hook: Path, environ: Mapping[str, str]) -> dict[str, s
 
 
 def _hook_files() -> dict[str, str]:
-    own, record = files("ncclt.deliver.agree") / "injected", files("ncclt.profile.record")
+    own, record, prove = files("ncclt.deliver.agree") / "injected", files("ncclt.profile.record"), files("ncclt.prove")
     sources = {
         f"{_PACKAGE}/when_imported.py": record / "injected" / "when_imported.py",
         **{f"{_PACKAGE}/{name}.py": own / f"{name}.py" for name in ("__init__", "hook", "live", "start")},
+        **{f"{_PACKAGE}/{name}.py": prove / f"{name}.py" for name in ("live_director", "live_proof")},
         "sitecustomize.py": record / "entry.py",  # last: with it Python begins to load the others
     }
     return {name: source.read_text(encoding="utf-8") for name, source in sources.items()}

@@ -5,14 +5,16 @@ the job's store. It waits once per switch, in its first question to NCCL after t
 docs/adr/0026 has the protocol and its proof. Plans come from a director, on rank 0:
 
     class Director:
+        finished: str
         def decide(self, boundary: Boundary) -> str | None: ...
         def end(self, reason: str) -> None: ...
 
 The worker thread calls `decide` once per boundary (every `every` optimizer steps) to which all ranks came. It returns
 the plan to propose: a compact table (ncclt.nccl.tuner_plugin.compact_table), "" = the NCCL default, None = the plan
 stays; nothing is proposed while `boundary.can_propose` is False. `boundary.outcome` tells once how the last proposal
-ended, and `boundary.plan_since` is the first step under `boundary.plan`: a plan begins between two steps. `end` is
-called once: no more proposals, the plan in force stays. An error of a director ends live tuning likewise.
+ended, and `boundary.plan_since` is the first step under `boundary.plan`: a plan begins between two steps. A director
+that sets `finished` to a reason ends live tuning, and so does an error of it. `end` is called once: no more proposals,
+the plan in force stays.
 
 It stands alone like the rest of this package: standard library, Python 3.8, and torch of the process that it runs in.
 """
@@ -31,6 +33,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import NamedTuple
 
 from .hook import COMMON, compare_facts, describe_rank, longest_pause_s, one_line, say, text_of, wait_for
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 
 VARIABLE, STEPS_VARIABLE = "NCCLT_LIVE", "NCCLT_LIVE_STEPS"
 """1: plans can change; steps between two boundaries."""
+
+FOLDER_VARIABLE = "NCCLT_LIVE_FOLDER"
+"""Path of the director's folder, which rank 0 sees (`ncclt.prove.live_director`)."""
 
 STEPS = 20
 """Between two boundaries; the store of 8 ranks takes 10 to 20 ms for one (bench/live.py), beside the training."""
@@ -160,7 +166,12 @@ def start(distributed: Any, inits: int) -> LiveSession | None:
 
 def find_director() -> Any:
     """Return the director of rank 0; None = nothing is proposed."""
-    return None
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return None
+    from .live_director import LiveDirector  # type: ignore[import-untyped]  # of ncclt.prove, copied beside this
+
+    return LiveDirector(Path(folder))
 
 
 def optimizer_hook(session: LiveSession) -> Callable[..., None]:
@@ -553,6 +564,8 @@ class LiveSession:
                 plan = self._director.decide(boundary)
             except Exception as error:  # noqa: BLE001  # of the director: the plan in force is safe
                 return {"end": f"the director failed: {one_line(error)}"}
+            if self._director.finished:
+                return {"end": self._director.finished}
         if plan is None or not boundary.can_propose:
             return {}
         coordinator.latencies_s.append(time.perf_counter() - taken_s)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ncclt.prove import confidence
-from ncclt.prove.live import (
+from ncclt.prove.live_proof import (
     ADVANCE_STEPS,
     DEFAULT,
     FALSE_TUNED,

@@ -1,0 +1,106 @@
+"""Live tuning of real trainings over gloo, whose delays stand for NCCL's choices (training/asked.py)."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.recommendation import Decision
+from ncclt.nccl.tuner_plugin.build import build, compiler
+from ncclt.pipeline.live import LiveRequest, build_arms, plan_live, read_live, write_live
+from ncclt.prove.live_director import BLOCKS_FILE
+
+pytest.importorskip("torch.distributed")
+
+TRAINING = Path(__file__).parent / "training" / "asked.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+OTHERS = ("NCCL", "PYTHONPATH", "TORCH")
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    if compiler() is None:
+        pytest.skip("no C compiler here")
+    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so")
+
+
+class LiveJob:
+    """A training under torchrun that is tuned live; its blocks are short, for its steps take 0.1 s."""
+
+    def __init__(self, folder, plugin, kind, steps):
+        self.request = LiveRequest(
+            argv=(sys.executable, *TORCHRUN, str(TRAINING), kind, str(steps)),
+            arms=build_arms(NcclVersion(2, 28, 9), nodes=1, ranks=2),
+            plugin=plugin,
+            folder=folder,
+            min_effect=0.02,
+            max_cost=0.2,
+            min_block_s=0.0,
+        )
+        write_live(self.request)
+        own = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
+        argv, variables = plan_live(self.request, own)
+        self.environ = own | variables | {"NCCL_RUNTIME_CONNECT": "0", "OMP_NUM_THREADS": "1"}
+        self.argv = argv
+
+    def start(self, **variables):
+        return subprocess.Popen(
+            self.argv, env=self.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def run(self, **variables):
+        process = self.start(**variables)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        return out, err
+
+
+@pytest.mark.parametrize("kind", ["ddp", "zero1", "fsdp2"])
+def test_the_faster_arm_wins_and_stays_in_all_ranks(tmp_path, plugin, kind):
+    job = LiveJob(tmp_path, plugin, kind, 350)
+    out, err = job.run()
+
+    result = read_live(job.request)
+    assert (result.verdict.decision, result.arm) == (Decision.TUNED, "ring/ll128"), (result, err)
+    assert result.verdict.speedup > 1.1
+    assert re.findall(r"faster: (True|False)", out) == ["True", "True"]
+    assert re.search(r"live tuning ended: steps are \d+\.\d % faster with ring/ll128, which stays", err)
+
+
+def test_a_rank_without_plugin_ends_live_tuning_and_not_the_training(tmp_path, plugin):
+    job = LiveJob(tmp_path, plugin, "ddp", 20)
+    out, err = job.run(NCCL_TUNER_PLUGIN="", STAND_IN_PLUGIN=str(plugin))
+
+    assert out.count("trained to the end") == 2
+    assert err.count("ncclt: ") == 1
+    missing = f"rank 0 on {os.uname().nodename}: no tuner plugin (NCCL_TUNER_PLUGIN is not set) (and 1 more)"
+    assert read_live(job.request).verdict.reason == missing
+
+
+def test_a_director_that_fails_ends_live_tuning_and_not_the_training(tmp_path, plugin):
+    job = LiveJob(tmp_path, plugin, "ddp", 30)
+    (tmp_path / BLOCKS_FILE).mkdir()
+    out, err = job.run()
+
+    assert out.count("trained to the end") == 2
+    assert err.count("ncclt: ") == 1
+
+
+def test_a_job_that_is_ended_leaves_its_blocks(tmp_path, plugin):
+    job = LiveJob(tmp_path, plugin, "ddp", 100_000)
+    process = job.start()
+    while not (tmp_path / BLOCKS_FILE).exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    result = read_live(job.request)
+    assert result.steps > 0
+    assert result.verdict.decision is Decision.UNDECIDED

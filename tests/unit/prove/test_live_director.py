@@ -1,0 +1,149 @@
+"""The director of live tuning, on boundaries as rank 0 of a job gets them."""
+
+import json
+import random
+from typing import NamedTuple
+
+import pytest
+
+from ncclt.prove.live_director import ARMS_FILE, BLOCKS_FILE, STATE_FILE, LiveDirector, read_blocks
+from ncclt.prove.live_proof import MAX_BLOCKS
+
+EVERY = 6
+STEP_US = 1e6
+
+
+class Outcome(NamedTuple):
+    committed: bool
+
+
+class Boundary(NamedTuple):
+    step: int
+    plan: str
+    plan_since: int
+    can_propose: bool
+    outcome: Outcome | None
+    times_us: dict
+
+
+class Job:
+    """Two ranks, the second of which is slower; a plan takes effect with the third step after its boundary."""
+
+    def __init__(self, folder, gains, *, commits=lambda _number: True, step_us=STEP_US):
+        self.plans = ["", *(f"plan-{name}" for name in gains)]
+        self.gains = dict(zip(self.plans, (0.0, *gains.values()), strict=True))
+        arms = [{"name": name, "table": f"plan-{name}"} for name in gains]
+        if not (folder / ARMS_FILE).exists():
+            told = {"arms": arms, "min_effect": 0.02, "max_cost": 0.005, "min_block_s": 2.0}
+            (folder / ARMS_FILE).write_text(json.dumps(told))
+        self.director = LiveDirector(folder)
+        self.director._proof.coin = random.Random(1)
+        self.step, self.plan, self.since, self.outcome = 0, "", 0, None
+        self.proposals, self.commits, self.next = 0, commits, None
+        self.step_us = step_us
+
+    def boundary(self, *, can_propose=True):
+        times_us = []
+        for number in range(1, EVERY + 1):
+            if self.next is not None and number == 3:
+                self.plan, self.since, self.next = self.next, self.step + 3, None
+            times_us.append(self.step_us / (1 + self.gains[self.plan]))
+        self.step += EVERY
+        slower = [1.001 * time_us for time_us in times_us]
+        made = Boundary(self.step, self.plan, self.since, can_propose, self.outcome, {0: times_us, 1: slower})
+        self.outcome = None
+        plan = self.director.decide(made)
+        if plan is not None and can_propose:
+            self.proposals += 1
+            self.outcome = Outcome(self.commits(self.proposals))
+            if self.outcome.committed:
+                self.next = plan
+        return plan
+
+    def run(self, boundaries=2 * MAX_BLOCKS):
+        for _ in range(boundaries):
+            self.boundary()
+            if self.director.finished:
+                break
+        return self
+
+
+def test_the_faster_arm_is_found_and_stays(tmp_path):
+    job = Job(tmp_path, {"slow": -0.2, "fast": 0.1}).run()
+
+    assert job.plan == "plan-fast"
+    assert job.director.finished == "steps are 10.0 % faster with fast, which stays"
+    assert job.step <= 150
+    state = json.loads((tmp_path / STATE_FILE).read_text())
+    assert state["finished"] == job.director.finished
+    assert list(state["dropped"]) == ["slow"]
+
+
+def test_the_default_comes_back_where_no_arm_is_faster(tmp_path):
+    job = Job(tmp_path, {"same": 0.0, "slow": -0.1}).run()
+
+    assert job.plan == ""
+    assert job.director.finished == "no arm is faster; the NCCL default stays"
+
+
+def test_blocks_count_the_slowest_rank_and_no_step_of_a_switch(tmp_path):
+    Job(tmp_path, {"fast": 0.1}).run(12)
+
+    blocks = [saved.block for saved in read_blocks(tmp_path)]
+    assert {block.arm for block in blocks} == {0, 1}
+    for block in blocks[1:]:
+        expected_us = 1.001 * STEP_US / (1.1 if block.arm else 1.0)
+        assert block.step_us == pytest.approx((expected_us,) * 3, rel=1e-6)
+        assert block.steps == EVERY
+
+
+def test_short_steps_make_longer_blocks(tmp_path):
+    Job(tmp_path, {"fast": 0.1}, step_us=STEP_US / 5).run(20)
+
+    assert all(sum(saved.block.step_us) >= 2e6 for saved in read_blocks(tmp_path))
+
+
+def test_a_block_whose_plan_was_aborted_is_void(tmp_path):
+    job = Job(tmp_path, {"fast": 0.1}, commits=lambda number: number != 1)
+    while job.proposals < 2:
+        job.boundary()
+    job.run()
+
+    assert job.plan == "plan-fast"
+    arms = [saved.block.arm for saved in read_blocks(tmp_path)]
+    assert sum(arms) < len(arms)
+
+
+def test_nothing_is_decided_while_no_plan_can_be_proposed(tmp_path):
+    job = Job(tmp_path, {"fast": 0.1})
+
+    assert [job.boundary(can_propose=False) for _ in range(10)] == [None] * 10
+    assert read_blocks(tmp_path) == []
+
+
+def test_a_job_that_is_started_again_continues(tmp_path):
+    Job(tmp_path, {"fast": 0.1}).run(8)
+    before = read_blocks(tmp_path)
+    assert before
+
+    again = Job(tmp_path, {"fast": 0.1}).run()
+
+    assert again.plan == "plan-fast"
+    assert read_blocks(tmp_path)[: len(before)] == before
+    assert read_blocks(tmp_path)[-1].elapsed_us > before[-1].elapsed_us
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    Job(tmp_path, {"fast": 0.1}).run(8)
+    blocks = read_blocks(tmp_path)
+    path = tmp_path / BLOCKS_FILE
+    path.write_text(path.read_text()[:-20])
+
+    assert read_blocks(tmp_path) == blocks[:-1]
+
+
+def test_the_reason_for_an_end_inside_the_job_is_kept(tmp_path):
+    job = Job(tmp_path, {"fast": 0.1})
+    job.director.end("rank 1 captured a CUDA graph")
+
+    assert json.loads((tmp_path / STATE_FILE).read_text())["finished"] == "rank 1 captured a CUDA graph"

@@ -1,0 +1,152 @@
+"""`ncclt autotune --live`: the job runs once, in the foreground, and is tuned while it trains."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from ncclt.cli.output import print_bold, print_json, say
+from ncclt.errors import UsageError, reason
+from ncclt.nccl.tuner_plugin.compact_table import TABLE_VARIABLE
+
+if TYPE_CHECKING:
+    from ncclt.core.nccl_version import NcclVersion
+    from ncclt.core.recommendation import Recommendation
+    from ncclt.measure.target import Target
+    from ncclt.pipeline.live import LiveRequest, LiveResult
+    from ncclt.prove.comparison import Comparison
+
+_OTHER_WAY = "`ncclt autotune --restarts -- COMMAND` tries settings from one restart to the next instead"
+
+
+def run_live(
+    argv: tuple[str, ...],
+    target: Target,
+    how: Comparison,
+    *,
+    storage: str | None,
+    model: str | None,
+    max_cost: float,
+    as_json: bool,
+) -> int:
+    """Start the job, tune it live where that is possible, and return its exit code.
+
+    Args:
+        argv: the job's command.
+        target: of the cluster.
+        how: minimum effect and the folder that all nodes share.
+        storage: URL of the store.
+        model: workload whose candidates are the arms; None = the uniform ones.
+        max_cost: of `LiveRequest`.
+        as_json: print the result as JSON; the output of the job goes to stderr.
+
+    Raises:
+        UsageError: the folder cannot be written to.
+    """
+    from ncclt.core.nccl_version import NcclVersion
+    from ncclt.deliver.job_info import read_shape
+    from ncclt.launch.mpi import is_open_mpi
+    from ncclt.nccl.tuner_plugin import find
+    from ncclt.pipeline.live import EXPERIMENTAL, LiveRequest, build_arms, explain_obstacle, plan_live, write_live
+    from ncclt.profile.record.command import run_foreground
+
+    shape = read_shape(argv, os.environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node)
+    version = NcclVersion.parse(shape["nccl_version"].value) if "nccl_version" in shape else None
+    nodes, gpus = (int(shape[part].value) if part in shape else 0 for part in ("nodes", "gpus_per_node"))
+    plugin, stdout = find(os.environ), 2 if as_json else None
+    obstacle = explain_obstacle(os.environ, plugin=plugin, version=version)
+    if obstacle or plugin is None or version is None:
+        say(f"ncclt: no live tuning: {obstacle}; the job runs without it; {_OTHER_WAY}")
+        return run_foreground(argv, environ=os.environ, stdout=stdout)
+    candidates = _find_candidates(model, target, argv, storage, version=version) if model else ()
+    try:
+        with TemporaryDirectory(
+            prefix=".ncclt-live-", dir=how.directory.resolve(), ignore_cleanup_errors=True
+        ) as folder:
+            request = LiveRequest(
+                argv=argv,
+                arms=build_arms(version, nodes=nodes, ranks=nodes * gpus, candidates=candidates),
+                plugin=plugin,
+                folder=Path(folder),
+                min_effect=how.min_effect,
+                max_cost=max_cost,
+                open_mpi=is_open_mpi(argv[0], environ=os.environ),
+            )
+            write_live(request)
+            command, variables = plan_live(request, os.environ)
+            say(f"ncclt: live tuning ({EXPERIMENTAL}): NCCL default, {', '.join(arm.name for arm in request.arms)}")
+            if os.environ.get("NCCL_RUNTIME_CONNECT") != "0":
+                say("ncclt: only algorithms that the job uses already are tried; NCCL_RUNTIME_CONNECT=0 connects all")
+            exit_code = run_foreground(command, environ=os.environ | variables, stdout=stdout)
+            _report(request, storage=storage, target=target, model=model or "", ranks=nodes * gpus, as_json=as_json)
+            return exit_code
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {how.directory}: {reason(error)}", hint="name a folder that all ranks share with --dir"
+        ) from error
+
+
+def _find_candidates(
+    model: str, target: Target, argv: tuple[str, ...], storage: str | None, *, version: NcclVersion
+) -> tuple[Recommendation, ...]:
+    """Return the candidates for a stored workload that are tables for the job's NCCL."""
+    from ncclt.measure.open_testbed import choose_cluster
+    from ncclt.pipeline.autotune import size_target
+    from ncclt.pipeline.restarts import select_candidates
+    from ncclt.store import open_to_read
+
+    with open_to_read(storage, would_be_made=True) as store:
+        cluster = choose_cluster(size_target(target, argv, environ=os.environ), store.clusters.get)
+        found = select_candidates(store.workloads.get(model), cluster, store, environ=os.environ)
+    return tuple(one for one in found if one.fingerprint.version == version)
+
+
+def _report(
+    request: LiveRequest, *, storage: str | None, target: Target, model: str, ranks: int, as_json: bool
+) -> None:
+    """Print the verdict and how to use it, and store what was compared."""
+    from ncclt.cli.verify import print_verification
+    from ncclt.core.recommendation import Decision
+    from ncclt.pipeline.live import EXPERIMENTAL, build_verification, read_live
+    from ncclt.store import open_store
+    from ncclt.store.clock import utc_now
+
+    result = read_live(request)
+    if not (result.launches and result.arm):
+        if as_json:
+            print_json(_document(request, result, None))
+        else:
+            say(f"ncclt: live tuning: {result.verdict.decision}: {result.verdict.reason}; {_OTHER_WAY}")
+        return
+    stored = build_verification(
+        request, result, model=model, cluster=target.cluster or "", ranks=ranks, created=utc_now()
+    )
+    with open_store(storage) as store:
+        store.records.add_verification(stored)
+        where = store.shown
+    if as_json:
+        print_json(_document(request, result, stored.to_document()))
+        return
+    print_verification(stored, where, quiet=False)
+    if result.verdict.decision is Decision.TUNED:
+        table = dict(stored.tuned_env)[TABLE_VARIABLE]
+        print_bold(f"Use:      NCCL_TUNER_PLUGIN={request.plugin} {TABLE_VARIABLE}={table} ({EXPERIMENTAL})")
+    else:
+        print(f"Use:      nothing; {_OTHER_WAY}")
+
+
+def _document(request: LiveRequest, result: LiveResult, verification: object) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "evidence": "live",
+        "argv": list(request.argv),
+        "verdict": result.verdict.decision,
+        "reason": result.verdict.reason,
+        "arm": result.arm or None,
+        "steps": result.steps,
+        "cost": result.cost,
+        "ended": result.ended or None,
+        "verification": verification,
+    }
