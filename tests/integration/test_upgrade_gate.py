@@ -61,11 +61,11 @@ def test_small_messages_slower_by_ten_percent_end_with_1(gate):
 def test_crash_of_the_new_side_ends_with_1_and_its_output(gate):
     done = gate([*NEW, "--to-env", "FAIL=unhandled cuda error"])
     assert done.returncode == 1
-    assert "verdict: failed: the command fails on the new side alone: exit code 1" in done.stdout
+    assert "verdict: failed: failed in 2 of 2 launches of the new side, 0 of 1 of today's: exit code 1" in done.stdout
     assert "unhandled cuda error" in done.stderr
     assert "to see it fail alone: env 'FAIL=unhandled cuda error'" in done.stdout
     later = gate([*NEW, "--to-env", "FAIL_AT=3"])
-    assert later.returncode == 1
+    assert later.returncode == 4, "it did not fail again"
     assert "no such network" in later.stderr
 
 
@@ -127,7 +127,7 @@ def test_steps_of_a_training_without_nccl_need_a_stated_difference(gate, tmp_pat
     path = {"PYTHONPATH": str(tmp_path / "site")}
     refused = gate(["--to-env", "SLOW=1"], job, **path)
     assert refused.returncode == 2
-    assert "NCCL version: not seen on either side" in refused.stderr
+    assert "NCCL version: not seen on the side today" in refused.stderr
     done = gate(["--to-env", "SLOW=1", "--differs", "a slower step"], job, **path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "verdict: slower: training step takes +" in done.stdout
@@ -140,4 +140,4 @@ def test_ranks_of_torchrun_are_compared(gate):
     pytest.importorskip("torch.distributed")
     done = gate(["--to-env", "FAIL=1", "--differs", "a fault"], [*TORCHRUN, "100000"])
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "the command fails on the new side alone" in done.stdout
+    assert "failed in 2 of 2 launches of the new side, 0 of 1 of today's" in done.stdout

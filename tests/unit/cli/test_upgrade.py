@@ -10,6 +10,11 @@ import pytest
 
 from ncclt.cli.application import app
 from ncclt.cli.tune import tune
+from ncclt.cli.upgrade_gate import print_gate
+from ncclt.core.verification import Side
+from ncclt.prove.comparison import Comparison
+from ncclt.prove.gate import GateDecision, GateRequest, GateResult
+from ncclt.prove.step_times import VerifyRequest
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
@@ -178,6 +183,25 @@ def test_a_preloaded_library_stays_behind_the_new_one(upgrade, library, monkeypa
     planned = json.loads(upgrade("--gate", "--to", library, "--dry-run", "--json", "--", "job")[1])
     assert planned["new_env"] == {"LD_PRELOAD": f"{library} /usr/lib/libjemalloc.so"}
     assert planned["today_env"] == {}
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--against", "old --password abcdefgh")])
+def test_plan_of_the_gate_shows_no_secrets(upgrade, more):
+    words = ("--gate", "--dry-run", "--to-env", "MY_API_KEY=correct horse", *more)
+    code, out, _ = upgrade(*words, "--", "job", "--token", "abcdefgh", "correct horse")
+    assert code == 0
+    assert "horse" not in out
+    assert "abcdefgh" not in out
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_notes_of_the_gate_are_hidden_when_quiet(capsys, quiet):
+    sides = VerifyRequest(argv=("job",), base_env=(), tuned_env=(("X", "1"),), how=Comparison())
+    result = GateResult(
+        decision=GateDecision.UNDECIDED, reason="noise", seen={side: {} for side in Side}, notes=("a thing",)
+    )
+    print_gate(GateRequest(sides=sides, margin=0.02), result, quiet=quiet)
+    assert ("note: a thing" in capsys.readouterr().out) is not quiet
 
 
 @pytest.mark.parametrize(

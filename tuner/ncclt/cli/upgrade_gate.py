@@ -102,7 +102,7 @@ def gate_upgrade(options: GateOptions, *, dry_run: bool, hidden: bool, as_json: 
     if as_json:
         print_json({"schema": GATE_SCHEMA, **_plan_document(request), **result.to_document()})
     else:
-        print_gate(request, result)
+        print_gate(request, result, quiet=hidden)
     if result.decision.is_regression:
         raise typer.Exit(EXIT_REGRESSION)
     if result.decision is GateDecision.UNDECIDED:
@@ -176,19 +176,28 @@ def _commands(request: GateRequest) -> dict[str, str]:
 
     shown = {}
     for side in Side:
-        argv, variables = request.sides.side(side)
-        words = format_variables(variables)
-        shown[SIDE_NAMES[side]] = f"{shlex.join(argv)} ({words})" if request.sides.base_argv else words
+        variables = request.sides.side(side)[1]
+        words = format_variables(tuple((name, _without_secret(name, value)) for name, value in variables))
+        shown[SIDE_NAMES[side]] = (
+            f"{shlex.join(_safe_argv(request, side))} ({words})" if request.sides.base_argv else words
+        )
     return shown
 
 
+def _safe_argv(request: GateRequest, side: Side) -> tuple[str, ...]:
+    """Return the command of a side without the secrets of its environment."""
+    argv, variables = request.sides.side(side)
+    return words_without_secrets(argv, environ={**os.environ, **dict(variables)})
+
+
 def _plan_document(request: GateRequest) -> dict[str, object]:
+    from ncclt.core.verification import Side
     from ncclt.prove.gate import SIDE_NAMES
 
     sides = request.sides
     return {
-        "argv": list(words_without_secrets(sides.argv)),
-        "base_argv": list(words_without_secrets(sides.base_argv)) if sides.base_argv else None,
+        "argv": list(_safe_argv(request, Side.TUNED)),
+        "base_argv": list(_safe_argv(request, Side.BASE)) if sides.base_argv else None,
         "today_env": {name: _without_secret(name, value) for name, value in sides.base_env},
         "new_env": {name: _without_secret(name, value) for name, value in sides.tuned_env},
         "removed_env": list(sides.removed_env),
@@ -203,9 +212,11 @@ def _print_plan(request: GateRequest, *, as_json: bool) -> None:
     if as_json:
         print_json({"schema": GATE_SCHEMA, **_plan_document(request)})
         return
+    from ncclt.core.verification import Side
+
     sides = request.sides
     if not sides.base_argv:
-        print(f"command: {shlex.join(sides.argv)}")
+        print(f"command: {shlex.join(_safe_argv(request, Side.TUNED))}")
     for name, words in _commands(request).items():
         print(f"{name}: {words}")
     print(f"removed from both: {', '.join(sides.removed_env) or 'nothing'}")
@@ -213,8 +224,8 @@ def _print_plan(request: GateRequest, *, as_json: bool) -> None:
     print(f"passes if the new side is at most {request.margin * 100:.3g} % slower")
 
 
-def print_gate(request: GateRequest, result: GateResult) -> None:
-    """Print both sides as seen, the known issues, each group, the decision and one next step."""
+def print_gate(request: GateRequest, result: GateResult, *, quiet: bool) -> None:
+    """Print both sides as seen, the known issues, each group, the decision, notes unless quiet, and one next step."""
     from ncclt.prove.gate import SIDE_NAMES
 
     for side, found in result.seen.items():
@@ -239,18 +250,20 @@ def print_gate(request: GateRequest, result: GateResult) -> None:
     print(f"verdict: {result.decision}: {result.reason}")
     for line in result.failure.splitlines()[1:]:
         say(f"  {line}")
-    for sentence in result.notes:
+    for sentence in () if quiet else result.notes:
         note(sentence)
     print(f"Next:    {_next_step(request, result)}")
 
 
 def _set_differently(request: GateRequest) -> list[str]:
     """Describe what the user sets differently, without secrets."""
+    from ncclt.core.verification import Side
+
     today, new = (
         {name: _without_secret(name, value) for name, value in env}
         for env in (request.sides.base_env, request.sides.tuned_env)
     )
-    changed = [f"command, today {shlex.join(words_without_secrets(request.sides.base_argv))}"]
+    changed = [f"command, today {shlex.join(_safe_argv(request, Side.BASE))}"]
     return (changed if request.sides.base_argv else []) + [
         f"{name} set to {new[name]}, today {today.get(name, 'unset')}"
         if name in new
@@ -261,23 +274,24 @@ def _set_differently(request: GateRequest) -> list[str]:
 
 
 def _without_secret(name: str, value: str) -> str:
-    return without_secrets(f"{name}={value}").partition("=")[2]
+    return without_secrets(f"{name}={value}", environ={**os.environ, name: value}).partition("=")[2]
 
 
 def _next_step(request: GateRequest, result: GateResult) -> str:
     from ncclt.core.verification import Side
-    from ncclt.prove.gate import GateDecision
+    from ncclt.prove.gate import SIDE_NAMES, GateDecision
 
     versions = {side: found.get("NCCL", "") for side, found in result.seen.items()}
     if result.decision is GateDecision.FAILED:
-        argv, variables = request.sides.side(Side.TUNED)
-        words = words_without_secrets(["env", *(f"{name}={value}" for name, value in variables), *argv])
-        return f"stay with today's side; to see it fail alone: {shlex.join(words)}"
+        variables = [f"{name}={_without_secret(name, value)}" for name, value in request.sides.tuned_env]
+        words = shlex.join(["env", *variables, *_safe_argv(request, Side.TUNED)])
+        return f"stay with today's side; to see it fail alone: {words}"
     if result.decision is GateDecision.SLOWER:
         return f"stay with {f'NCCL {versions[Side.BASE]}' if versions[Side.BASE] else 'the side of today'}"
     if result.decision is GateDecision.UNDECIDED:
         if result.failure:
-            return "run the command alone on today's side until it is reliable"
+            side = next((one.side for one in result.launches if one.failure), Side.TUNED)
+            return f"run the command alone on the side {SIDE_NAMES[side]} until it is reliable"
         if " did not measure " in result.reason:
             return "run the command alone on the new side until it measures the same calls"
         more = replace(request.sides.how, blocks=2 * request.sides.how.blocks).blocks

@@ -138,10 +138,10 @@ def without_secrets(text: str, *, environ: Mapping[str, str] | None = None) -> s
     return _WORD.sub(lambda word: REMOVED if _is_generated(word[0]) else word[0], text)
 
 
-def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command line, with those of secrets replaced."""
+def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the words of a command line, with those of secrets replaced; `environ` as for `without_secrets`."""
     lines = [" ".join(word.split("\n")) for word in words]
-    return tuple(without_secrets("\n".join(lines)).split("\n"))
+    return tuple(without_secrets("\n".join(lines), environ=environ).split("\n"))
 
 
 def _own_values(environ: Mapping[str, str]) -> list[str]:

@@ -24,7 +24,7 @@ from ncclt.health.doctor.known_issues import KnownIssue, find_upgrade_issues
 from ncclt.health.doctor.settings import LOG_NAMES, LOG_VARIABLES
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.prefixes import clean_text
-from ncclt.measure.redact import without_secrets
+from ncclt.launch.process.launcher import CANNOT_START
 from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestTiming
 from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.nccl.run_facts import logged_version
@@ -246,9 +246,13 @@ def run_gate(
         NodesLostError: the allocation is lost.
     """
     looks: dict[Side, _Look] = {}
+    ends: list[tuple[Side, str]] = []
     for side in Side:
         looks[side] = _look(request, side, launcher, environ)
+        ends.append((side, looks[side].failure))
         watch(side, -1, looks[side].failure)
+        if not (looks[side].failure or "NCCL" in looks[side].seen or request.stated or side in request.expected):
+            raise _refuse_unseen(request, side)
     seen = {side: look.seen for side, look in looks.items()}
     # Without a version of the new side, the cluster's would stand in for it.
     is_known = "NCCL" in seen[Side.TUNED] or Side.TUNED in request.expected
@@ -259,9 +263,11 @@ def run_gate(
             hint="it has to print a table of nccl-tests or make steps of a torch optimizer; run it alone first",
         )
     if failure := looks[Side.TUNED].failure:
+        again = _look(request, Side.TUNED, launcher, environ).failure
+        watch(Side.TUNED, -1, again)
         return GateResult(
-            decision=GateDecision.FAILED,
-            reason=_describe_failure_of_new(failure),
+            decision=GateDecision.FAILED if again else GateDecision.UNDECIDED,
+            reason=_describe_failures([*ends, (Side.TUNED, again)]),
             seen=seen,
             issues=issues,
             failure=failure,
@@ -305,11 +311,13 @@ def _compare(
                 f"{SIDE_NAMES[side]} loaded NCCL {seen[side]['NCCL']} at first and {version} later",
                 hint="both sides must be what they are during the whole comparison",
             )
-        if not failure and len(open_pair) == 1 and not times.keys() & next(iter(open_pair.values())).keys():
-            failure = "no size or collective in common with the other side"
         watch(side, order, failure)
         launches.append(GateLaunch(side=side, order=order, calls=0 if failure else len(times), failure=failure))
         if failure:
+            if side is Side.TUNED:
+                times, _, again = _time_side(request, side, launcher, environ)
+                watch(side, order + 1, again)
+                launches.append(GateLaunch(side=side, order=order + 1, calls=0 if again else len(times), failure=again))
             break
         open_pair[side] = times
         if len(open_pair) < len(Side):
@@ -320,6 +328,8 @@ def _compare(
         lost |= today.keys() - new.keys()
         open_pair = {}
         groups = judge_groups(pairs, margin=request.margin)
+        if not groups:
+            break
         if len(pairs) >= MIN_BLOCKS * LAUNCHES_PER_BLOCK and decide_gate(groups) is not GateDecision.UNDECIDED:
             break
     if added:
@@ -331,11 +341,12 @@ def _compare(
     ]:
         notes = (*notes, f"one size is slower than the margin, which its group hides: {', '.join(worse)}")
     decision = decide_gate(groups)
-    if failure and launches[-1].side is Side.TUNED:
-        decision, reason = GateDecision.FAILED, _describe_failure_of_new(failure)
-    elif failure:
-        decision = GateDecision.UNDECIDED
-        reason = f"the side of today failed after it had succeeded: {failure.splitlines()[0]}"
+    if failure:
+        # A failure of the new side speaks against it only where it fails again.
+        is_failed = launches[-1].side is Side.TUNED and bool(launches[-1].failure)
+        decision = GateDecision.FAILED if is_failed else GateDecision.UNDECIDED
+        logged = [(side, "") for side in Side]
+        reason = _describe_failures([*logged, *((one.side, one.failure) for one in launches)])
     elif lost and decision is not GateDecision.SLOWER:
         decision = GateDecision.UNDECIDED
         reason = f"the new side did not measure {_name_calls(lost)}, which today's side did"
@@ -388,7 +399,7 @@ def _look(request: GateRequest, side: Side, launcher: Launcher, environ: Mapping
     return _Look(
         facts=facts,
         seen=_describe_facts(facts, version),
-        failure=_describe_end(request, result, missing),
+        failure=_describe_end(request, side, result, missing, environ),
         unread=unread,
     )
 
@@ -405,16 +416,31 @@ def _time_side(
         read=lambda folder, result: _read_times(request, folder, result),
         add=lambda _folder: {"NCCL_DEBUG": "VERSION"},
     )
-    return times, version, _describe_end(request, result, missing)
+    return times, version, _describe_end(request, side, result, missing, environ)
 
 
-def _describe_end(request: GateRequest, result: LaunchResult, missing: str) -> str:
-    if result.not_started:
-        raise NotStartedError(
-            f"the command does not start: {without_secrets(result.not_started)}",
-            hint="its first word is the program: check its name and path, then run the command alone",
-        )
-    return describe_failure(result, timeout_s=request.sides.how.timeout_s, missing=missing)
+def _describe_end(
+    request: GateRequest, side: Side, result: LaunchResult, missing: str, environ: Mapping[str, str]
+) -> str:
+    """Describe the failure of a launch; empty = none.
+
+    Raises:
+        NotStartedError: it did not start for a reason that says nothing about the side.
+    """
+    failure = describe_failure(
+        result,
+        timeout_s=request.sides.how.timeout_s,
+        missing=missing,
+        environ={**environ, **dict(request.sides.side(side)[1])},
+    )
+    if not result.not_started:
+        return failure
+    if side is Side.TUNED and result.exit_code in CANNOT_START:  # today's side has started, so this one is at fault
+        return f"the command does not start: {failure}"
+    raise NotStartedError(
+        f"the command does not start: {failure}",
+        hint="its first word is the program: check its name and path, then run the command alone",
+    )
 
 
 def _read_times(request: GateRequest, folder: Path, result: LaunchResult) -> tuple[Times, str, str]:
@@ -426,11 +452,26 @@ def _read_times(request: GateRequest, folder: Path, result: LaunchResult) -> tup
     except BenchmarkError:
         steps = read_step_times(folder, steps=request.sides.how.steps)
         if steps.failure:
-            return {}, version, f"neither a table of nccl-tests nor step times: {without_secrets(steps.failure)}"
+            _require_whole(result)
+            return {}, version, f"neither a table of nccl-tests nor step times: {steps.failure}"
         return {ComparedCall(name=_STEP): statistics.median(steps.step_us)}, version, ""
+    _require_whole(result)
     version = version or next((str(NcclVersion.parse(test.nccl)) for test in tests if test.nccl), "")
     problem = _find_problem(tests, f"{text}\n{result.stderr}")
     return ({}, version, problem) if problem else (_read_tables(tests), version, "")
+
+
+def _require_whole(result: LaunchResult) -> None:
+    """Refuse to judge a table whose begin may be lost.
+
+    Raises:
+        UsageError: a launch that ended well printed more than is kept.
+    """
+    if result.dropped_bytes and result.exit_code == 0:
+        raise UsageError(
+            f"the command printed more than is kept: its first {result.dropped_bytes:,} bytes are lost",
+            hint="let it print less; the tables of nccl-tests have to be read whole",
+        )
 
 
 def _find_problem(tests: Sequence[NcclTest], output: str) -> str:
@@ -448,7 +489,7 @@ def _find_problem(tests: Sequence[NcclTest], output: str) -> str:
     if count := sum(test.out_of_bounds or 0 for test in tests):
         return f"wrong results: {count_noun(count, 'value')} out of bounds"
     if failed := next((line.strip() for line in output.splitlines() if _TEST_FAILURE.search(line)), ""):
-        return without_secrets(failed)
+        return failed
     if untimed:
         return f"no finite time: {', '.join(untimed)}"
     return ""
@@ -517,12 +558,6 @@ def _check_sides(request: GateRequest, seen: Mapping[Side, Mapping[str, str]]) -
     if request.stated:
         notes += [f"NCCL version: not seen ({' and '.join(missing)})"] if missing else []
         return (*notes, f"difference as stated, not seen: {request.stated}")
-    if missing:
-        raise UsageError(
-            f"NCCL version: not seen {'on either side' if len(missing) > 1 else f'on the side {missing[0]}'}",
-            hint="NCCL's log has to reach the folder of --dir or standard output; where NCCL cannot be seen, name what "
-            "differs with --differs",
-        )
     if version == new["NCCL"]:
         raise UsageError(
             f"the NCCL version does not differ: both sides loaded NCCL {version}",
@@ -530,6 +565,18 @@ def _check_sides(request: GateRequest, seen: Mapping[Side, Mapping[str, str]]) -
             "anything else, such as a variable, driver or firmware, name it with --differs",
         )
     return tuple(notes)
+
+
+def _refuse_unseen(request: GateRequest, side: Side) -> UsageError:
+    """Return the error on a side whose NCCL was not seen, which names the variables that differ."""
+    today, new = dict(request.sides.base_env), dict(request.sides.tuned_env)
+    names = [name for name in dict.fromkeys((*today, *new)) if today.get(name) != new.get(name)]
+    here = f", here {', '.join(names)}," if names else ""
+    return UsageError(
+        f"NCCL version: not seen on the side {SIDE_NAMES[side]}",
+        hint="NCCL's log has to reach the folder of --dir or standard output; for a job without NCCL (gloo), or where "
+        f"it cannot be seen, state what differs{here} with --differs TEXT",
+    )
 
 
 def _check_version(request: GateRequest, side: Side, version: str) -> list[str]:
@@ -619,8 +666,14 @@ def decide_gate(groups: Sequence[SizeGroup]) -> GateDecision:
     return GateDecision.FASTER if decisions else GateDecision.UNDECIDED
 
 
-def _describe_failure_of_new(failure: str) -> str:
-    return f"the command fails on the new side alone: {failure.splitlines()[0]}"
+def _describe_failures(ends: Sequence[tuple[Side, str]]) -> str:
+    """Return the sentence on the launches that failed, from the side and failure of each launch."""
+    counts = {}
+    for side in Side:
+        failures = [failure for one, failure in ends if one is side]
+        counts[side] = f"{sum(map(bool, failures))} of {len(failures)}"
+    first = next(failure for _, failure in ends if failure).splitlines()[0]
+    return f"failed in {counts[Side.TUNED]} launches of the new side, {counts[Side.BASE]} of today's: {first}"
 
 
 def _describe_decision(decision: GateDecision, groups: Sequence[SizeGroup], *, margin: float) -> str:

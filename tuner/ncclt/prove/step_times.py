@@ -15,7 +15,7 @@ from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
-from ncclt.errors import NotStartedError, StudyStoppedError, UsageError
+from ncclt.errors import NotStartedError, StudyStoppedError, UsageError, reason
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.mpi import forward_variables, is_open_mpi
 from ncclt.measure.redact import without_secrets, words_without_secrets
@@ -137,8 +137,13 @@ def verify(
                 environ=environ,
                 read=lambda folder, _result: read_step_times(folder, steps=request.how.steps),
             )
-            missing = f"no step times: {without_secrets(times.failure)}" if times.failure else ""
-            failure = describe_failure(result, timeout_s=request.how.timeout_s, missing=missing)
+            missing = f"no step times: {times.failure}" if times.failure else ""
+            failure = describe_failure(
+                result,
+                timeout_s=request.how.timeout_s,
+                missing=missing,
+                environ={**environ, **dict(request.side(side)[1])},
+            )
             launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=failure)
             watch(launch, result)
             if launch.failure and (side is Side.BASE or result.not_started):
@@ -235,6 +240,9 @@ def launch_side(
         environ: the environment that the launcher passes on.
         read: reads the results from the recording's folder and the launch.
         add: returns further variables, given that folder.
+
+    Raises:
+        UsageError: the folder cannot be used, for example since its disk is full.
     """
     argv, variables_of_side = request.side(side)
     open_mpi = side in request.open_mpi
@@ -259,32 +267,37 @@ def launch_side(
         result = launcher.run(plan)
         result.require_nodes()
         return result, read(folder, result)
+    except OSError as error:
+        raise UsageError(f"cannot use {folder}: {reason(error)}", hint="is its disk full? see --dir") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def describe_failure(result: LaunchResult, *, timeout_s: float, missing: str = "") -> str:
+def describe_failure(
+    result: LaunchResult, *, timeout_s: float, missing: str = "", environ: Mapping[str, str] | None = None
+) -> str:
     """Describe the failure of a launch of the training, with its last lines of output; empty = none.
 
     Args:
         result: of the launch.
         timeout_s: its limit.
         missing: what it did not give although it ended well; empty = nothing.
+        environ: of the launch, whose secret values are removed; None = of this process.
     """
     if result.not_started:
-        return without_secrets(result.not_started)
+        return without_secrets(result.not_started, environ=environ)
     if result.survivors:
-        reason = f"its processes {', '.join(map(str, result.survivors))} could not be ended"
+        cause = f"its processes {', '.join(map(str, result.survivors))} could not be ended"
     elif result.timed_out:
-        reason = f"ended after {timeout_s:g} s (--timeout)"
+        cause = f"ended after {timeout_s:g} s (--timeout)"
     elif result.exit_code != 0:
-        reason = f"exit code {result.exit_code}"
+        cause = f"exit code {result.exit_code}"
     elif missing:
-        reason = missing
+        cause = without_secrets(missing, environ=environ)
     else:
         return ""
-    lines = without_secrets(result.stderr.strip() or result.stdout.strip()).splitlines()[-_TAIL_LINES:]
-    return "\n".join([reason, *lines])[-_TAIL_CHARACTERS:] if lines else reason
+    output = without_secrets(result.stderr.strip() or result.stdout.strip(), environ=environ)
+    return "\n".join([cause, *output.splitlines()[-_TAIL_LINES:]])[-_TAIL_CHARACTERS:]
 
 
 def _build_pairs(launches: Sequence[StepLaunch]) -> Pairs:

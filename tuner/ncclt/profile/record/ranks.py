@@ -204,7 +204,10 @@ def _failure(folder: Path, reports: Sequence[RankReport], ranks: Sequence[RankRe
         return explain_missing_trace(folder, reports)[0]
     short = min(ranks, key=lambda rank: len(rank.inside_s))
     if len(short.inside_s) < steps:
-        return f"the training ended after {short.steps_seen} steps, before or inside the {steps} that are measured"
+        return (
+            f"the training ended after {short.steps_seen} steps, before or inside the {steps} that are measured; "
+            "--warmup and --steps set how many it has to make"
+        )
     known = [rank.rank for rank in ranks if rank.rank is not None]
     if len(set(known)) < len(known):
         return "a rank was started again during the launch"
