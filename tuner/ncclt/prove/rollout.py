@@ -240,12 +240,19 @@ class _Arm:
         self.cost = self._estimate_cost()
 
     def _estimate_cost(self) -> float:
-        """Return the cost of its starts, in seconds: their loss, and the missing ones beyond those of the control."""
+        """Return the cost of its starts, in seconds: their loss, and the missing ones beyond the control's.
+
+        One that still runs counts with the mean time of a job at least: it will cost that though the arm pauses.
+        """
         loss = max(-float(estimate_centre(np.array(self.gains))), 0.0) if self.gains else 0.0
         mean_s = statistics.fmean(time.waited_s for time in self.jobs.times) if self.jobs.times else 0.0
         expected = self.due * (self.missing_controls + 1) / (self.due_controls + 2)
         excess = max(self.missing - expected - _EXCESS_ERRORS * math.sqrt(expected), 0.0)
-        return -math.expm1(-loss) * sum(map(self.jobs.spent_s, self.starts)) + excess * mean_s
+        spent_s = [
+            self.jobs.spent_s(start) if start.job in self.jobs.reported else max(self.jobs.spent_s(start), mean_s)
+            for start in self.starts
+        ]
+        return -math.expm1(-loss) * sum(spent_s) + excess * mean_s
 
     def judge(self, budget: float) -> ArmVerdict:
         """Return the verdict; the budget is what it may cost, in seconds."""
