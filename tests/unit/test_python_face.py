@@ -36,7 +36,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
         exec(example, names)
 
     said = capsys.readouterr().out
-    assert "200.0078125 MiB per step in 2 messages" in said  # 8 x 25 MiB and 2 x 4 KiB
+    assert "200.0078125 MiB in 2 messages" in said  # 8 x 25 MiB and 2 x 4 KiB
     assert re.search(r"^(tuned|keep-default|undecided): .* \(demonstration on SIMULATED timings\)$", said, re.MULTILINE)
     assert "0 default " in said
     assert f"{names['result'].study.name} done\n" in said

@@ -23,7 +23,7 @@ def started(command):
 def test_dry_run_shows_the_candidates_and_stores_nothing(started):
     lines = started(tune, *WORDS, "--dry-run").splitlines()
     assert all(line.startswith("candidate ") for line in lines[:-2])
-    assert lines[-2:] == ["control: the NCCL default", "evidence: none: to be tried on jobs"]
+    assert lines[-2:] == ["control: the NCCL default", "evidence: none yet; jobs will try the candidates"]
     assert started.store.recommendations.find(model=sample_workload().name) == ()
 
 

@@ -37,7 +37,7 @@ def plan_for(store, **how):
 def test_a_plan_stores_nothing_and_claims_no_evidence(store):
     plan = plan_for(store)
     assert (len(plan.candidates), plan.control) == (4, "")
-    assert plan.lines()[-2:] == ["control: the NCCL default", "evidence: none: to be tried on jobs"]
+    assert plan.lines()[-2:] == ["control: the NCCL default", "evidence: none yet; jobs will try the candidates"]
     assert store.recommendations.find(model="bert") == ()
 
 

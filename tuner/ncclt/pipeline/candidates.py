@@ -25,7 +25,7 @@ _MOST_PROPOSED = 16
 
 UNTRIED = Verdict(
     decision=Decision.UNTRIED,
-    reason="no evidence: to be tried on jobs",
+    reason="no evidence yet: jobs will try it",
     speedup=1.0,
     interval=(0.0, math.inf),
     blocks=0,

@@ -22,7 +22,7 @@ from ncclt.store.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnJobsPlan:
-    """Candidates for the jobs of a workload, and what they are compared with.
+    """Candidates for the jobs of a workload, and their control.
 
     Attributes:
         study: that the candidates belong to; it has no trials.
@@ -40,7 +40,7 @@ class OnJobsPlan:
         """Return the candidates and the control as text, one line each."""
         against = self.control or "the NCCL default"
         arms = [f"candidate {one.id}: {describe_policy(one.table.policy)}" for one in self.candidates]
-        return [*arms, f"control: {against}", "evidence: none: to be tried on jobs"]
+        return [*arms, f"control: {against}", "evidence: none yet; jobs will try the candidates"]
 
 
 def plan_on_jobs(
@@ -114,7 +114,7 @@ def start_on_jobs(plan: OnJobsPlan, store: Store, *, by: Actor, max_cost: float)
 
 
 def describe_started(plan: OnJobsPlan, rollout: str) -> str:
-    """Return one line on what follows."""
+    """Describe the next step in one line."""
     ids = " ".join(one.id for one in plan.candidates)
     if not rollout:
         return f"awaits approval by another person: `ncclt admin recommendations approve {ids}`"
@@ -125,7 +125,7 @@ def describe_started(plan: OnJobsPlan, rollout: str) -> str:
 
 
 def describe_study(study: Study, store: Store) -> list[str]:
-    """Return how the candidates of a study stand: one line each, then its roll-outs."""
+    """Describe the candidates of a study, one line each, then its roll-outs."""
     published = store.recommendations.find(study=study.id)[::-1]
     lines = [
         f"candidate {one.id} ({store.revisions.status(one.id).state}): {describe_policy(one.table.policy)}"
@@ -149,7 +149,7 @@ def describe_study(study: Study, store: Store) -> list[str]:
 
 
 def _build_study(workload: Workload, cluster: Cluster, *, deterministic: bool) -> Study:
-    """Return the study of the candidates; the same request means the same study."""
+    """Return the study of the candidates; the same request gives the same study."""
     what = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
     mark = hashlib.sha256(what.encode()).hexdigest()[:6]
     size = f"{cluster.nodes}x{cluster.gpus_per_node}"

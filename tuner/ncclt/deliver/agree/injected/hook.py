@@ -181,7 +181,7 @@ def _collect(store: Any, prefix: str, ranks: int, timeout_s: float) -> dict[int,
 def compare_facts(
     facts: Mapping[int, Mapping[str, str]], ranks: int, timeout_s: float, compared: Sequence[tuple[str, str]]
 ) -> str:
-    """Return why not all ranks can use a plan, with the first rank that is the reason; empty = they can.
+    """Return the problem that keeps the ranks from using a plan, with its first rank; empty = none.
 
     Args:
         facts: by rank; a rank may be missing.

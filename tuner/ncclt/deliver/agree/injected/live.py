@@ -85,7 +85,7 @@ LIMITS = Limits()
 
 
 class ProposalOutcome(NamedTuple):
-    """The end of a proposal, `latency_s` after the step at which it was armed: committed, or aborted for a reason."""
+    """Outcome of a proposal, `latency_s` after its armed step: committed, or aborted for a reason."""
 
     proposal: int
     plan: str
@@ -96,7 +96,7 @@ class ProposalOutcome(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """The facts of all ranks at one boundary, as a director gets them.
+    """Facts of all ranks at one boundary, for the director.
 
     Attributes:
         number: from 1.
@@ -175,7 +175,7 @@ def find_director() -> Any:
 
 
 def optimizer_hook(session: LiveSession) -> Callable[..., None]:
-    """Return the hook that counts steps: of several optimizers those of the first, for as long as it lives."""
+    """Return the hook that counts the steps of the first live optimizer."""
     first: Callable[[], Any] = lambda: None  # noqa: E731
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -191,7 +191,7 @@ def optimizer_hook(session: LiveSession) -> Callable[..., None]:
 
 
 def watch_estimates(distributed: Any, plugin: LivePlugin) -> None:
-    """Let the plugin know the questions of `_time_estimator`, which one rank alone asks and which launch nothing.
+    """Mark the questions of `_time_estimator` for the plugin: a single rank asks them, and they launch nothing.
 
     With blocking communicators NCCL asks them in the thread that ends the estimate (ncclGroupSimulateEnd).
     """
@@ -215,7 +215,7 @@ def watch_estimates(distributed: Any, plugin: LivePlugin) -> None:
 
 
 def watch_captures(plugin: LivePlugin) -> None:
-    """Let the plugin know when questions go into a CUDA graph, whose replays ask nothing."""
+    """Mark questions inside a CUDA graph capture for the plugin: replays ask none."""
     from torch.cuda.graphs import CUDAGraph
 
     begin, end = CUDAGraph.capture_begin, CUDAGraph.capture_end
@@ -262,7 +262,7 @@ class LivePlugin:
         self._size = ctypes.c_size_t(_ROOM)
 
     def describe(self) -> bytes:
-        """Return a line per open communicator; empty where they are too many."""
+        """Return one line per open communicator; empty if there are too many."""
         length = self._describe(self._text, self._size)
         return b"" if length < 0 else self._text.raw[:length]
 
@@ -286,7 +286,7 @@ class LivePlugin:
 
 
 class NoPlugin(LivePlugin):
-    """The plugin of a rank that has none: `hello` tells it, so that nothing is armed."""
+    """Null plugin of a rank without one; its `hello` message prevents arming."""
 
     def __init__(self) -> None:
         """Do without a library."""
@@ -299,7 +299,7 @@ class NoPlugin(LivePlugin):
 def read_communicators(description: bytes) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return the communicators of a description by their id, and the problems of the others.
 
-    One that two contexts of this process belong to is left out: the store knows a rank per process.
+    Leaves out communicators with two ranks in this process: the store has one rank per process.
     """
     found: dict[str, dict[str, Any]] = {}
     doubled, problems = set(), []
@@ -328,7 +328,7 @@ def members_of(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, Ma
 
 
 def find_end(facts: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return why no plan may change any more: a captured graph, or ranks that differ; empty = nothing."""
+    """Return the reason to end live tuning, such as a captured graph or different ranks; empty = none."""
     steps = {told["step"] for told in facts.values()}
     if len(steps) > 1:
         return f"ranks count steps differently ({min(steps)} to {max(steps)})"
@@ -418,7 +418,7 @@ class LiveSession:
         """
         self.ended = ""
         self._stores = [store.clone(), store.clone()]
-        """The second one is for a decision that the first one could not read."""
+        """The second one reads a decision if the first one fails."""
         self._plugin, self._rank, self._ranks = plugin, rank, ranks
         self._prefix, self._every, self._limits, self._director = prefix, every, limits, director
         self._hello, self._connected_only = dict(hello), connected_only
@@ -449,14 +449,14 @@ class LiveSession:
             self._tasks.put((self._serve, self._steps, self._plugin.describe(), times_us, now_s))
 
     def close(self) -> None:
-        """End the worker; the plan in force stays."""
+        """End the worker and keep the current plan."""
         self._is_closing.set()
         self._tasks.put(None)
         if os.getpid() == self._pid:
             self._worker.join(_CLOSE_S)
 
     def _arm(self, message: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | str:
-        """Arm a proposal in all its communicators; return what was armed, or why not all are."""
+        """Arm a proposal in all its communicators; return the armed ones, or the reason of a refusal."""
         if self._steps > message["step"]:
             return f"step {message['step']} was over before the proposal came"
         try:
@@ -513,7 +513,7 @@ class LiveSession:
         return wait_for(self._stores[0], keys, limit_s, self._ranks, self._is_closing.is_set)
 
     def _serve(self, step: int, description: bytes, times_us: Sequence[float], taken_s: float) -> None:
-        """Tell the others this rank's facts of a boundary, and do what rank 0 makes of them."""
+        """Publish this rank's facts of a boundary, and follow rank 0's message."""
         store, number = self._stores[0], step // self._every
         communicators, problems = read_communicators(description)
         if number == 1:
@@ -597,7 +597,7 @@ class LiveSession:
             self._coordinator.conclude(message, decision or f"{ABORT}it is not known", latency_s)
 
     def _judge(self, proposal: int, coordinator: Coordinator) -> str:
-        """Return rank 0's word about a proposal."""
+        """Return rank 0's decision about a proposal."""
         keys = [self._key("ack", proposal, rank) for rank in range(self._ranks)]
         decision = self._key("decision", proposal)
         ends_s = time.monotonic() + self._limits.acknowledge_s
@@ -612,7 +612,7 @@ class LiveSession:
         return f"{ABORT}{reason}" if reason else COMMIT
 
     def _learn(self, proposal: int, word: str) -> str | None:
-        """Return what the write-once register of a proposal holds, None where it cannot be read.
+        """Return the content of a proposal's write-once register; None if it cannot be read.
 
         Args:
             proposal: its number.
@@ -663,7 +663,7 @@ class Coordinator:
         self._outcome: ProposalOutcome | None = None
 
     def take(self, number: int, facts: Mapping[int, Mapping[str, Any]], missing: Sequence[int]) -> Boundary:
-        """Take in a boundary; sets `end` where it is the last."""
+        """Process the facts of a boundary; set `end` if it is the last."""
         step, outcome = number * self._every, self._outcome
         why_not = ""
         if missing:
@@ -720,7 +720,7 @@ class Coordinator:
         }
 
     def compare(self, armed: Sequence[Mapping[str, Sequence[int]]]) -> str:
-        """Return why the ranks have not armed the same; empty = they have."""
+        """Return the first difference between the ranks' armed plans; empty = none."""
         first: dict[str, Sequence[int]] = {}
         for one in armed:
             for number, values in one.items():
@@ -733,7 +733,7 @@ class Coordinator:
         return ""
 
     def conclude(self, message: Mapping[str, Any], decision: str, latency_s: float) -> None:
-        """Take in the decision about a proposal."""
+        """Process the decision about a proposal."""
         committed = decision == COMMIT
         reason = "" if committed else decision[len(ABORT) :]
         self._outcome = ProposalOutcome(
