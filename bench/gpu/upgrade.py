@@ -21,8 +21,8 @@ from live import add_options
 from ncclt.errors import NccltError
 
 HERE = Path(__file__).parent
-ENDED = (0, 1, 4)
-"""Exit codes of a gate with a decision: passed, regression, undecided."""
+ENDED = (0, 4, 5)
+"""Exit codes of a gate with a decision: passed, undecided, regression."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,9 +48,9 @@ def test_equal_sides_pass_in_a_dozen_lines(gate):
     assert len(lines) <= 12
 
 
-def test_small_messages_slower_by_ten_percent_end_with_1(gate):
+def test_small_messages_slower_by_ten_percent_end_with_5(gate):
     done = gate([*NEW, "--to-env", "SLOW=1.1", "--to-env", "SLOW_BELOW=65536"])
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 5, done.stdout + done.stderr
     assert re.search(r"^verdict: slower: all_reduce up to 64 KiB takes \+\d+\.\d % time", done.stdout, re.M)
     assert "Next:    stay with NCCL 2.28.9" in done.stdout
     document = json.loads(gate([*NEW, "--to-env", "SLOW=1.1", "--json"]).stdout)
@@ -58,9 +58,9 @@ def test_small_messages_slower_by_ten_percent_end_with_1(gate):
     assert len(document["groups"]) == 3
 
 
-def test_crash_of_the_new_side_ends_with_1_and_its_output(gate):
+def test_crash_of_the_new_side_ends_with_5_and_its_output(gate):
     done = gate([*NEW, "--to-env", "FAIL=unhandled cuda error"])
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert "verdict: failed: failed in 2 of 2 launches of the new side, 0 of 1 of today's: exit code 1" in done.stdout
     assert "unhandled cuda error" in done.stderr
     assert "to see it fail alone: env 'FAIL=unhandled cuda error'" in done.stdout
@@ -69,9 +69,9 @@ def test_crash_of_the_new_side_ends_with_1_and_its_output(gate):
     assert "no such network" in later.stderr
 
 
-def test_hanging_new_side_ends_with_1(gate):
+def test_hanging_new_side_ends_with_5(gate):
     done = gate([*NEW, "--to-env", "HANG=1", "--timeout", "3"])
-    assert done.returncode == 1
+    assert done.returncode == 5
     assert "ended after 3 s (--timeout)" in done.stdout
 
 
@@ -118,7 +118,7 @@ def test_other_command_is_compared(gate):
 def test_secrets_are_not_printed(gate):
     options = [*NEW, "--to-env", "HF_TOKEN=hf_abcdefghijkl", "--to-env", "FAIL=1"]
     for done in (gate(options), gate([*options, "--json"])):
-        assert done.returncode == 1
+        assert done.returncode == 5
         assert "hf_abcdefghijkl" not in done.stdout + done.stderr
 
 
@@ -129,7 +129,7 @@ def test_steps_of_a_training_without_nccl_need_a_stated_difference(gate, tmp_pat
     assert refused.returncode == 2
     assert "NCCL version: not seen on the side today" in refused.stderr
     done = gate(["--to-env", "SLOW=1", "--differs", "a slower step"], job, **path)
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 5, done.stdout + done.stderr
     assert "verdict: slower: training step takes +" in done.stdout
     assert done.stdout.startswith("today: NCCL version: not seen\nnew:   NCCL version: not seen\n")
     assert "note: difference as stated, not seen: a slower step" in done.stdout
@@ -139,5 +139,5 @@ def test_ranks_of_torchrun_are_compared(gate):
     """One side fails, so that few launches of torchrun do."""
     pytest.importorskip("torch.distributed")
     done = gate(["--to-env", "FAIL=1", "--differs", "a fault"], [*TORCHRUN, "100000"])
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 5, done.stdout + done.stderr
     assert "failed in 2 of 2 launches of the new side, 0 of 1 of today's" in done.stdout

@@ -361,3 +361,16 @@ def test_neither_command_line_nor_last_lines_are_kept_with_their_secrets(tmp_pat
     assert "verysecret" not in json.dumps(found.to_document())
     assert "boom at step 7" in json.dumps(found.to_document())
     assert launcher.plans[0].argv == argv
+
+
+def test_secret_of_a_side_is_removed_from_its_failure(tmp_path):
+    def play(variables, number):
+        return LaunchResult(exit_code=3, stderr="no: correct horse") if "X" in variables else [[1, 1]]
+
+    found, *_ = _verify(tmp_path, play, tuned_env=(("MY_API_KEY", "correct horse"), ("X", "1")))
+    assert [launch.failure for launch in found.launches if launch.failure] == ["exit code 3\nno: [removed]"]
+
+
+def test_training_that_ends_early_is_told_both_options(tmp_path):
+    with pytest.raises(StudyStoppedError, match=r"ended after 9 steps.*; --warmup and --steps set how many"):
+        _verify(tmp_path, lambda _variables, _number: [[1.0]])

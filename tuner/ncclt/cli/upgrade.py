@@ -75,8 +75,8 @@ class _Remeasured:
 
 @app.command(
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes with --gate: 0 = not slower, 1 = slower, or the new side alone fails, 2 = nothing to compare, "
-    "4 = undecided.",
+    epilog="Exit codes with --gate: 0 = not slower, 2 = nothing to compare, 4 = undecided, 5 = slower, or the new side "
+    "alone fails.",
 )
 @spread
 def upgrade(

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 GATE_SCHEMA = 1
 """Version of the documents that `upgrade --gate --json` prints."""
 
-EXIT_REGRESSION = 1
-"""Exit code for a new side that is slower or fails."""
+EXIT_REGRESSION = 5
+"""Exit code for a new side that is slower or fails; not 1, with which a crash and an unwritable stdout end."""
 
 EXIT_UNDECIDED = 4
 """Exit code for a comparison without a decision: as for other incomplete examinations."""
