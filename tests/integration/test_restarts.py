@@ -13,7 +13,7 @@ import pytest
 from ncclt.core.message import Collective
 from ncclt.core.segment import CONTROL
 from ncclt.core.workload import Workload
-from ncclt.pipeline.restarts import RestartRequest, SegmentedTraining, TrainingArm
+from ncclt.pipeline.restarts import RestartRequest, SegmentedTraining, TrainingArm, describe_training
 from ncclt.profile.record import command
 from ncclt.prove.comparison import Comparison
 from ncclt.store import open_store
@@ -33,7 +33,11 @@ if "BROKEN" in os.environ or pathlib.Path("port-is-busy").exists():
     sys.exit(3)
 if "NO_HANDLER" not in os.environ:
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+import torch
 from torch.optim.optimizer import Optimizer
+if "GLOO" in os.environ:
+    facts = {"is_available": True, "is_initialized": True, "get_rank": 0, "get_world_size": 1, "get_backend": "gloo"}
+    vars(torch.distributed).update({name: lambda value=value: value for name, value in facts.items()})
 done = int(saved.read_text()) if saved.exists() and "FORGETS" not in os.environ else 0
 optimizer = Optimizer()
 optimizer.state = {0: {"step": done}}
@@ -62,7 +66,7 @@ def training(tmp_path, monkeypatch):
     monkeypatch.setattr("ncclt.pipeline.restarts._PAUSE_S", 0.0)
 
     def run(steps, arms, *, max_cost=1.0, hours=0.0, timeout_s=60.0, today=(), **environ):
-        said = []
+        said, states = [], run.states = [], []
         request = RestartRequest(
             argv=(program, "train.py", str(steps)),
             model="nasnetmobile",
@@ -74,12 +78,17 @@ def training(tmp_path, monkeypatch):
         )
         bare = {name: value for name, value in os.environ.items() if not name.startswith("NCCL")}
         with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
+
+            def say(line):
+                said.append(line)
+                states.append(describe_training(request, store))
+
             code = SegmentedTraining(
                 request,
                 store,
                 environ=bare | {"PYTHONPATH": str(tmp_path / "site")} | dict(today) | environ,
-                find_arms=lambda workload: _arms(workload, arms),
-                say=said.append,
+                find_arms=lambda workload, _folder: _arms(workload, arms),
+                say=say,
                 now=utc_now,
             ).run()
             segments = store.records.segments("nasnetmobile")
@@ -94,6 +103,7 @@ def _arms(workload, arms):
     return tuple(TrainingArm(name=name.lower(), label=name, set_env=((name, "1"),)) for name in arms)
 
 
+@pytest.mark.thorough
 def test_training_ends_with_the_fastest_arm(training):
     code, said, segments = training(1500, ["FAST", "SLOW"])
     assert code == 0
@@ -117,16 +127,37 @@ def test_same_command_resumes_the_experiment(training):
     assert training(1600, ["FAST"])[2][-1].arm == "fast"
 
 
-def test_budget_delays_restarts(training):
-    assert len(training(150, ["FAST"], max_cost=0.001)[2]) == 1
+def test_budget_delays_restarts_and_the_next_one_is_announced(training):
+    _code, said, segments = training(150, ["FAST"], max_cost=0.001)
+    assert len(segments) == 1
+    assert said.count("--max-cost 0.001 affords the next one in ") == 1
+    assert not any("not started" in line for state in training.states[1:-1] for line in state)
+    assert any("start 1 with control; next restart affordable in " in state[0] for state in training.states)
+    assert any("candidate fast: FAST" in state for state in training.states)
+    assert "undecided after 1 segment;" in said
+    assert "fast: 0 of at least 6 pairs of segments measured" in said
     assert len(training(400, ["FAST"], max_cost=0.001, hours=100.0)[2]) > 1
 
 
-def test_training_without_a_handler_is_left_alone(training):
-    code, said, segments = training(200, ["FAST"], NO_HANDLER="1")
+@pytest.mark.parametrize(("name", "why"), [("NO_HANDLER", "no handler for SIGTERM"), ("GLOO", "no NCCL in this job")])
+def test_training_that_cannot_be_tuned_is_left_alone(training, name, why):
+    code, said, segments = training(200, ["FAST"], **{name: "1"})
     assert code == 0
-    assert "no handler for SIGTERM" in said
+    assert why in said
     assert len(segments) == 1
+
+
+def test_signal_before_a_start_ends_the_run_and_leaves_nothing(training):
+    def propose():
+        signal.raise_signal(signal.SIGTERM)
+        yield "FAST"
+
+    training(60, ["FAST"], max_cost=0.001)
+    before = Path("starts").read_text()
+    code, said, _segments = training(60, propose())
+    assert code == 128 + signal.SIGTERM
+    assert "undecided after 1 segment" in said.splitlines()[-2]
+    assert Path("starts").read_text() == before
 
 
 def test_training_that_does_not_resume_is_restarted_once(training):
@@ -184,6 +215,7 @@ def _ncclt(tmp_path, *words, **more):
     return subprocess.Popen(argv, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.thorough
 def test_gloo_training_of_two_ranks_is_recorded_restarted_and_resumes(tmp_path):
     pytest.importorskip("torch.distributed")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -215,3 +247,5 @@ def test_ctrl_c_and_sigterm_reach_the_training_and_end_it(tmp_path):
     assert process.returncode == 7, err
     assert (tmp_path / "saved").exists()
     assert len((tmp_path / "starts").read_text().splitlines()) == 1
+    assert "ended without a result after 1 start" in err or "undecided after 1 segment" in err
+    assert not list(tmp_path.glob(".ncclt-*"))

@@ -204,8 +204,9 @@ def autotune(
             stop_signal=stop_signal,
             max_cost=max_cost,
             hours=hours,
+            force=force,
         )
-        raise typer.Exit(_run_restarts(request, target, storage, force=force, dry_run=dry_run, as_json=as_json))
+        raise typer.Exit(_run_restarts(request, target, storage, dry_run=dry_run, as_json=as_json))
     if model is not None:
         with open_to_read(storage, would_be_made=True) as store:
             store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
@@ -236,7 +237,14 @@ def autotune(
 
 
 def _restart_request(
-    argv: tuple[str, ...], *, model: str | None, how: Comparison, stop_signal: str, max_cost: float, hours: float
+    argv: tuple[str, ...],
+    *,
+    model: str | None,
+    how: Comparison,
+    stop_signal: str,
+    max_cost: float,
+    hours: float,
+    force: bool,
 ) -> RestartRequest:
     from ncclt.core.verification import sorted_variables
     from ncclt.nccl.variables import split_variables
@@ -254,15 +262,12 @@ def _restart_request(
         number=number,
         max_cost=max_cost,
         hours=hours,
+        force=force,
     )
 
 
-def _run_restarts(
-    request: RestartRequest, target: Target, storage: str | None, *, force: bool, dry_run: bool, as_json: bool
-) -> int:
-    """Run a training over its restarts, or show how that stands; return its exit code."""
-    from tempfile import TemporaryDirectory
-
+def _run_restarts(request: RestartRequest, target: Target, storage: str | None, *, dry_run: bool, as_json: bool) -> int:
+    """Run a training over its restarts, or show the state of that; return its exit code."""
     from ncclt.measure.open_testbed import choose_cluster
     from ncclt.nccl.variables import site_variables
     from ncclt.pipeline.autotune import explain_low_ceiling, size_target
@@ -278,16 +283,13 @@ def _run_restarts(
         else:
             print("\n".join(lines))
         return 0
-    with (
-        open_store(storage) as store,
-        TemporaryDirectory(prefix=".ncclt-table-", dir=request.how.directory, ignore_cleanup_errors=True) as folder,
-    ):
+    with open_store(storage) as store:
         store.require_writable()
         cluster = choose_cluster(size_target(target, request.argv, environ=os.environ), store.clusters.get)
         cluster = replace(cluster, site_variables=site_variables(os.environ))
 
-        def find_arms(workload: Workload) -> tuple[TrainingArm, ...]:
-            if (why := explain_low_ceiling(workload, min_effect=request.how.min_effect)) and not force:
+        def find_arms(workload: Workload, folder: Path) -> tuple[TrainingArm, ...]:
+            if (why := explain_low_ceiling(workload, min_effect=request.how.min_effect)) and not request.force:
                 say(f"ncclt: nothing to gain: {why} (--force tries anyway)")
                 return ()
             return plan_arms(
@@ -295,23 +297,18 @@ def _run_restarts(
                 request.argv,
                 environ=os.environ,
                 today=request.today,
-                folder=Path(folder).resolve(),
+                folder=folder,
                 say=say,
             )
 
-        training = SegmentedTraining(
+        return SegmentedTraining(
             replace(request, cluster=cluster.name),
             store,
             environ=os.environ,
             find_arms=find_arms,
             say=say,
             now=utc_now,
-        )
-        try:
-            return training.run()
-        except KeyboardInterrupt:
-            say("ncclt: interrupted between two starts; run the same command to resume")
-            return EXIT_INTERRUPTED
+        ).run()
 
 
 def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> None:

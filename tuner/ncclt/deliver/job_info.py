@@ -179,10 +179,12 @@ def read_participant(job: JobInfo) -> Participant:
         or environ.get("SLURM_NODEID", "")
     )
     steps = parse_count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
-    return Participant(name=f"node {os.uname().nodename} {_boot_id()} {number}", count=max(job.shown_nodes, steps, 1))
+    return Participant(
+        name=f"node {os.uname().nodename} {read_boot_id()} {number}", count=max(job.shown_nodes, steps, 1)
+    )
 
 
-def _boot_id() -> str:
+def read_boot_id() -> str:
     """Return the id of this boot, in which two machines of one name differ; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

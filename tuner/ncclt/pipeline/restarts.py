@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,10 +35,11 @@ from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE
 from ncclt.pipeline.candidates import MOST_CANDIDATES, describe_policy, propose_candidates
+from ncclt.pipeline.restart_folder import RunFolder, open_run_folder, read_run_states
 from ncclt.profile import read_workload
 from ncclt.profile.record.command import run_foreground
 from ncclt.profile.record.plan import WINDOW_STEPS, Method, RecordOptions, plan_recording
-from ncclt.profile.record.ranks import RankReport, StepTimes, read_reports, read_step_times
+from ncclt.profile.record.ranks import RankReport, StepTimes, find_other_backends, read_reports, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.segments import Race
@@ -97,6 +98,7 @@ class RestartRequest:
         number: of the signal on which it saves a checkpoint and exits.
         max_cost: share of the training's time that the experiment may take.
         hours: expected length of the training; 0 = not known: only the time so far counts.
+        force: restart a training without NCCL too, whose settings change nothing.
 
     Raises:
         UsageError: no command, or an impossible share.
@@ -110,6 +112,7 @@ class RestartRequest:
     number: int
     max_cost: float
     hours: float
+    force: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.max_cost <= 1:
@@ -139,6 +142,7 @@ class _Start:
     times: StepTimes | None = None
     restart_s: float = 0.0
     is_asked: bool = False
+    is_waiting: bool = False
     stopped_at: float = 0.0
     stopped_after: int = 0
     processes: frozenset[tuple[str, int]] = frozenset()
@@ -153,8 +157,8 @@ class SegmentedTraining:
         request: what is run, and how.
         store: of its segments.
         environ: of this process.
-        find_arms: returns the candidates for the workload of the training, None = not recorded, and may write files
-            that they need.
+        find_arms: returns the candidates for the workload of the training, and may write files that they need into
+            the given folder.
         say: shows one line.
         now: ISO time.
     """
@@ -165,7 +169,7 @@ class SegmentedTraining:
         store: Store,
         *,
         environ: Mapping[str, str],
-        find_arms: Callable[[Workload], tuple[TrainingArm, ...]],
+        find_arms: Callable[[Workload, Path], tuple[TrainingArm, ...]],
         say: Callable[[str], None],
         now: Callable[[], str],
     ) -> None:
@@ -178,7 +182,9 @@ class SegmentedTraining:
         self._arms: dict[str, TrainingArm] | None = None
         self._preparation: threading.Thread | None = None
         self._off = ""
+        self._folder: RunFolder | None = None
         self._signals: set[int] = set()
+        self._missed: list[int] = []
         self._before: _Start | None = None
         self._decided: dict[str, Decision] = {}
         self._is_resume_checked = False
@@ -186,12 +192,38 @@ class SegmentedTraining:
 
     def run(self) -> int:
         """Run the training to its end and return its exit code."""
+        with ExitStack() as stack:
+            stack.enter_context(self._keep_signals())
+            with self._never_in_the_way():
+                self._folder = stack.enter_context(open_run_folder(self._request.how.directory, self._request.model))
+            return self._run_starts()
+
+    @contextmanager
+    def _keep_signals(self) -> Iterator[None]:
+        """Note signals that come while no training runs, so that none ends us before our folders are removed."""
+
+        def note(number: int, _frame: object) -> None:
+            self._signals.add(number)
+            self._missed.append(number)
+
+        kept = [number for number in _NOTICES if signal.getsignal(number) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, note) for number in kept}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def _run_starts(self) -> int:
         failed = 0
         while True:
             arm, block = TrainingArm(name=CONTROL), -1
             with self._never_in_the_way():
                 self._prepare_arms()
                 arm, block = self._choose()
+            if ending := self._signals & _ENDING:
+                self._report(ended=True)
+                return 128 + min(ending)
             start, code = self._run_segment(arm, block)
             if self._signals & _ENDING:
                 self._finish(start, code)
@@ -244,11 +276,14 @@ class SegmentedTraining:
         """Find the candidates once the workload is known."""
         if self._arms is not None or self._workload is None or self._off:
             return
-        arms = {arm.name: arm for arm in self._find_arms(self._workload)}
+        if self._folder is None:
+            return
+        arms = {arm.name: arm for arm in self._find_arms(self._workload, self._folder.path)}
         self._decided = dict.fromkeys(arms, Decision.UNDECIDED)
         for arm in arms.values():
             self._say(f"ncclt: candidate {arm.name}: {arm.label}")
         self._arms = arms
+        self._folder.show(candidates=[f"candidate {arm.name}: {arm.label}" for arm in arms.values()])
         if not arms:
             self._stop_experiment("there is no candidate to try")
 
@@ -272,8 +307,11 @@ class SegmentedTraining:
             environ = {name: value for name, value in environ.items() if name not in dict(request.today)}
             environ |= dict(arm.set_env)
         argv: Sequence[str] = request.argv
+        number = len(self._segments) + 1
         with self._never_in_the_way():
-            start.folder = make_folder(how.directory, keep=None)
+            if self._folder is not None:
+                self._folder.show(status=f"start {number} with {arm.name}", next_at=0.0)
+            start.folder = make_folder(how.directory if self._folder is None else self._folder.path, keep=None)
             plan = plan_recording(
                 request.argv,
                 RecordOptions(
@@ -292,10 +330,11 @@ class SegmentedTraining:
             reaper().begin(start.mark, grace_s=GRACE_S, environment={})
         outer = environ.get(MARK_VARIABLE)
         environ[MARK_VARIABLE] = f"{outer}/{start.mark}" if outer else start.mark
-        self._say(f"ncclt: start {len(self._segments) + 1} with {arm.name}{f' ({arm.label})' if arm.label else ''}")
+        self._say(f"ncclt: start {number} with {arm.name}{f' ({arm.label})' if arm.label else ''}")
 
         def watch(pid: int) -> None:
             with self._never_in_the_way():
+                self._pass_missed(start, pid)
                 self._watch(start, pid)
 
         def passed(number: int) -> None:
@@ -327,9 +366,20 @@ class SegmentedTraining:
     def _stop_experiment(self, why: str) -> None:
         if not self._off:
             self._off = why
+            with suppress(Exception):
+                if self._folder is not None:
+                    self._folder.show(status=f"no more restarts: {why}", next_at=0.0)
             self._say(f"ncclt: no more restarts: {why}; the training goes on as it runs")
 
+    def _pass_missed(self, start: _Start, pid: int) -> None:
+        """Pass signals on that came before the training started; notices only once it makes steps and handles them."""
+        for number in [one for one in self._missed if one in _ENDING or start.first_step_at]:
+            self._missed.remove(number)
+            os.kill(pid, number)
+
     def _watch(self, start: _Start, pid: int) -> None:
+        if self._folder is not None:
+            self._folder.show_alive()
         if start.ended_for:
             if time.monotonic() - start.ended_s > GRACE_S:
                 end_members(start.mark)
@@ -374,6 +424,8 @@ class SegmentedTraining:
                 # The launcher starts the ranks again by itself, with the same arm.
                 start.ended_s, start.ended_for = time.monotonic(), "restarted by its launcher"
                 os.kill(pid, signal.SIGTERM)
+        elif (other := find_other_backends(ranks)) and not (self._request.force or self._off):
+            self._stop_experiment(f"no NCCL in this job, it trains over {other} (--force tries anyway)")
         elif failure := next((text for report in reports for text in report.failures), ""):
             self._stop_experiment(failure)
         elif ranks and pid and not (start.is_asked or self._off or self._signals):
@@ -422,9 +474,19 @@ class SegmentedTraining:
         known = [one.restart_s for one in everything if one.restart_s > 0]
         restart_s = statistics.median(known) if known else max(start.first_step_at - start.began_at, 0.0)
         restarts = 2 if following.name != CONTROL else 1
-        wall_s = max(sum(one.wall_s for one in everything), self._request.hours * 3600)
+        wall_s, max_cost = sum(one.wall_s for one in everything), self._request.max_cost
         cost_s = sum(one.cost_s for one in everything) + restarts * restart_s
-        return cost_s <= self._request.max_cost * wall_s
+        if cost_s <= max_cost * max(wall_s, self._request.hours * 3600):
+            return True
+        if not start.is_waiting:
+            start.is_waiting, wait_s = True, cost_s / max_cost - wall_s
+            if self._folder is not None:
+                self._folder.show(next_at=time.time() + wait_s)
+            self._say(
+                f"ncclt: a restart costs about {format_duration(restart_s * 1e6)}; --max-cost {max_cost:g} affords the "
+                f"next one in {format_duration(wait_s * 1e6)}; a higher one, or --hours, allows it sooner"
+            )
+        return False
 
     def _compare_with_before(self, start: _Start) -> None:
         """Count the cost of a restart that ncclt caused, and see whether the training resumed."""
@@ -498,16 +560,19 @@ class SegmentedTraining:
     # --- reports ---
 
     def _report(self, *, ended: bool = False) -> None:
-        """Say what the last segment showed, how the experiment stands where that has changed, and store verdicts."""
+        """Say the result of the last segment and, where it has changed, of the experiment; store verdicts."""
         with suppress(Exception):
-            last = self._segments[-1]
-            if last.time_us is not None and not ended:
+            starts = count_noun(len(self._segments), "start")
+            if not ended and (last := self._segments[-1]).time_us is not None:
                 cost = f"cost so far {cost_share(self._segments) * 100:.2g} %"
                 self._say(
                     f"ncclt: start {len(self._segments)}, {last.arm}: {last.time_us / 1e3:.3g} ms per step; {cost}"
                 )
             race = self._race()
             if race is None:
+                if ended:
+                    more = self._off or "the same command continues the experiment"
+                    self._say(f"ncclt: ended without a result after {starts}: {more}")
                 return
             decided = {arm: race.verdict(arm).decision for arm in race.arms}
             if ended or decided != self._decided:
@@ -553,16 +618,16 @@ class SegmentedTraining:
 
 
 def describe_race(race: Race) -> list[str]:
-    """Return how an experiment stands: the result, then one line per arm."""
+    """Return the state of an experiment: the result, then one line per arm."""
     cost = f"cost so far {cost_share(race.segments) * 100:.2g} % of {format_duration(_wall_us(race))}"
     concluded = race.conclude()
-    blocks = max((segment.block for segment in race.segments), default=-1) + 1
+    measured = count_noun(len(race.segments), "segment")
     if concluded is None:
-        first = f"undecided after {count_noun(blocks, 'block')} of segments; {cost}"
+        first = f"undecided after {measured}; {cost}"
     elif concluded[1] is None:
         first = (
-            f"no candidate was faster by {race.min_effect * 100:.3g} % or more in {count_noun(blocks, 'block')} of "
-            f"segments: keeping today's settings; {cost}"
+            f"no candidate was faster by {race.min_effect * 100:.3g} % or more in {measured}: "
+            f"keeping today's settings; {cost}"
         )
     else:
         first = f"{concluded[0]} wins: {concluded[1].reason}; {cost}"
@@ -582,18 +647,19 @@ def _find_workload(store: Store, name: str) -> Workload | None:
 
 
 def describe_training(request: RestartRequest, store: Store) -> list[str]:
-    """Return how the experiment of a training stands, by what is stored of it."""
+    """Return the state of the experiment of a training: of its live runs, then of its stored segments."""
+    running = [line for state in read_run_states(request.how.directory, request.model) for line in state.describe()]
     segments = tuple(one for one in store.records.segments(request.model) if one.base_env == request.today)
     if not segments:
-        return ["not started: the first start runs with today's settings and records the workload"]
+        return running or ["not started: the first start runs with today's settings and records the workload"]
     arms = tuple(dict.fromkeys(one.arm for one in segments if one.arm != CONTROL))
     labels = {one.arm: one.label for one in segments}
     how = request.how
     race = Race(model=request.model, arms=arms, segments=segments, min_effect=how.min_effect, blocks=how.blocks)
     starts = count_noun(len(segments), "start")
     if not arms:
-        return [f"{starts}, all with today's settings"]
-    return [starts, *describe_race(race), *(f"{arm} is {labels[arm]}" for arm in arms)]
+        return [*running, f"{starts} ended, all with today's settings"]
+    return [*running, f"{starts} ended", *describe_race(race), *(f"{arm} is {labels[arm]}" for arm in arms)]
 
 
 def select_candidates(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
+from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.segment import CONTROL, Segment
@@ -56,6 +57,9 @@ class Race:
             arms=len(self.arms),
             ended=ended,
         )
+        if verdict.decision is Decision.UNDECIDED and verdict.blocks < MIN_BLOCKS:
+            measured = len(self._times(arm).keys() & self._times(CONTROL).keys())
+            return replace(verdict, reason=f"{measured} of at least {2 * MIN_BLOCKS} pairs of segments measured")
         if verdict.decision is not Decision.TUNED:
             return verdict
         return replace(

@@ -71,6 +71,25 @@ def test_signal_sent_to_us_alone_reaches_the_command_once(start, number):
     assert process.returncode == 9
 
 
+def test_signal_taken_by_another_thread_reaches_the_command(start):
+    """A thread of a BLAS library blocks no signals."""
+    taker = (
+        "import signal, sys, threading; "
+        "threading.Thread(target=lambda: (sys.stdin.readline(), "
+        "signal.pthread_kill(threading.get_ident(), signal.SIGTERM)), daemon=True).start(); "
+    )
+    process = start(
+        [sys.executable, "-c", taker + RUN, sys.executable, "-c", COUNT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    out, _err = process.communicate("go\n", timeout=240)
+    assert out == f"seen [{int(signal.SIGTERM)}]\n"
+    assert process.returncode == 9
+
+
 def test_interrupt_from_the_terminal_is_not_doubled():
     pid, terminal = pty.fork()
     if pid == 0:

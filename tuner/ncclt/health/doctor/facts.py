@@ -19,11 +19,8 @@ from ncclt.health.doctor.variables import shown_value
 from ncclt.measure.outcome import signal_name
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts
-from ncclt.profile.record.ranks import RankReport
+from ncclt.profile.record.ranks import RankReport, find_other_backends
 from ncclt.profile.views.exposure import bound_gain
-
-_OTHER_BACKENDS = frozenset({"gloo", "mpi"})
-"""Backends of PyTorch that never call NCCL; `ucc` may, and a backend per device as `cpu:gloo,cuda:nccl` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +75,7 @@ class JobRun:
     @property
     def other_backends(self) -> str:
         """Return the backends over which its ranks trained, if NCCL was none of them; empty = that is not known."""
-        found = {rank.backend for rank in self.programs if rank.steps_seen}
-        return " and ".join(sorted(found)) if found and found <= _OTHER_BACKENDS else ""
+        return find_other_backends(self.programs)
 
     @property
     def seen(self) -> str:

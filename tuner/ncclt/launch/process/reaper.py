@@ -123,12 +123,15 @@ def results_folder(prefix: str, *, parent: Path | None) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made, or the reaper cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
-        reaper().keep(Path(name).absolute())
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
+        folder = Path(name).absolute()
         try:
+            reaper().keep(folder)
             yield Path(name)
         finally:
-            reaper().end(str(Path(name).absolute()))
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():  # something may write into it until we end
+                reaper().end(str(folder))
 
 
 @cache

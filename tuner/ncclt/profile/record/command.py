@@ -31,6 +31,9 @@ _FORWARDED = (
 """Signals of schedulers and people: Slurm announces the end of its time by the one that `--signal` names, Grid Engine
 by SIGXCPU. Stop signals are not among them: they go to the whole group, and a stopped parent forwards nothing."""
 
+_ENDS_US = frozenset({*_FORWARDED} - {signal.SIGURG, signal.SIGCONT, signal.SIGWINCH})
+"""Those that end a process by default."""
+
 _SI_KERNEL = 0x80
 """si_code of a signal by the kernel, as for Ctrl-C (sigaction(2)): the terminal sent it to the command as well."""
 
@@ -63,8 +66,7 @@ def run_foreground(
         environ: its environment, complete.
         stdout: descriptor of its standard output, None = ours.
         watch: called now and then by another thread with its process id, which is not reused before it returns. This
-            one waits for signals all the time: of those that come while it does not, threads that block none of them,
-            such as those of a BLAS library, would take some.
+            one waits for signals all the time.
         passed: called with the number of each signal that this process got, and that the command gets too.
 
     Returns:
@@ -77,6 +79,9 @@ def run_foreground(
     # A parent may have had us ignore the end of children, which would then leave no exit code.
     child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    # Threads that block no signals, such as those of a BLAS library, may take one: it is sent again to this thread.
+    again = {number for number in _ENDS_US if signal.getsignal(number) != signal.SIG_IGN}
+    handlers = {number: signal.signal(number, lambda number, _: signal.raise_signal(number)) for number in again}
     try:
         with ExitStack() as stack:
             bystander = stack.enter_context(_Bystander(awaited))
@@ -100,6 +105,8 @@ def run_foreground(
                     with contextlib.suppress(PermissionError):
                         os.kill(pid, received.si_signo)
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(status)

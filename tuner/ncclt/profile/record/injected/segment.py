@@ -89,7 +89,7 @@ class SegmentEnd:
         )
 
     def agree_over(self, store: Any, step: int, following: str, *, rank: int, ranks: int) -> str:
-        """Return what rank 0 writes at a check: the step of the next one, that the segment ends, or that it never does.
+        """Return the entry of rank 0 at a check: step of the next one, end of the segment, or that it never ends.
 
         Args:
             store: of the process group, with the methods of `torch.distributed.Store`.
