@@ -138,7 +138,7 @@ bulk = APIRouter(prefix="/v1/answers", tags=["recommendations"], responses=PROBL
 
 
 class AskedJob(JobQuery):
-    """A job that an answer is requested for."""
+    """Job of a request for answers."""
 
     cluster: str = Field(description="name of the cluster")
     model: str = Field(description="name of the workload")
@@ -148,7 +148,7 @@ class AskedJob(JobQuery):
 
 
 class AskedJobs(BaseModel):
-    """Jobs that answers are requested for."""
+    """Request for answers to several jobs."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -156,7 +156,7 @@ class AskedJobs(BaseModel):
 
 
 class JobAnswer(BaseModel):
-    """Answer to one job, in the order of the request: one of both members is null."""
+    """Answer or error of one job, in the order of the request; the other one is null."""
 
     answer: dict[str, Any] | None = Field(description="as `GET /v1/clusters/{cluster}/env?format=json` gives it")
     problem: ProblemDocument | None = Field(description="why the job gets none, with its status")
@@ -170,7 +170,7 @@ class JobAnswers(BaseModel):
 
 @bulk.post("", operation_id="getAnswers", summary="Answers to several jobs, in `json`")
 def get_answers(body: AskedJobs, store: CurrentStore, http: HttpRequest, response: Response) -> JobAnswers:
-    """Answer each job as `GET /v1/clusters/{cluster}/env` does; one that gets none does not fail the others."""
+    """Answer each job as `GET /v1/clusters/{cluster}/env` does; a failed answer does not affect the others."""
     response.headers["Cache-Control"] = "no-store"
     items = []
     for one in body.jobs:

@@ -25,7 +25,7 @@ class HistoryQuery(PagedQuery):
 
 
 class EventDocument(BaseModel):
-    """One entry of the history, which is never changed."""
+    """One immutable entry of the history."""
 
     schema_: int = Field(alias="schema")
     number: int

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=PROBLEMS, depende
 
 
 class NewKey(BaseModel):
-    """A key to be created."""
+    """New key request."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class KeyDocument(BaseModel):
 
 
 class CreatedKey(KeyDocument):
-    """A new key with its secret, which no later answer has."""
+    """A new key with its secret, shown only once."""
 
     secret: str
 
@@ -61,7 +61,7 @@ class KeyList(Page):
 def list_keys(
     query: Annotated[PagedQuery, Query()], store: WholeStore, request: Request, response: Response
 ) -> KeyList:
-    """List one page of the keys, the revoked ones too; a key of some clusters sees those of its clusters alone."""
+    """List one page of keys, including revoked ones; a key limited to clusters sees only keys of these."""
     page, following = query.cut(_visible(store, request), lambda key: key.id)
     query.link(following, request, response)
     return KeyList(items=[KeyDocument.model_validate(key.to_document()) for key in page], next_cursor=following)
@@ -71,7 +71,7 @@ def list_keys(
 def create_key(
     body: NewKey, visible: CurrentStore, store: WholeStore, request: Request, response: Response
 ) -> CreatedKey:
-    """Create a key; its secret is in this answer alone."""
+    """Create a key; only this answer has its secret."""
     for name in body.clusters:
         visible.clusters.get(name)
     own = key_of(request)

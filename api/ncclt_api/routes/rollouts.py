@@ -1,4 +1,4 @@
-"""Roll-outs: revisions that a share of the jobs get, and how they stand."""
+"""Roll-outs and their progress."""
 
 from __future__ import annotations
 

@@ -133,14 +133,12 @@ def autotune(
         int | None,
         typer.Option(help="Steps to record and to time; default: 20 and 30.", min=1),
     ] = None,
-    restarts: Annotated[
-        bool, typer.Option("--restarts", help="Try candidates on the training itself, each from a restart on.")
-    ] = False,
+    restarts: Annotated[bool, typer.Option("--restarts", help="Tune a checkpointed training across restarts.")] = False,
     stop_signal: Annotated[
-        str, typer.Option("--signal", help="Signal on which the training saves and exits (--restarts).")
+        str, typer.Option("--signal", help="Signal for the training to save and exit (--restarts).")
     ] = "SIGTERM",
     max_cost: Annotated[
-        float, typer.Option(help="Max share of the training's time that --restarts or --live may cost.")
+        float, typer.Option(help="Max cost of --restarts or --live, as a share of the training's time.")
     ] = MAX_COST,
     hours: Annotated[
         float, typer.Option(help="Expected hours of the training, to spend --max-cost early (--restarts).", min=0)
@@ -253,7 +251,7 @@ def _restart_request(
 
     name = stop_signal.upper().removeprefix("SIG")
     if (number := getattr(signal, f"SIG{name}", None)) in (None, signal.SIGKILL, signal.SIGSTOP):
-        raise UsageError(f"--signal {stop_signal} cannot be handled by a training", hint="such as SIGTERM or SIGUSR1")
+        raise UsageError(f"--signal {stop_signal} cannot be handled by a training", hint="use SIGTERM or SIGUSR1")
     return RestartRequest(
         argv=argv,
         model=model or build_job_name(argv, environ=os.environ, folder=Path.cwd()),
@@ -267,7 +265,7 @@ def _restart_request(
 
 
 def _run_restarts(request: RestartRequest, target: Target, storage: str | None, *, dry_run: bool, as_json: bool) -> int:
-    """Run a training over its restarts, or show the state of that; return its exit code."""
+    """Run a training across its restarts, or show the progress; return its exit code."""
     from ncclt.measure.open_testbed import choose_cluster
     from ncclt.nccl.variables import site_variables
     from ncclt.pipeline.autotune import explain_low_ceiling, size_target

@@ -50,7 +50,7 @@ def create(
             store.clusters.get(name)
         store.keys.add(key, digest=digest)
     life = f"expires {key.expires[:10]}" if key.expires else "never expires"
-    say(f"ncclt: key {key.id}, {role}, {life}; keep the secret:")
+    say(f"ncclt: key {key.id}, {role}, {life}; save the secret:")
     sys.stdout.write(f"{secret}\n")
 
 

@@ -137,13 +137,13 @@ def import_files(
 
 
 _PLACES = {"": None, "inside": False, "across": True}
-"""Placement of a group as --group says it -> whether it spans nodes."""
+"""Placement of a group in --group -> True if it spans nodes."""
 
 
 def _parse_group(text: str) -> tuple[int, bool | None]:
     ranks, _, place = text.partition(":")
     if not ranks.isascii() or not ranks.isdigit() or int(ranks) < 2 or place not in _PLACES:
-        raise UsageError(f"--group is {text!r}", hint="it is a number of ranks from 2, such as 8, 8:inside or 8:across")
+        raise UsageError(f"--group is {text!r}", hint="use a number of ranks, at least 2: 8, 8:inside or 8:across")
     return int(ranks), _PLACES[place]
 
 

@@ -125,7 +125,7 @@ def history(
 
 @app.command("approve")
 def approve(
-    ids: Annotated[list[str], typer.Argument(help="Id of the revision; several are arms of one roll-out.")],
+    ids: Annotated[list[str], typer.Argument(help="Id of the revision; several become arms of one roll-out.")],
     percent: Annotated[
         int | None, typer.Option(min=1, max=100, help="Percentage of jobs; default: the cluster's rule.")
     ] = None,

@@ -1,4 +1,4 @@
-"""A roll-out: revisions that shares of the jobs get, while the step times of all are compared."""
+"""A roll-out: revisions for shares of the jobs, and a comparison of all step times."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class RollOutState(StrEnum):
 
 
 OPEN_STATES = (RollOutState.RUNNING, RollOutState.WON)
-"""In these a share of the jobs gets a revision that is rolled out."""
+"""States in which arms are served."""
 
 MOST_ARMS = 4
-"""Arms of a roll-out at most."""
+"""Max arms of a roll-out."""
 
 FIRST_STARTS = 2
-"""Starts without a report that an arm may have at first: an arm that hangs every job costs this many."""
+"""Initial limit of an arm's starts without a report: the cost of an arm that hangs every job."""
 
 MAX_COST = 0.005
-"""Default for the share of the GPU hours of a roll-out that its arms may cost."""
+"""Default of the max cost of a roll-out's arms, as a share of its GPU hours."""
 
 SAME_START_S = 600.0
 """Requests for a job within this time are of one start: its last node may need minutes. They get one answer and one
@@ -87,7 +87,7 @@ ticket, despite new revisions."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollOutArm(Documented):
-    """A revision that a share of the job starts gets.
+    """Revision for a share of the job starts.
 
     Attributes:
         recommendation: id of the revision.
@@ -112,7 +112,7 @@ class RollOutArm(Documented):
 
     @property
     def is_served(self) -> bool:
-        """Return True if its share of the starts gets it."""
+        """Return True if jobs get it now."""
         return self.state in (ArmState.RUNNING, ArmState.WON)
 
     def next(self, wanted: RollOutArm, unreported: int) -> RollOutArm:
@@ -145,7 +145,7 @@ class PairedGain(Documented):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollOut(Documented):
-    """One to four revisions that shares of the job starts get, while all step times are compared.
+    """One to four revisions for shares of the job starts, and the state of their comparison.
 
     An arm is an interval of `draw(seed, job)`. Where it is not served its interval gets the control, so a change of
     one arm moves no job of another one.
@@ -197,7 +197,7 @@ class RollOut(Documented):
             raise UsageError(f"the cost of a roll-out is a share above 0 and at most 1, not {self.max_cost:g}")
 
     def find_arm(self, job: str) -> int | None:
-        """Return the number of the arm whose interval a job is drawn into; None = none.
+        """Return the number of the arm that a job draws; None = the control.
 
         Args:
             job: the name of the job, equal in all of its processes; empty = not known, which is in no interval.
@@ -287,17 +287,17 @@ class RollOut(Documented):
 
     @property
     def percent(self) -> float:
-        """Return the share of the starts that get a revision which is rolled out now, in percent."""
+        """Return the share of the starts with a served arm, in percent."""
         return round(100 * sum(arm.share for arm in self.arms if arm.is_served), 3)
 
     @property
     def winner(self) -> str:
-        """Return the id of the revision that won; empty = none."""
+        """Return the id of the winning revision; empty = none."""
         return next((arm.recommendation for arm in self.arms if arm.state is ArmState.WON), "")
 
     @property
     def is_open(self) -> bool:
-        """Return True if a share of the jobs gets a revision that is rolled out."""
+        """Return True if it serves arms."""
         return self.state in OPEN_STATES
 
 
@@ -341,13 +341,13 @@ def group_arms(found: Iterable[tuple[RollOut, Recommendation]]) -> tuple[RolledO
 
 
 def share_equally(arms: int) -> int:
-    """Return the percentage of jobs with an arm where the control gets as many jobs as each arm."""
+    """Return the percentage of jobs with an arm if the control gets as many jobs as each arm."""
     return 100 * arms // (arms + 1)
 
 
 @lru_cache(maxsize=1 << 14)
 def draw(seed: str, job: str) -> float:
-    """Return a number from 0 to below 1 that a seed and a job's name decide, evenly spread over names."""
+    """Hash a seed and a job's name to a number in [0, 1), uniform over names."""
     digest = hashlib.sha256(f"{seed}\0{job}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 

@@ -51,7 +51,7 @@ some sizes; a choice that NCCL does not offer for a call is passed over by the p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveArm:
-    """Policy that blocks of steps run with.
+    """Policy for blocks of steps.
 
     Attributes:
         name: as it is shown.
@@ -113,7 +113,7 @@ class LiveResult:
 
 
 def explain_obstacle(environ: Mapping[str, str], *, plugin: Path | None, version: NcclVersion | None) -> str:
-    """Name the obstacle to live tuning that shows before a job starts; empty where there is none."""
+    """Return the obstacle to live tuning that is visible before the job starts; empty = none."""
     if plugin is None:
         return "the tuner plugin is missing (`ncclt admin plugin build` makes it)"
     if tuner := environ.get("NCCL_TUNER_PLUGIN"):

@@ -22,10 +22,10 @@ from .live_proof import DEFAULT, Draw, LiveProof, StepBlock
 ARMS_FILE, BLOCKS_FILE, STATE_FILE = "arms.json", "blocks.jsonl", "state.json"
 
 MIN_BLOCK_S = 2.0
-"""Time of a block at least: switches of shorter ones would cost more than they show."""
+"""Min time of a block: shorter blocks would spend more on switches than they show."""
 
 MIN_COUNTED = 3
-"""Counted steps of a block at least, the fewest whose median one outlier does not move."""
+"""Min counted steps of a block: the fewest with a median that one outlier does not move."""
 
 SWITCH_STEPS = 3
 """Steps after a draw that count for no block, whatever it drew: ranks get to know a plan during two, and the third is
@@ -68,7 +68,7 @@ class LiveDirector:
         self._restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
     def decide(self, boundary: Any) -> str | None:
-        """Return the plan of the next block; None = that in force."""
+        """Return the plan of the next block; None = the current plan."""
         times_us = [max(times) for times in zip(*boundary.times_us.values())]  # noqa: B905  # Python 3.8
         self._elapsed_us += sum(times_us)
         in_force = self._plans.index(boundary.plan)
@@ -91,7 +91,7 @@ class LiveDirector:
         return None if draw.arm == in_force else self._plans[draw.arm]
 
     def end(self, reason: str) -> None:
-        """Note why no more plans are proposed."""
+        """Store the reason for ending proposals."""
         self.finished = self.finished or reason
         self._write_state(step=self._drawn_at, in_force=None)
 
@@ -148,7 +148,7 @@ class LiveDirector:
 
 
 def read_blocks(folder: Path) -> list[SavedBlock]:
-    """Read the blocks that a job has written; a last line that was cut off is left out."""
+    """Read the blocks written by a job, without a truncated last line."""
     path, blocks = folder / BLOCKS_FILE, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

@@ -34,10 +34,10 @@ the noise under which one can be shown. A stake below 1 survives outliers: one l
 bring at 0.8, and as 6 bring at 0.98. With these, eight pairs that are all won may suffice (adr/0008)."""
 
 DEFAULT = 0
-"""Arm of the NCCL default; the others count from 1."""
+"""Arm of the NCCL default; other arms start at 1."""
 
 FALSE_TUNED = 0.01
-"""Probability, over all arms and any number of looks, that an arm without any gain is called the winner."""
+"""Probability of a false winner, over all arms and any number of looks."""
 
 INTERVAL_ERROR = 0.05
 """One minus the confidence of the intervals, over all arms, both ends and any number of looks."""
@@ -46,11 +46,11 @@ MAX_BLOCKS = 200
 """Blocks after which live tuning ends undecided: a gain of 3 % under noise of 5 % takes about 100."""
 
 ADVANCE_STEPS = 1000
-"""Steps of the job that may pay for arms before they are made. Without an advance, a first block that is slower by a
-tenth would stop the test for 100 steps."""
+"""Future steps of the job that count toward the budget in advance. Without them, a first block with 10 % longer steps
+would stop the test for 100 steps."""
 
 _LEVEL_GAIN = 0.3
-"""Weight of a block in the level of the default that later blocks are compared with; 0.2 to 0.6 make no difference
+"""Weight of the newest block in the moving level of the default; 0.2 to 0.6 make no difference
 (bench/live_decisions.py)."""
 
 _PAIRED_BELOW = 1.5
@@ -62,13 +62,13 @@ _HOPELESS_DEVIATIONS, _HOPELESS_BLOCKS = 2.0, 4
 for that: with 1.28, as between launches, one arm in ten that gains 3 % is dropped (bench/live_decisions.py)."""
 
 _BEATEN_DEVIATIONS, _BEATEN_BLOCKS = 2.5, 2
-"""The same between the best arm and one that is dropped for it. To drop an arm can only cost its gain."""
+"""The same for an arm against the best one. Dropping an arm can only lose its gain."""
 
 _SLOWER_DEVIATIONS = 4.0
 """Standard deviations, by the noise of steps within the default's blocks, of a single block that drops its arm."""
 
 LONG_STEP = 3.0
-"""First step of an arm over the median, above which the arm costs too much to switch to."""
+"""Max ratio of an arm's first step to the median step."""
 
 _LONG_STARTS = 2
 """Long first steps that drop an arm: a single one may be an evaluation, and would drop one good arm in five in a job
@@ -83,7 +83,7 @@ the last of which is far below any noise."""
 
 
 class Draw(NamedTuple):
-    """Arm of the next block, and how it was chosen.
+    """Arm of the next block, and its draw.
 
     Attributes:
         arm: chosen.
@@ -125,7 +125,7 @@ class StepBlock:
 
     @property
     def arm(self) -> int:
-        """Return the arm that was in force."""
+        """Return the arm of the block."""
         return self.draw.arm
 
 
@@ -150,7 +150,7 @@ class ArmResult(NamedTuple):
 
 @dataclass
 class LiveProof:
-    """Live tuning of one job, as far as it is decided by numbers.
+    """Sequential test of one job's arms against the default.
 
     Attributes:
         arms: number of arms beside the default.

@@ -55,7 +55,7 @@ FALSE_WIN = 0.01
 """The same that an arm wins which has no gain, or whose jobs report less often by `MISSING_MARGIN`."""
 
 MISSING_MARGIN = 0.05
-"""Share of the reports of other jobs that a winner's jobs may lack. At 0 no number of jobs would prove anything."""
+"""Max share of missing reports of a winner's jobs against other jobs. At 0, no number of jobs could prove a win."""
 
 GUARD = "guard"
 """Actor of the automatic end of a roll-out, in the history."""
@@ -200,17 +200,17 @@ class _Jobs:
         self.hours = sum(map(self.spent_s, starts))
 
     def spent_s(self, start: JobStart) -> float:
-        """Return the seconds that a job is known to have run; 0 for one that is missing."""
+        """Return the known run time of a job, in seconds; 0 if it is missing."""
         if (time := self.reported.get(start.job)) is not None:
             return time.waited_s
         return 0.0 if start.job in self._due_jobs else max(self.now_s - start.issued_s, 0.0)
 
     def count_missing(self, recommendation: str) -> int:
-        """Count the missing jobs that were given a revision."""
+        """Count the missing jobs with a revision."""
         return sum(start.recommendation == recommendation and start.job not in self.reported for start in self.due)
 
     def count_due(self, recommendation: str) -> int:
-        """Count the jobs that were given a revision and should have reported."""
+        """Count the jobs with a revision and an overdue report."""
         return sum(start.recommendation == recommendation for start in self.due)
 
     def compared(self, jobs: Sequence[_Job], number: int) -> list[_Job]:
@@ -305,7 +305,7 @@ class _Arm:
         )
 
     def _allow_unreported(self) -> int:
-        """Return as many starts as reports, and those more of which controls would not have reported either."""
+        """Return the number of starts that as many reports would need at the control's rate of reports."""
         reporting = max(self.due_controls - self.missing_controls, 1)
         return int(self.reports * max(self.due_controls, 1) / reporting)
 
@@ -389,7 +389,7 @@ def describe_cohort_bits(store: Store, rollout: RollOut) -> str:
 
 
 def find_grace(times: Sequence[JobTime]) -> float:
-    """Return the time after which a job without a report counts as missing, in seconds.
+    """Return the age at which a job without a report counts as missing, in seconds.
 
     Twice as long as nearly all reports took; with few of them, the life of a ticket.
     """
@@ -401,7 +401,7 @@ def find_grace(times: Sequence[JobTime]) -> float:
 
 
 def paired_gains(rollout: RollOut, number: int, times: Sequence[JobTime]) -> list[float]:
-    """Return the log speed-up of each job with an arm over the job that it is paired with, in their order.
+    """Return the log speed-up of each job with an arm over its partner, in order.
 
     Each job counts once; one whose partner has not arrived yet is left out.
 

@@ -254,7 +254,7 @@ class JobQueue:
         """
         before = self.status(id)
         if not before.state.ended:
-            raise ConflictError(f"the job {id} is {before.state}", hint="only a job that has ended can be tried again")
+            raise ConflictError(f"the job {id} is {before.state}", hint="wait for its end, or cancel it")
         stem, _, number = id.rpartition("-")
         again = f"{stem}-{int(number) + 1}" if stem and number.isdecimal() else f"{id}-2"
         return self.submit(replace(before.job, id=again, by=by, created=now))
