@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -409,6 +410,17 @@ def test_rows_that_are_no_result_fail_the_side(tmp_path, printed, said):
     result, *_ = run(tmp_path, fails_on_new(LaunchResult(exit_code=0, stdout=printed)))
     assert result.decision is GateDecision.FAILED
     assert said in result.reason
+
+
+def test_half_that_was_left_out_is_no_failure(tmp_path):
+    def leave_out(text):
+        return re.sub(r" \S+ 1.00 1.00 0$", " nan nan nan N/A", text, flags=re.MULTILINE)
+
+    result, *_ = run(tmp_path, lambda variables, number: leave_out(by_side(EQUAL)(variables, number)))
+    assert result.decision is GateDecision.NOT_SLOWER
+    one, *_ = run(tmp_path, lambda v, number: (leave_out if "X" in v else str)(by_side(EQUAL)(v, number)))
+    assert one.decision is GateDecision.UNDECIDED
+    assert one.reason.startswith("the new side did not measure all_reduce 1 KiB")
 
 
 def test_size_that_its_group_hides_is_noted(tmp_path):

@@ -505,11 +505,11 @@ def _read_tables(tests: Sequence[NcclTest]) -> Times:
 
 
 def _halves(test: NcclTest) -> Iterator[tuple[ComparedCall, NcclTestTiming]]:
-    """Return each half of each row that was printed."""
+    """Return each half of each row that was measured; of one that was left out all words are `nan` or `N/A`."""
     name = str(test.collective) if isinstance(test.collective, Collective) else test.program or "nccl-tests"
     for row in test.rows:
         for is_in_place, half in enumerate((row.out_of_place, row.in_place)):
-            if half:
+            if half and not (half.wrong is None and math.isnan(half.time_us)):
                 yield (
                     ComparedCall(name=name, size_bytes=row.size_bytes, dtype=row.dtype, in_place=bool(is_in_place)),
                     half,
