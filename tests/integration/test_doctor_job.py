@@ -93,8 +93,8 @@ def test_document_is_alone_on_standard_output(doctor):
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        ([*JOB, "exit", "7"], 7, "\njob failed after"),
-        (["sh", "-c", "kill -9 $$"], 137, "\njob killed by SIGKILL after"),
+        ([*JOB, "exit", "7"], 7, "\nverdict: job failed after"),
+        (["sh", "-c", "kill -9 $$"], 137, "\nverdict: job killed by SIGKILL after"),
     ],
 )
 def test_job_that_fails_keeps_its_exit_code(doctor, command, code, said):

@@ -149,6 +149,13 @@ def test_options_that_make_no_sense(call, words):
         call(*words)
 
 
+def test_an_unusable_file_is_no_finding_of_severity_error(call, tmp_path):
+    """Exit code 1 says that a finding is an error; the one of a UsageError is 2."""
+    (tmp_path / "empty.log").touch()
+    with pytest.raises(UsageError, match="empty"):
+        call("--from", str(tmp_path / "empty.log"))
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

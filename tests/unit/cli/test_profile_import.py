@@ -5,8 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from ncclt.cli.profile import app
+from ncclt.cli.profile import app, print_profile
+from ncclt.core.message import Collective, Message
 from ncclt.core.name import check_name
+from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 
 TABLE = "collective,size_bytes,calls,dtype\nall_reduce,4194304,3,float32\n"
@@ -46,6 +48,14 @@ def test_the_messages_of_one_group_alone_can_be_imported(tmp_path, subtests):
         with subtests.test(group=group):
             kept = imported(tmp_path, "--group", group)
             assert [(row["collective"], row["group_size"]) for row in kept] == wanted
+
+
+def test_the_bound_of_a_group_is_shown_as_tune_uses_it(capsys):
+    message = Message(collective=Collective.ALL_REDUCE, dtype="int8", size_bytes=64, group_size=2)
+    calls = (MessageCalls(message=message, calls_per_step=1.0, recorded_us=70.0),)
+    job = Workload(name="w", provenance=Provenance(source="x"), messages=calls, step_time_us=100.0, exposed_us=60.0)
+    print_profile(job.of_group(2), limit=1)
+    assert "Exposed communication: unknown, at most 70.0 % of a step" in capsys.readouterr().out
 
 
 def test_a_group_that_is_none_or_two_is_refused_with_those_that_are_there(tmp_path, subtests):

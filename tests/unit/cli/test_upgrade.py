@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_one_document_names_what_has_to_be_measured_again(upgrade):
     (row,) = document["measure_again"]
     assert (code, row["recommendation"], row["decision"], row["word"]) == (0, "r1", "tuned", "demonstration")
     assert row["command"].startswith("ncclt tune --model ")
-    assert row["command"].endswith("--nccl-version 2.31.2")
+    assert row["command"].endswith("--nccl-version 2.31.2 --launcher simulate")
     assert 0 <= row["moved"] <= 1
     assert {"variable": "NCCL_WIN_ENABLE", "change": "new", "note": ""} not in document["variables"]
     assert "NCCL_CFT_ENABLE" in [v["variable"] for v in document["variables"] if v["change"] == "new"]
@@ -126,6 +127,7 @@ def test_a_recording_is_not_to_be_measured_again(command, capsys):
     command(tune, *words, "--launcher", "simulate")
     published = command.store.recommendations.find()
     command.store.revisions.publish(replace(published[0], id="0c0ffee7", model="other"))
+    assert re.search(r"vit-l-32 .*(?:keep-default|undecided|demonstration), SIMULATED ", upgrade())
     simulated = [row["command"] for row in json.loads(upgrade("--json"))["measure_again"] if row["command"]]
     assert simulated
     for line in simulated:

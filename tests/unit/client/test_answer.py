@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import ncclt.client.fetch
-from ncclt.client.answer import GROUP_FORMS, TABLES, AnswerError, one_line, written
+from ncclt.client.answer import GROUP_FORMS, TABLES, AnswerError, comment_lines, one_line, written
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
 from ncclt.deliver.answer import answer_from_json, answer_from_table
@@ -253,3 +253,7 @@ def test_an_error_holds_60_characters_of_what_a_server_sent(subtests):
 def test_what_a_terminal_shows_is_printable_and_short():
     assert one_line("a\x1b[2J\r\n\tb") == "a [2J b"
     assert one_line("x" * 1001) == "x" * 1000
+
+
+def test_a_comparison_in_a_comment_keeps_its_meaning_without_a_character_of_the_shell():
+    assert comment_lines(["gain 0.1 % < 2 % threshold"]) == ["# gain 0.1 % below 2 % threshold"]

@@ -177,3 +177,14 @@ def test_a_file_of_no_steps_is_refused(steps):
 def test_steps_are_taken_only_where_they_are_missing(origin, why):
     with pytest.raises(UsageError, match=why):
         replace(WHOLE, provenance=origin).over_steps(2, "")
+
+
+def test_a_group_as_large_as_the_recorded_job_keeps_its_ranks_in_a_larger_one():
+    sent = [Message(collective=Collective.ALL_REDUCE, dtype="int8", size_bytes=64, group_size=size) for size in (0, 2)]
+    recorded = Workload(
+        name="w",
+        provenance=Provenance(source="kineto", world_size=2),
+        messages=tuple(MessageCalls(message=message, calls_per_step=1.0) for message in sent),
+    )
+    (placed,) = recorded.of_group(2, False).placed(nodes=2, gpus_per_node=4).messages
+    assert (placed.message.group_size, placed.message.spans_nodes, placed.calls_per_step) == (2, False, 2.0)

@@ -7,12 +7,13 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.budget import Budget
 from ncclt.core.message import Collective, Message
-from ncclt.core.recommendation import Decision
+from ncclt.core.recommendation import Decision, Request, select
 from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.trial import TimesOrigin
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.deliver.render.formats import env_document, render
-from ncclt.errors import UsageError
+from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.measure.testbed import Testbed, replayed_testbed
 from ncclt.nccl.numerics import SameBits
 from ncclt.pipeline.tune import TuneRequest, tune
@@ -173,9 +174,42 @@ def test_a_study_keeps_the_option(store):
 def test_a_workload_of_reductions_leaves_nothing_to_search(store):
     with pytest.raises(UsageError, match="--deterministic: every candidate changes the order of additions; keeping"):
         run(store, collectives=(AR, RS))
-    with pytest.raises(UsageError, match="every candidate changes"):
+    with pytest.raises(UsageError, match="every candidate changes") as alone:
+        run(store, collectives=(AR,))
+    assert "plugin" not in alone.value.hint
+    with pytest.raises(UsageError, match="every candidate changes") as without:
         run(store, make_testbed(without_plugin=True), collectives=(AG, AR))
+    assert "force all_gather alone by the tuner plugin" in without.value.hint
     assert store.studies.page().items == ()
+
+
+def test_options_for_several_groups_are_refused_before_the_first_trial(store):
+    small, large = workload(AR).messages[0], workload(AG).messages[0]
+    both = (small, replace(large, message=replace(large.message, group_size=2)))
+    with pytest.raises(UsageError, match="options are for one process group, and sharded has several"):
+        tune(
+            TuneRequest(workload=replace(workload(AR), messages=both), budget=Budget(trials=8)),
+            make_testbed().with_options_alone(),
+            store,
+            watcher=SilentWatcher(),
+            interrupted=lambda: "",
+            clock=lambda: 0.0,
+            now=lambda: "2026-01-01T00:00:00+00:00",
+        )
+    assert store.studies.page().items == ()
+
+
+def test_a_stale_result_is_tuned_again_as_it_was(store):
+    stale = replace(run(store).recommendation, stale="the cable moved", simulated=False, launcher="slurm")
+    asked = Request(cluster="pair", model="sharded", nodes=2, gpus_per_node=2, nccl_version="2.28.9")
+    place = replace(stale.fingerprint, nodes=2, gpus_per_node=2)
+    for mine, words in (
+        (stale, " --deterministic --continue 8"),
+        (replace(stale, simulated=True), " --launcher slurm"),
+    ):
+        with pytest.raises(StaleRecommendationError) as refused:
+            select([replace(mine, fingerprint=place)], replace(asked, allowed=frozenset(TimesOrigin)))
+        assert words in refused.value.hint
 
 
 def test_parameters_of_reductions_are_refused_and_left_out_by_default(store):

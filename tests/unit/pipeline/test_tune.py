@@ -293,6 +293,7 @@ def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
     verdict = result.recommendation.table.verdict
     assert verdict.decision is Decision.KEEP_DEFAULT
     assert "at most 0.025 % of a step" in verdict.reason
+    assert " % threshold (" in verdict.reason, "a threshold of communication time names its share of the step"
 
 
 def test_wrong_data_in_the_proof_disqualifies_what_the_search_believed_in(store):

@@ -22,7 +22,7 @@ from ncclt.core.duration import format_duration
 from ncclt.core.message import format_bytes
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
-from ncclt.errors import UsageError
+from ncclt.errors import InputError, UsageError
 from ncclt.health.doctor import RULES, Diagnosis, Facts
 from ncclt.health.doctor.diagnosis import SCHEMA
 from ncclt.health.doctor.matrix import TopologyMatrix
@@ -54,7 +54,7 @@ _OF_ONE_START = {
 
 
 @app.command(
-    epilog="Exit codes: 0 = all examined, only notes, 1 = a finding of severity error, "
+    epilog="Exit codes: 0 = all examined, only notes, 1 = a finding of severity error, 2 = unusable input, "
     "4 = warnings, or a part was not examined: the last line names it; of a job that fails: the exit code of the job."
 )
 @spread
@@ -124,7 +124,10 @@ def doctor(
 
     given = Facts(cluster=meant, version=version, recommended=recommended)
     if sources:
-        diagnosis = examine_files(sources, given)
+        try:
+            diagnosis = examine_files(sources, given)
+        except InputError as error:  # its usual exit code would read as a finding
+            raise UsageError(error.message, hint=error.hint) from error
     else:
         if target.launcher:
             log, missing = _start(target, meant)
@@ -228,11 +231,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     for parts, why, how in diagnosis.gaps:
         _folded("not examined: ", f"{parts}: {why}; {how}")
     print(f"verdict: {diagnosis.summary}")
-    if job and job.has_failed:
-        print(f"job {job.ending}")
-    if job and not diagnosis.facts.log.lines:
-        head = "no NCCL in this job: " if job.other_backends else "seen without NCCL's log: "
-        _folded(head, job.seen)
+    if job and not (diagnosis.facts.log.lines or job.other_backends):
+        _folded("seen without NCCL's log: ", job.seen)
 
 
 def print_rules() -> None:

@@ -278,7 +278,11 @@ def _print_times(workload: Workload) -> None:
     elif workload.exposed_us is not None:
         print(f"Exposed communication: {format_duration(workload.exposed_us)}, no step marked")
     elif communication_us or workload.step_time_us:
-        print("Exposed communication: unknown, and with it the upper bound of the gain")
+        most = workload.tunable_share
+        bound_words = (
+            "and with it the upper bound of the gain" if most is None else f"at most {most * 100:.1f} % of a step"
+        )
+        print(f"Exposed communication: unknown, {bound_words}")
 
 
 def _size(size_bytes: float) -> str:

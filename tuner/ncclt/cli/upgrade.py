@@ -54,7 +54,7 @@ class _Remeasured:
     """A recommendation that the new version needs measured again.
 
     Attributes:
-        recommendation, model, nodes, gpus_per_node, decision, stale: of what was published.
+        recommendation, model, nodes, gpus_per_node, decision, stale, label: of what was published.
         word: verdict shown in tables; a gain on recorded or simulated times is a demonstration.
         change: of its policy.
         moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
@@ -68,6 +68,7 @@ class _Remeasured:
     decision: str
     word: str
     stale: str
+    label: str
     change: PolicyChange
     moved: float
     command: str
@@ -267,8 +268,9 @@ def _remeasured(
     )
     verdict = choose_form(found).proven.verdict
     replayed, recorded = found.origin is TimesOrigin.RECORDED, found.cluster in recorded_tables()
-    # A recorded cluster is replayed unless the launcher says otherwise.
-    how = f" --launcher {found.launcher}" if recorded else ""
+    # A recorded cluster is replayed unless the launcher says otherwise, and a simulated result is not measured by this.
+    how = f" --launcher {found.launcher}" if recorded or found.simulated else ""
+    how += " --deterministic" if found.deterministic else ""
     job = f"--model {shlex.quote(found.model)} --cluster {shlex.quote(found.cluster)} --nodes {place.nodes}"
     return _Remeasured(
         recommendation=found.id,
@@ -278,6 +280,7 @@ def _remeasured(
         decision=verdict.decision,
         word=found.verdict_word(verdict),
         stale=found.stale,
+        label=found.label,
         change=policy_change(found.table.effective, place.version, after, found.collectives),
         moved=moved / sum(calls.bytes_per_step for calls in sent),
         command=""
@@ -353,7 +356,7 @@ def _print(
             (
                 row.model,
                 f"{row.nodes} x {row.gpus_per_node}",
-                row.word + (" (stale)" if row.stale else ""),
+                ", ".join(filter(None, (row.word, row.label.partition(":")[0], "stale" if row.stale else ""))),
                 f"{row.moved:.0%} of the bytes",
                 _words(row.change),
             )

@@ -202,7 +202,18 @@ NEEDS = re.compile(r"^# needs (.*?)=(.*) in the environment$", re.MULTILINE)
 _UNSAID = re.compile(r"[^A-Za-z0-9 .,:%+=/@_-]")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SPELLED_OUT = str.maketrans(
-    {"µ": "u", "μ": "u", "×": "x", "–": "-", "—": "-", "≥": "at least ", "≤": "at most ", ";": ","}
+    {
+        "µ": "u",
+        "μ": "u",
+        "×": "x",
+        "–": "-",
+        "—": "-",
+        "≥": "at least ",
+        "≤": "at most ",
+        "<": " below ",
+        ">": " above ",
+        ";": ",",
+    }
 )
 
 

@@ -423,25 +423,29 @@ def select(
         newest_of.setdefault(recommendation.fingerprint.digest(), recommendation)
     newest = next((r for r in newest_of.values() if not r.stale), best[0])
     if newest.stale:
+        again = f"{_tune_command(request, like=newest)} --continue 8"
         raise StaleRecommendationError(
             f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
-            hint=f"run `{_tune_command(request)} --continue 8` to measure again, or `ncclt recheck` once the cause is "
-            "repaired",
+            hint=f"run `{again}` to measure again, or `ncclt recheck` once the cause is repaired",
         )
     return newest
 
 
-def _tune_command(request: Request, *, is_replayed: bool = False) -> str:
+def _tune_command(request: Request, *, is_replayed: bool = False, like: Recommendation | None = None) -> str:
     """Return the command that tunes for the job.
 
     Args:
         request: the job.
+        like: tune as this one was: by a simulation, or deterministically.
         is_replayed: what was published comes from a recording, which has one shape; the user's own cluster is meant.
     """
     words = ["ncclt", "tune", "--model", request.model, "--cluster", "NAME" if is_replayed else request.cluster]
     for part in SHAPE_PARTS:
         if (value := getattr(request, part)) is not None:
             words += [f"--{part.replace('_', '-')}", str(value)]
+    if like is not None:
+        words += ["--launcher", like.launcher] if like.simulated else []
+        words += ["--deterministic"] if like.deterministic else []
     return shlex.join(words)
 
 

@@ -300,12 +300,19 @@ class Workload(Documented):
                 hint=f"choose one: {ranks}:inside or {ranks}:across",
             )
         label = group_label(ranks, kept[0].message.spans_nodes)
+        origin = replace(self.provenance, detail={**self.provenance.detail, "group": label})
+        if ranks == self.provenance.world_size:  # it keeps its ranks in a larger job
+            origin = replace(origin, world_size=0)
         return replace(
             self,
-            messages=tuple(kept),
-            provenance=replace(self.provenance, detail={**self.provenance.detail, "group": label}),
+            messages=add_equal(replace(m, message=replace(m.message, group_size=ranks)) for m in kept),
+            provenance=origin,
             exposed_us=None,  # known of all groups together
-            timeline=tuple(call for call in self.timeline if call.message in {m.message for m in kept}),
+            timeline=tuple(
+                replace(call, message=replace(call.message, group_size=ranks))
+                for call in self.timeline
+                if call.message in {m.message for m in kept}
+            ),
         )
 
     def placed(self, *, nodes: int, gpus_per_node: int) -> Workload:

@@ -240,6 +240,8 @@ def choose_arms(
         elif gains or not hoped.is_default:
             step = step_gain(workload, 1 + gain)
             at_step = "" if step is None else f", at most {step * 100:.2g} % of a step"
+            if least := step_gain(workload, 1 + min_effect):
+                at_step = f" ({least / (1 - least) * 100:.3g} % of a step){at_step}"
             why = f"predicted gain {gain * 100:.1f} % < {min_effect * 100:.3g} % threshold{at_step}; validation skipped"
     default = {Arm.DEFAULT: Policy()} | ({Arm.TODAY: Policy()} if today else {})
     return {**default, **worth}, why

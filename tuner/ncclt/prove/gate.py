@@ -18,10 +18,10 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.verification import Side
 from ncclt.errors import BenchmarkError, NotStartedError, UsageError
-from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.facts import LOG_VARIABLES, Facts
 from ncclt.health.doctor.files import read_logs
 from ncclt.health.doctor.known_issues import KnownIssue, find_upgrade_issues
-from ncclt.health.doctor.settings import LOG_NAMES, LOG_VARIABLES
+from ncclt.health.doctor.settings import LOG_NAMES
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.prefixes import clean_text
 from ncclt.launch.process.launcher import CANNOT_START

@@ -12,6 +12,7 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from ncclt.client.answer import group_label
 from ncclt.core.algorithms import Algorithm, Protocol, choices
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
@@ -290,10 +291,15 @@ def build_space(
     spared = {setting: _spare_reductions(setting, testbed, workload) for setting in space.distinct}
     kept = {point: found for point, setting in space.settings.items() if (found := spared[setting]) is not None}
     if all(setting.is_default for setting in kept.values()):
+        movers = sorted(c for c in workload.collectives if c.is_tunable and not c.is_reduction)
+        hints = ["leave out --deterministic"]
+        if movers and not testbed.by_plugin:
+            hints.append(f"force {', '.join(movers)} alone by the tuner plugin (`ncclt admin plugin build`)")
+        if not testbed.by_options:
+            hints.append("name parameters that only move data with --process-wide, such as IB_QPS_PER_CONNECTION")
         raise UsageError(
             "--deterministic: every candidate changes the order of additions; keeping the NCCL default",
-            hint="the tuner plugin can force all_gather and broadcast alone (`ncclt admin plugin build`), and "
-            "--process-wide can name parameters that only move data, such as IB_QPS_PER_CONNECTION",
+            hint="; or ".join(hints),
         )
     return recorded_space(kept.values()) if testbed.recorded is not None else replace(space, settings=kept)
 
@@ -309,6 +315,12 @@ def _spare_reductions(setting: Setting, testbed: Testbed, workload: Workload) ->
 
 
 def _build_whole_space(testbed: Testbed, workload: Workload, process_wide: tuple[str, ...]) -> SearchSpace:
+    if testbed.by_options and len(workload.groups) > 1:
+        groups = ", ".join(group_label(*group) for group in sorted(workload.groups))
+        raise UsageError(
+            f"options are for one process group, and {workload.name} has several: {groups}",
+            hint="keep one with `ncclt profile import --group`, or leave out --through options",
+        )
     if testbed.recorded is not None:
         forcible = [s for s in testbed.recorded if s.is_default or not testbed.why_not(_algo_proto(s))]
         if testbed.by_options:

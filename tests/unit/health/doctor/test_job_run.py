@@ -9,7 +9,7 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.health.doctor import job
+from ncclt.health.doctor import Facts, diagnose, job
 from ncclt.health.doctor.facts import JobRun
 from ncclt.profile.record.ranks import RankReport
 
@@ -132,7 +132,7 @@ def test_what_was_seen_without_nccl(programs, seen):
 @pytest.mark.parametrize(
     ("steps", "seen"),
     [
-        (5, "; 5 of them, which were recorded, sent 1 KiB per rank in 1 different message each"),
+        (5, "; 5 of them, which were recorded, sent 1 KiB per rank and step in 1 message"),
         (0, ""),
     ],
 )
@@ -140,6 +140,26 @@ def test_messages_are_those_of_the_recorded_steps(steps, seen):
     """Ten steps were made, five recorded; a log without steps says nothing about one."""
     run = replace(RUN, programs=(RANK,), workload=workload(steps))
     assert run.seen == f"1 rank made 10 steps over gloo{seen}"
+
+
+def test_a_variable_set_by_a_script_is_judged_like_one_of_the_shell():
+    rank = replace(RANK, backend="nccl", started_with=(("NCCL_PROTO", "LL"), ("NCCL_DEBUG", "INFO")))
+    found = diagnose(Facts(job=replace(RUN, programs=(rank,))))
+    (forced,) = [finding for finding in found.findings if finding.id == "ENV004"]
+    assert "NCCL_PROTO" in forced.what
+    assert not [finding.id for finding in found.findings if "NCCL_DEBUG" in finding.what]
+
+
+def test_the_verdict_on_a_job_without_nccl_leads_with_that():
+    found = diagnose(Facts(job=replace(RUN, programs=(RANK,)), here=True))
+    assert found.verdict == "incomplete"
+    assert found.summary.startswith("no NCCL in this job: 1 rank made 10 steps over gloo; ")
+    assert not [part for part in found.examined if part.part in ("transports", "plugins")]
+
+
+def test_a_job_that_could_not_start_has_no_verdict_without_problems():
+    found = diagnose(Facts(job=replace(RUN, exit_code=127, ended_by_ncclt="", recorded_steps=0, programs=())))
+    assert found.summary.startswith("job failed after ")
 
 
 @pytest.mark.parametrize(

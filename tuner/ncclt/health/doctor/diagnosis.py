@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ncclt.core.documents import Documented, Shape
-from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.facts import LOG_VARIABLES, Facts
 from ncclt.health.doctor.finding import DoctorRule, Finding, Severity
 from ncclt.health.doctor.published import PublishedComparison, compare_with_published
 from ncclt.health.doctor.rules_gpus import GPU_RULES
@@ -16,7 +16,7 @@ from ncclt.health.doctor.rules_network import NETWORK_RULES
 from ncclt.health.doctor.rules_rccl import RCCL_RULES
 from ncclt.health.doctor.rules_topology import TOPOLOGY_RULES
 from ncclt.health.doctor.rules_variables import CONF_RULES, VARIABLE_RULES
-from ncclt.health.doctor.settings import LOG_VARIABLES, SetVariable, find_settings
+from ncclt.health.doctor.settings import SetVariable, find_settings
 from ncclt.health.doctor.variables import shown_value
 
 _SHOWN = 3
@@ -76,6 +76,8 @@ def examine_parts(facts: Facts) -> Iterator[Examination]:
     shown = ", ".join(log.sources[:_SHOWN]) + (", ..." if len(log.sources) > _SHOWN else "")
     why = "" if log.tells_starts else f"no line of a start in {shown}" if log.sources else "no log of NCCL"
     how = f"{_START} or {_LOG}" if facts.here and not facts.job else _LOG
+    if facts.other_backends:
+        return  # without NCCL there is nothing to examine of it
     if ranks != 1:
         sources = log.sources if log.transports() else ()
         yield _part("transports", sources, why or f"no connection in {shown}", how)
@@ -166,7 +168,8 @@ class Diagnosis:
             return "broken"
         if Severity.WARNING in severities:
             return "degraded"
-        return "incomplete" if self.facts.missing or self.unexamined else "healthy"
+        is_incomplete = self.facts.missing or self.unexamined or self.facts.other_backends
+        return "incomplete" if is_incomplete else "healthy"
 
     @property
     def summary(self) -> str:
@@ -179,9 +182,12 @@ class Diagnosis:
         gaps = [f"{parts} {'was' if parts == 'driver' else 'were'} not examined ({why})" for parts, why, _ in self.gaps]
         if not gaps and self.facts.missing:
             gaps = ["some sources could not be used"]
-        if self.verdict == "incomplete":
+        job = self.facts.job
+        heads = [f"job {job.ending}"] if job and job.has_failed else []
+        heads += [f"no NCCL in this job: {job.seen}"] if job and self.facts.other_backends else []
+        if self.verdict == "incomplete" and not heads:
             return f"No problems found{found}, but {'; '.join(gaps)}"
-        return "; ".join([f"{self.verdict}{found}", *gaps])
+        return "; ".join([*heads, *([f"{self.verdict}{found}"] if counted or not heads else []), *gaps])
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""

@@ -16,11 +16,11 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.errors import InputError
 from ncclt.health.doctor import Diagnosis, Facts, diagnose
+from ncclt.health.doctor.facts import LOG_VARIABLES
 from ncclt.health.doctor.files import read_files
 from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.matrix import parse_matrix
-from ncclt.health.doctor.settings import LOG_VARIABLES
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.local import LocalLauncher
 from ncclt.measure.benchmarks.benchmark import Benchmark

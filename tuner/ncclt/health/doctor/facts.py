@@ -23,6 +23,17 @@ from ncclt.profile.record.ranks import RankReport, find_other_backends
 from ncclt.profile.views.exposure import bound_gain
 
 
+LOG_VARIABLES = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
+    # Empty = standard output, whatever file the shell has named (debug.cc).
+    "NCCL_DEBUG_FILE": "",
+    # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
+    "NCCL_RUNTIME_CONNECT": "0",
+}
+"""Variables with which NCCL logs its whole start."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
     """A job of the user that ran for a short while with NCCL's log switched on.
@@ -93,8 +104,9 @@ class JobRun:
         if self.workload is None or not recorded:
             return said
         sent = format_bytes(round(self.workload.bytes_per_step))
-        messages = count_noun(len(self.workload.messages), "different message")
-        return f"{said}; {recorded} of them, which were recorded, sent {sent} per rank in {messages} each"
+        messages = "1 message" if len(self.workload.messages) == 1 else f"{len(self.workload.messages)} messages"
+        were = "was" if recorded == 1 else "were"
+        return f"{said}; {recorded} of them, which {were} recorded, sent {sent} per rank and step in {messages}"
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -191,6 +203,11 @@ class Facts:
         return [*self.log.gpu_models, *(gpu.model for report in self.gpu_reports for gpu in report.gpus)]
 
     @property
+    def other_backends(self) -> str:
+        """Return the backends of a job that trained without NCCL; empty = it had NCCL, or nothing is known of it."""
+        return self.job.other_backends if self.job and not self.log.lines else ""
+
+    @property
     def virtual_machine(self) -> Evidence | None:
         """Return the sign that the GPUs are in a virtual machine; None = there is none."""
         for report in self.gpu_reports:
@@ -200,7 +217,7 @@ class Facts:
         return self.virtual
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return the variables in effect, each (name, value) once: environment before files, then those in the log."""
+        """Return the variables in effect, each (name, value) once: environment before files, then log and job."""
         found: dict[str, Variable] = {}
         for variable in (*self.environment, *(row for file in self.conf_files for row in file.assignments)):
             found.setdefault(variable.name, variable)
@@ -209,6 +226,11 @@ class Facts:
             for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
                 variable = Variable(name=name, value=said.value, evidence=said.evidence)
                 logged.setdefault((name, said.value), variable)
+        for rank in self.job.programs if self.job else ():
+            seen = Evidence(source=f"{rank.host}, rank {'?' if rank.rank is None else rank.rank}", text="")
+            for name, value in (*rank.started_with, *rank.set_inside):
+                if name not in LOG_VARIABLES:  # ncclt itself has set these
+                    logged.setdefault((name, value), Variable(name=name, value=value, evidence=seen))
         return (*found.values(), *(v for v in logged.values() if v.name not in found))
 
     def value(self, name: str) -> Variable | None:

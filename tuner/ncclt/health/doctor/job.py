@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 
 from ncclt.errors import InputError, TraceError, UsageError, reason
-from ncclt.health.doctor.facts import Facts, JobRun
+from ncclt.health.doctor.facts import LOG_VARIABLES, Facts, JobRun
 from ncclt.health.doctor.files import MOST_LOG_BYTES, read_logs
-from ncclt.health.doctor.settings import LOG_NAMES, LOG_VARIABLES
+from ncclt.health.doctor.settings import LOG_NAMES
 from ncclt.launch.mpi import is_open_mpi
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, new_mark
 from ncclt.launch.process.reaper import reaper

@@ -7,19 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ncclt.core.documents import Documented
-from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.facts import LOG_VARIABLES, Facts
 from ncclt.nccl.log.evidence import Evidence
 from ncclt.nccl.variables import VariableClass, classify
-
-LOG_VARIABLES = {
-    "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
-    # Empty = standard output, whatever file the shell has named (debug.cc).
-    "NCCL_DEBUG_FILE": "",
-    # Connect everything at the start, so that every transport is logged (2.22 connects when first needed).
-    "NCCL_RUNTIME_CONNECT": "0",
-}
-"""Variables with which NCCL logs its whole start."""
 
 LOG_NAMES = frozenset(name for name in LOG_VARIABLES if name.startswith("NCCL_DEBUG"))
 """Variables that change nothing but the log."""
