@@ -22,7 +22,6 @@ from ncclt.nccl.log.facts import LogFacts
 from ncclt.profile.record.ranks import RankReport, find_other_backends
 from ncclt.profile.views.exposure import bound_gain
 
-
 LOG_VARIABLES = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING",
