@@ -59,7 +59,10 @@ def test_a_job_that_keeps_nccls_own_choice_counts_too(store, run):
     (found,) = store.revisions.job_times(rollout.id)
     assert (found.job, found.recommendation, found.steps) == (f"named {name}", "", 20)
     assert 3_000 < found.step_us < 1_000_000
-    assert "reported as default; roll-out running: no two jobs to compare yet, 0 reports of jobs with it" in done.stderr
+    assert (
+        "reported as default; roll-out running: no pair of jobs to compare yet, 0 reports from jobs with it"
+        in done.stderr
+    )
 
 
 def test_a_job_that_could_not_use_its_part_counts_where_it_was_drawn(store, run):

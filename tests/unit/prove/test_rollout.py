@@ -126,7 +126,7 @@ def test_controls_that_started_while_the_arm_was_paused_are_not_compared():
 
 
 def test_few_jobs_decide_nothing():
-    assert judge([]).reason == "no two jobs to compare yet, 0 reports of jobs with it"
+    assert judge([]).reason == "no pair of jobs to compare yet, 0 reports from jobs with it"
     assert judge(times(1.0, jobs=8)).state is RollOutState.RUNNING
 
 
@@ -144,7 +144,7 @@ def test_the_cost_is_the_loss_of_the_arm_and_its_missing_jobs():
 def test_an_arm_above_its_budget_pauses_until_others_catch_up():
     found = [replace(time, waited_s=3600.0) for time in times(0.009, jobs=16, noise=1e-4)]
     (arm,) = judge(found, rollout=replace(ROLLOUT, max_cost=0.001)).arms
-    assert (arm.state, "paused, it cost" in arm.reason) == (ArmState.PAUSED, True)
+    assert (arm.state, "paused: cost" in arm.reason) == (ArmState.PAUSED, True)
     (arm,) = judge(found, rollout=replace(ROLLOUT, max_cost=0.5)).arms
     assert arm.state is ArmState.RUNNING
 
@@ -285,7 +285,7 @@ def test_a_gain_awaits_approval_and_then_goes_to_all_jobs(store):
     event = store.revisions.history(recommendation="b")[0]
     assert (event.action, event.who) == (Action.ROLL_OUT_WON, GUARD)
     assert "awaits approval, 50 % of the jobs keep it" in event.why
-    assert "no report of 0 of" in event.why
+    assert "no report from 0 of" in event.why
     store.revisions.approve("b", Actor(who="bob"))
     assert [one.id for one in store.recommendations.newest(cluster="pair", model="toy")] == ["b"]
 
@@ -305,7 +305,7 @@ def test_a_gain_goes_to_all_jobs_at_once_where_the_rules_say_so(store):
 def test_a_candidate_that_hangs_its_jobs_is_lost_however_fast_the_others_are(store):
     assert report(store, -0.1, jobs=400, hung=0.3) < 250
     event = store.revisions.history()[0]
-    assert (event.action, "jobs with it hang or fail: no report of" in event.why) == (Action.ROLL_OUT_LOST, True)
+    assert (event.action, "jobs with it hang or fail: no report from" in event.why) == (Action.ROLL_OUT_LOST, True)
     assert {one.id: one.state for one in store.revisions.statuses()} == {"a": "active", "b": "retired"}
 
 

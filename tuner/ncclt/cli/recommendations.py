@@ -150,7 +150,7 @@ def approve(
         if not rollout:
             return "approved, and active for all jobs"
         bits = describe_cohort_bits(store, store.revisions.rollout(rollout))
-        return f"approved; it is rolled out (roll-out {rollout}){f'; warning: {bits}' if bits else ''}"
+        return f"approved; roll-out {rollout} started{f'; warning: {bits}' if bits else ''}"
 
     _change(", ".join(ids), why, storage_url(), work)
 

@@ -192,7 +192,7 @@ class RollOut(Documented):
         if not 1 <= len(self.arms) <= MOST_ARMS or len(ids) < len(self.arms):
             raise UsageError(f"a roll-out has 1 to {MOST_ARMS} different revisions, not {len(self.arms)}")
         if not 0 < sum(arm.share for arm in self.arms) <= 1 + 1e-9:
-            raise UsageError("the arms of a roll-out get more than none and at most all of the jobs")
+            raise UsageError("the shares of a roll-out's arms must be above 0 and add up to at most 100 % of the jobs")
         if not 0 < self.max_cost <= 1:
             raise UsageError(f"the cost of a roll-out is a share above 0 and at most 1, not {self.max_cost:g}")
 

@@ -282,13 +282,13 @@ class _Arm:
         if state is ArmState.RUNNING and unreported >= most_unreported:
             if self._can_report():
                 state = ArmState.PAUSED
-                reason = f"paused, {count_noun(unreported, 'start')} without a report yet; {reason}"
+                reason = f"paused: {count_noun(unreported, 'start')} without a report yet; {reason}"
             else:
                 state, reason = ArmState.ENDED, f"{count_noun(unreported, 'start')} never reported; {reason}"
         elif state is ArmState.RUNNING and self.cost > budget:
             hours = rollout.gpus / 3600
             state = ArmState.PAUSED
-            reason = f"paused, it cost {self.cost * hours:.3g} GPU hours of {budget * hours:.3g} so far; {reason}"
+            reason = f"paused: cost {self.cost * hours:.3g} of {budget * hours:.3g} GPU hours so far; {reason}"
         if not arm.is_open and not (arm.state is ArmState.WON and state is ArmState.LOST):
             state, reason = arm.state, arm.reason
         return ArmVerdict(
@@ -322,8 +322,8 @@ class _Arm:
 
     def _describe_missing(self) -> str:
         return (
-            f"no report of {self.missing} of {self.due} jobs with it, and of {self.missing_controls} of "
-            f"{self.due_controls} without"
+            f"no report from {self.missing} of {count_noun(self.due, 'job')} with it, and from {self.missing_controls} "
+            f"of {self.due_controls} without it"
         )
 
     def _log_hang_capital(self) -> float:
@@ -497,9 +497,9 @@ def describe_cost(verdict: RollOutVerdict) -> str:
 
 def _describe_pairs(gains: Sequence[float], reports: int) -> str:
     if not gains:
-        return f"no two jobs to compare yet, {count_noun(reports, 'report')} of jobs with it"
+        return f"no pair of jobs to compare yet, {count_noun(reports, 'report')} from jobs with it"
     ratio = math.exp(-statistics.median(gains))
-    return f"undecided: step times of {count_noun(len(gains), 'pair')} of jobs: {format_change(ratio)} in the middle"
+    return f"undecided: median change {format_change(ratio)} time in {count_noun(len(gains), 'pair')} of jobs"
 
 
 def _decided(verb: str, gain: PairedGain | None) -> str:

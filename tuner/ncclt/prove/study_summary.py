@@ -288,7 +288,7 @@ def describe_rounded(rounded: Mapping[Message, int]) -> str:
     remedy = (
         f"--benchmark torch_collectives {where}"
         if exact
-        else "no benchmark can send a size that does not divide by ranks and dtype"
+        else "no benchmark sends sizes that are not divisible by ranks and dtype"
     )
     return f"measured at the nearest size that the benchmark can send: {', '.join(shown)}{slower}; {remedy}"
 
