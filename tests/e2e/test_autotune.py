@@ -193,8 +193,7 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
 
 def test_a_proven_gain_ends_with_the_step_times_of_the_job(ncclt, job, measured):
     first = ncclt("autotune", *measured, "--", *job)
-    assert "keep-default" in first.stdout
-    assert "too few settings" not in first.stdout
+    assert "too few settings tried" in first.stdout
     assert starts(ncclt) == 0
     prove_a_gain(ncclt)
 
