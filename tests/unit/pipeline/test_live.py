@@ -86,7 +86,7 @@ def test_arms_are_compact_tables_of_the_job():
     ("environ", "plugin", "version", "why"),
     [
         ({}, None, VERSION, "plugin is missing"),
-        ({"NCCL_TUNER_PLUGIN": "vendor"}, "here", VERSION, "a tuner of its own"),
+        ({"NCCL_TUNER_PLUGIN": "vendor"}, "here", VERSION, "another tuner plugin"),
         ({"NCCLT_TABLE": "1:x"}, "here", VERSION, "a tuner table already"),
         ({}, "here", None, "NCCL version of the job is unknown"),
         ({}, "here", NcclVersion(2, 27, 7), "needs NCCL 2.28.3 or later, the job has 2.27.7"),
@@ -120,7 +120,7 @@ def test_a_job_that_ends_early_is_undecided(request_):
     result = read_live(request_)
 
     assert result.verdict.decision is Decision.UNDECIDED
-    assert result.verdict.reason.endswith("the job ended first")
+    assert result.verdict.reason.endswith("the job ended before a decision")
 
 
 def test_a_job_without_blocks_says_why(request_):

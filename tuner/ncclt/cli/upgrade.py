@@ -118,12 +118,15 @@ def upgrade(
     against: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=Group.LAUNCH, help="Command of today's side, quoted, where it differs (another image)."
+            rich_help_panel=Group.LAUNCH,
+            help="Command of today's side, quoted, if another one, such as an older image.",
         ),
     ] = None,
     differs: Annotated[
         str | None,
-        typer.Option(rich_help_panel=Group.LAUNCH, help="Words on what differs, where NCCL's log does not show it."),
+        typer.Option(
+            rich_help_panel=Group.LAUNCH, help="Difference between the sides, if NCCL's log does not show it."
+        ),
     ] = None,
     margin: Annotated[float, typer.Option(min=0.001, max=0.5, help="Largest slowdown that passes, as a share.")] = (
         MIN_EFFECT

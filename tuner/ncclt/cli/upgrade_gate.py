@@ -285,7 +285,7 @@ def _next_step(request: GateRequest, result: GateResult) -> str:
     if result.decision is GateDecision.FAILED:
         variables = [f"{name}={_without_secret(name, value)}" for name, value in request.sides.tuned_env]
         words = shlex.join(["env", *variables, *_safe_argv(request, Side.TUNED)])
-        return f"stay with today's side; to see it fail alone: {words}"
+        return f"keep today's side; to reproduce the failure: {words}"
     if result.decision is GateDecision.SLOWER:
         return f"stay with {f'NCCL {versions[Side.BASE]}' if versions[Side.BASE] else 'the side of today'}"
     if result.decision is GateDecision.UNDECIDED:
@@ -297,7 +297,7 @@ def _next_step(request: GateRequest, result: GateResult) -> str:
         more = replace(request.sides.how, blocks=2 * request.sides.how.blocks).blocks
         return f"--blocks {more} compares longer; fewer disturbances on the nodes help more"
     if " and " in versions[Side.TUNED]:
-        return f"find out why processes of the new side load NCCL {versions[Side.TUNED]}"
+        return f"check the environment: processes of the new side load NCCL {versions[Side.TUNED]}"
     if request.cluster and all(versions.values()) and versions[Side.BASE] != versions[Side.TUNED]:
         return (
             f"upgrade; for what has to be tuned again: ncclt upgrade --cluster {shlex.quote(request.cluster.name)} "

@@ -100,7 +100,7 @@ class LiveResult:
         launches: blocks of default and arm.
         steps: until the last block.
         cost: of all arms, as a share of the job's time until then.
-        ended: why it ended inside the job; empty = the job ended first.
+        ended: reason of its end inside the job; empty = the job ended before.
     """
 
     verdict: Verdict
@@ -117,7 +117,7 @@ def explain_obstacle(environ: Mapping[str, str], *, plugin: Path | None, version
     if plugin is None:
         return "the tuner plugin is missing (`ncclt admin plugin build` makes it)"
     if tuner := environ.get("NCCL_TUNER_PLUGIN"):
-        return f"the job has a tuner of its own (NCCL_TUNER_PLUGIN={tuner})"
+        return f"the job sets another tuner plugin (NCCL_TUNER_PLUGIN={tuner})"
     if table := next((name for name in (TABLE_VARIABLE, POLICY_VARIABLE) if environ.get(name)), ""):
         return f"the job has a tuner table already ({table})"
     if version is None:
@@ -179,7 +179,7 @@ def write_live(request: LiveRequest) -> None:
 
 
 def plan_live(request: LiveRequest, environ: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the command line and the variables that the job is started with.
+    """Return command line and variables of the job.
 
     Args:
         request: whose folder `write_live` has filled.
@@ -245,7 +245,8 @@ def _judge(proof: LiveProof, best: int, found: ArmResult | None, *, ended: str) 
         reason = {
             Decision.TUNED: f"training steps are faster: {gain}",
             Decision.KEEP_DEFAULT: f"no arm is faster; the best one: {gain}",
-            Decision.UNDECIDED: f"inconclusive: {gain}" + (f"; {ended}" if ended else "; the job ended first"),
+            Decision.UNDECIDED: f"inconclusive: {gain}"
+            + (f"; {ended}" if ended else "; the job ended before a decision"),
         }[decision]
     default_us = _median_us(proof.blocks, DEFAULT)
     return Verdict(

@@ -1,4 +1,4 @@
-"""The application service of `ncclt upgrade --gate`: a command under today's and a new environment, in pairs."""
+"""`ncclt upgrade --gate`: a command under today's and a new environment, in pairs."""
 
 from __future__ import annotations
 
@@ -475,7 +475,7 @@ def _require_whole(result: LaunchResult) -> None:
 
 
 def _find_problem(tests: Sequence[NcclTest], output: str) -> str:
-    """Return the reason why tables of nccl-tests are no result although some rows are: wrong values, or no times."""
+    """Return the fault of a table of nccl-tests that fails its side: wrong values, or rows without times."""
     wrong: dict[str, None] = {}
     untimed: dict[str, None] = {}
     for call, half in (found for test in tests for found in _halves(test)):

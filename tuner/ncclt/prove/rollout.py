@@ -48,11 +48,11 @@ from ncclt.prove.verdict import INTERVAL_ERROR, format_change
 from ncclt.store import Store
 
 FALSE_ROLL_BACK = 0.01
-"""Probability, over any number of jobs and all arms of a roll-out, that an arm is lost which is no slower than the
-limit; the same again that one is which hangs no job, and that one is futile which has the minimum effect."""
+"""Max probability of each wrong end of an arm, over any number of jobs and all arms of a roll-out: lost although it is
+within the limit, lost although it hangs no job, futile although it has the minimum effect."""
 
 FALSE_WIN = 0.01
-"""The same that an arm wins which has no gain, or whose jobs report less often by `MISSING_MARGIN`."""
+"""Max probability, likewise, that an arm wins without a gain, or whose jobs report less often by `MISSING_MARGIN`."""
 
 MISSING_MARGIN = 0.05
 """Max share of missing reports of a winner's jobs against other jobs. At 0, no number of jobs could prove a win."""
@@ -143,11 +143,11 @@ def judge_roll_out(
 ) -> RollOutVerdict:
     """Decide from its jobs which arms of a roll-out are lost, futile, won or paused, and which continue.
 
-    Lost: it is refuted, at `FALSE_ROLL_BACK`, that steps take at most `loss_limit` longer than in the other jobs, or
-    that no more jobs with the arm than others are missing. Futile: refuted is a gain of `min_effect`. Won: it is
-    refuted, at `FALSE_WIN`, that steps are no faster, and that jobs with the arm report less often by
-    `MISSING_MARGIN`. The levels are divided by the number of arms. Paused: its starts without a report are as many as
-    its reports allow, or its cost exceeds its part of the budget. Ended: its starts can no longer report.
+    Lost: at the level `FALSE_ROLL_BACK`, steps take longer than in the other jobs by more than `loss_limit`, or more
+    of its jobs are missing. Futile: at the same level, its gain is below `min_effect`. Won: at the level `FALSE_WIN`,
+    steps are faster, and its jobs report as often as others, but for `MISSING_MARGIN`. The levels are divided by the
+    number of arms. Paused: its starts without a report are as many as its reports allow, or its cost exceeds its part
+    of the budget. Ended: its starts can no longer report.
 
     Args:
         rollout: open or ended.

@@ -1,4 +1,4 @@
-"""The application service of `ncclt verify`: a real training launched as two sides, in pairs of random order."""
+"""`ncclt verify`: a real training launched as two sides, in pairs of random order."""
 
 from __future__ import annotations
 

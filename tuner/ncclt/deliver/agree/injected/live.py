@@ -59,7 +59,7 @@ _HISTORY = 4
 
 _MOST_ABORTS = 2
 _LATENCIES = 8
-"""Boundaries whose slowest says how many steps ahead a switch is announced: with the last one alone, 23 of 1,023 came
+"""Last boundaries, the slowest of which sets the notice of a switch: with the last one alone, 23 of 1,023 came
 too late for a rank (bench/live.py, 8 ranks on a busy machine)."""
 _MARK = 64
 """As NCCLT_LIVE_MARK of plugin/live.h."""
