@@ -30,6 +30,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 """Folder or file -> the extras that it comes with, each by itself; the longest path counts. None: the base alone."""
 
 OF_THE_JOB = {
+    "tuner/ncclt/deliver/agree/injected": "torch",
     "tuner/ncclt/measure/benchmarks/torch_worker": "torch",
     "tuner/ncclt/profile/record/entry.py": "sitecustomize",
     "tuner/ncclt/profile/record/injected": "torch",

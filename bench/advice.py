@@ -28,7 +28,7 @@ from ncclt.profile.advice.advice import Advice, advise
 from ncclt.profile.advice.call_times import call_times
 from ncclt.profile.advice.changes import BUCKET_COPY
 from ncclt.profile.advice.job import LIKELY
-from ncclt.profile.views.estimate import Curve
+from ncclt.profile.views.estimate import Curve, CurvePoint
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 
 SEED_TABLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "seed-tables.md"
@@ -69,19 +69,19 @@ QUOTED = (
 
 VIT_BYTES = 306_535_400 * 4
 PAIR_CURVE: Curve = (
-    (8388608, 580.2),
-    (16777216, 947.6),
-    (33554432, 1798.5),
-    (67108864, 3528.4),
-    (134217728, 6924.6),
+    CurvePoint(8388608, 580.2),
+    CurvePoint(16777216, 947.6),
+    CurvePoint(33554432, 1798.5),
+    CurvePoint(67108864, 3528.4),
+    CurvePoint(134217728, 6924.6),
 )
 TWO_NODES_CURVE: Curve = (
-    (524288, 97.47),
-    (4194304, 148.7),
-    (8388608, 223.3),
-    (16777216, 303.1),
-    (33554432, 511.7),
-    (67108864, 953.1),
+    CurvePoint(524288, 97.47),
+    CurvePoint(4194304, 148.7),
+    CurvePoint(8388608, 223.3),
+    CurvePoint(16777216, 303.1),
+    CurvePoint(33554432, 511.7),
+    CurvePoint(67108864, 953.1),
 )
 
 

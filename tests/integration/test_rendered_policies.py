@@ -108,7 +108,9 @@ def variables_of(made):
     document = json.loads(render(made, format="json"))
     wanted = document["variables"]
     # A TaskProlog that would set nothing is refused.
-    formats = [one for one in FORMATS if not one.endswith("csv") and (wanted or one != "slurm-taskprolog")]
+    of_groups = ("pg-options", "megatron-yaml")
+    formats = [one for one in FORMATS if not one.endswith("csv") and one not in of_groups]
+    formats = [one for one in formats if wanted or one != "slurm-taskprolog"]
     texts = {format: render(made, format=format) for format in formats}
     traced = {**wanted, "NCCLT_RECOMMENDATION": "r"}
     exported = [shlex.split(line, comments=True)[1] for line in texts["export"].splitlines() if line.startswith("e")]

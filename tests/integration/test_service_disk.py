@@ -139,7 +139,7 @@ def test_a_full_disk_under_the_service(machine, tmp_path):
         ("POST", "/v1/workloads?name=mine", {"content": profile}, 201),
     ]
     with machine.serving(log=tmp_path / "log.txt") as service:
-        assert machine.ask("GET", "/v1/jobs").json() == {"items": []}
+        assert machine.ask("GET", "/v1/jobs").json()["items"] == []
         resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         for method, path, body, _good in writes:
             assert_refused(machine.ask(method, path, **body))

@@ -142,8 +142,9 @@ def ask(service, method, path, secret, **more):
     path = path.replace("{name}", "leonardo" if "clusters" in path else "bert").replace("{cluster}", "leonardo")
     ids = {"recommendations": "0c0ffee1", "jobs": JOB, "studies": "5e1f00aa", "keys": "none"}
     path = path.replace("{verb}", "pin").replace("{number}", "0")
-    if "roll-outs" in path:
-        ids["roll-outs"] = service.app.state.store.revisions.rollouts()[0].id
+    if "roll-outs/" in path:
+        listed = service.get("/v1/roll-outs", headers={"Authorization": f"Bearer {SECRETS[Role.ADMIN, '']}"})
+        ids["roll-outs"] = listed.json()["items"][0]["id"]
     path = path.replace("{id}", next((id for kind, id in ids.items() if kind in path), ""))
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     return service.request(method, path, headers=headers, **more)

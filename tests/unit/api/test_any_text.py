@@ -117,6 +117,8 @@ def service(store):
 JOB = "model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
 
 
+REFUSED = {"slurm-taskprolog": 404, "pg-options": 404, "megatron-yaml": 422}
+
 ANSWERS = [
     ("/", 200),
     ("/studies/5e1f00aa", 200),
@@ -133,11 +135,8 @@ ANSWERS = [
     ("/v1/recommendations/0c0ffee1", 200),
     ("/v1/recommendations/0c0ffee2", 200),
     ("/v1/attestations?recommendation=0c0ffee1", 200),
-    # A TaskProlog would set nothing: what was proven needs a table.
-    *(
-        (f"/v1/clusters/leonardo/env?{JOB}&format={name}", 404 if name == "slurm-taskprolog" else 200)
-        for name in FORMATS
-    ),
+    # A TaskProlog would set nothing: what was proven needs a table. No process group was measured by itself.
+    *((f"/v1/clusters/leonardo/env?{JOB}&format={name}", REFUSED.get(name, 200)) for name in FORMATS),
     (f"/v1/clusters/leonardo/env?{JOB.replace('bert', 'resnet101')}", 410),
     ("/v1/studies/%ED%B2%80", 404),  # a lone surrogate
     ("/studies/%ED%B2%80", 404),

@@ -99,7 +99,7 @@ def test_a_job_of_another_shape_than_a_recording_is_refused_as_tune_refuses_it(t
 def test_a_job_is_cancelled_and_tried_again(service):
     id = service.post("/v1/jobs", json=JOB).json()["id"]
     too_early = service.post(f"/v1/jobs/{id}/retry")
-    assert (too_early.status_code, "has ended" in too_early.json()["hint"]) == (409, True)
+    assert (too_early.status_code, "wait for its end" in too_early.json()["hint"]) == (409, True)
     assert service.post(f"/v1/jobs/{id}/cancel").json()["state"] == "cancelled"
     assert service.post(f"/v1/jobs/{id}/cancel").json()["state"] == "cancelled"
     first, second = (service.post(f"/v1/jobs/{id}/retry") for _ in range(2))

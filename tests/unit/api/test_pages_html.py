@@ -128,7 +128,7 @@ def test_the_gain_of_a_study_is_its_verdict(empty_store, empty_client, samples):
             samples.recommendation(study, f"r-{decision}", decision, plain=False, table=table)
         )
         gains[decision] = shown_gain(study.id)
-    assert gains == {"tuned": "1.083×", "keep-default": "None", "undecided": "Undecided"}
+    assert gains == {"tuned": "1.083×", "keep-default": "None", "undecided": "Undecided", "untried": "Untried"}
     empty_store.records.add_recheck(
         Recheck(
             id="c1",

@@ -89,7 +89,7 @@ def upgrade(
         str | None,
         typer.Option(
             "--from",
-            help="NCCL version of the jobs now, such as 2.28.9, or a path as for --to; default: the cluster's.",
+            help="NCCL version of the jobs now, or a path as for --to; default: the cluster's.",
         ),
     ] = None,
     new: Annotated[
