@@ -61,7 +61,10 @@ class LiveJob:
         return out, err
 
 
-@pytest.mark.parametrize("kind", ["ddp", "zero1", "fsdp2"])
+@pytest.mark.parametrize(
+    "kind",
+    ["ddp", pytest.param("zero1", marks=pytest.mark.thorough), pytest.param("fsdp2", marks=pytest.mark.thorough)],
+)
 def test_the_faster_arm_wins_and_stays_in_all_ranks(tmp_path, plugin, kind):
     job = LiveJob(tmp_path, plugin, kind, 350)
     out, err = job.run()
@@ -83,6 +86,7 @@ def test_a_rank_without_plugin_ends_live_tuning_and_not_the_training(tmp_path, p
     assert read_live(job.request).verdict.reason == missing
 
 
+@pytest.mark.thorough
 def test_a_director_that_fails_ends_live_tuning_and_not_the_training(tmp_path, plugin):
     job = LiveJob(tmp_path, plugin, "ddp", 30)
     (tmp_path / BLOCKS_FILE).mkdir()
@@ -92,6 +96,7 @@ def test_a_director_that_fails_ends_live_tuning_and_not_the_training(tmp_path, p
     assert err.count("ncclt: ") == 1
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_ended_leaves_its_blocks(tmp_path, plugin):
     job = LiveJob(tmp_path, plugin, "ddp", 100_000)
     process = job.start()

@@ -122,6 +122,7 @@ def test_secrets_are_not_printed(gate):
         assert "hf_abcdefghijkl" not in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_steps_of_a_training_without_nccl_need_a_stated_difference(gate, tmp_path):
     job = [*install_job(tmp_path), "100000"]
     path = {"PYTHONPATH": str(tmp_path / "site")}
@@ -135,6 +136,7 @@ def test_steps_of_a_training_without_nccl_need_a_stated_difference(gate, tmp_pat
     assert "note: difference as stated, not seen: a slower step" in done.stdout
 
 
+@pytest.mark.thorough
 def test_ranks_of_torchrun_are_compared(gate):
     """One side fails, so that few launches of torchrun do."""
     pytest.importorskip("torch.distributed")
