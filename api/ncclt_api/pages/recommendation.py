@@ -102,7 +102,7 @@ def _find_obstacle(found: Recommendation, form: str) -> str:
     if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
         return "Keeping the NCCL default"
     if form == "variables" and not deliver_variables(found).variables:
-        return "Plain variables cannot express the validated policy: use the tuner table"
+        return "Plain variables cannot express the policy: use the tuner table"
     if form == "table" and not deliver_table(found).rules:
-        return "The validated policy needs no table: use plain variables"
+        return "The policy needs no table: use plain variables"
     return ""

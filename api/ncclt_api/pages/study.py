@@ -258,6 +258,8 @@ def _verdict_heading(verdict: Verdict, found: Recommendation) -> Heading:
         sentence = f"{gain}: {format_saving(verdict)} less communication time."
     elif verdict.decision is Decision.UNDECIDED:
         sentence = f"Keeping the NCCL default: the A/B test is undecided: {verdict.reason}."
+    elif verdict.decision is Decision.UNTRIED:
+        sentence = "No evidence yet: jobs try it in a roll-out."
     else:
         sentence = f"Keeping the NCCL default: no policy beat it by the {100 * verdict.min_effect:g} % threshold."
     return Heading(status=verdict.decision.value, label=label, sentence=sentence)
@@ -426,6 +428,8 @@ def _log_result(found: Recommendation) -> Iterator[LogEntry]:
         yield LogEntry(time=found.created, event=f"{name}: {label}", detail=form.verdict.reason)
     is_tuned = any(form.verdict.decision is Decision.TUNED for _, form in forms)
     detail = "available to jobs of this fingerprint" if is_tuned and not found.label else "keeping the NCCL default"
+    if found.is_untried:
+        detail = "available to jobs of its roll-out alone"
     yield LogEntry(time=found.created, event=f"Revision {found.revision} published", detail=detail)
     if found.stale:
         yield LogEntry(time="", event="No longer served", detail=found.stale)

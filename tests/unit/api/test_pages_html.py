@@ -1,5 +1,6 @@
 """What the pages say, without a browser."""
 
+import html
 import re
 from dataclasses import replace
 
@@ -8,8 +9,11 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict
+from ncclt.core.revision import Actor
 from ncclt.core.study import StudyState
+from ncclt.pipeline.on_jobs import plan_on_jobs, start_on_jobs
 from ncclt_api.app import ServiceOptions, create_app
+from ncclt_api.pages.report import study_report
 
 
 @pytest.fixture
@@ -179,3 +183,20 @@ def test_a_superseded_study_links_to_what_jobs_are_given(empty_store, empty_clie
     assert "Superseded." in page
     assert 'href="/studies/5e1f00bb"' in page
     assert "Superseded." not in client.get("/studies/5e1f00bb").text
+
+
+def test_no_page_says_that_an_untried_candidate_was_measured(empty_store, empty_client):
+    cluster = empty_store.clusters.get("leonardo").sized(nodes=2, gpus_per_node=4, nccl_version=None)
+    workload = empty_store.workloads.get("bert")
+    plan = plan_on_jobs(workload, cluster, empty_store, by_plugin=True, deterministic=False)
+    start_on_jobs(plan, empty_store, by=Actor(who="ann"), max_cost=0.01)
+    study, candidate = plan.study.id, plan.candidates[0].id
+    texts = [
+        empty_client.get(path).text for path in ("/", "/studies", f"/studies/{study}", f"/recommendations/{candidate}")
+    ]
+    texts.append(study_report(empty_store, empty_store.studies.get(study)))
+    for text in texts:
+        plain = " ".join(html.unescape(re.sub("<[^>]+>", " ", text)).split())
+        assert not re.search(r"no policy beat|no candidate reached|1\.0+[x×]|faster than", plain), plain
+    assert "Nothing to do" not in texts[2]
+    assert "No evidence yet: jobs try it in a roll-out." in texts[2]

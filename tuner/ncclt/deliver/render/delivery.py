@@ -191,6 +191,8 @@ def choose_form(found: Recommendation, *, source: str = "", build: bool = False)
         why = f"tuner tables need NCCL {TUNER_API_SINCE} or later, not {found.fingerprint.version}"
     elif table.verdict.decision is Decision.TUNED:
         why = "only process-wide variables are left, and they were not validated by themselves"
+    elif found.is_untried:
+        why = "only the jobs of its roll-out get it"
     else:
         why = ""
     return DeliveredForm(form=None, proven=table, why=why)
