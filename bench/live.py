@@ -58,7 +58,7 @@ FAULTS = {
     "lost store": "fail-stop",
     "killed": "plan stays",
 }
-"""How a job with the fault ends. The last rank has the fault; `capture` and `second plan` concern all.
+"""Expected end of a job by its fault, which the last rank has; `capture` and `second plan` concern all.
 
 exception: its worker fails between acknowledgement and decision. read time-out: of some plans. estimates: of that rank
 alone, known to the plugin; hidden: not known to it, and from step 120 on. capture: of CUDA graphs, twice. other thread:
@@ -380,7 +380,7 @@ def start_ranks(job: Job) -> tuple[list[Any], list[Connection]]:
 
 
 def await_ranks(processes: Sequence[Any], connections: Sequence[Connection]) -> list[dict[str, Any]]:
-    """Return what the ranks told; when one has failed, the others wait for it in vain and are ended."""
+    """Return the reports of the ranks; after a failure, end the ranks that wait for the failed one."""
     told: dict[int, dict[str, Any]] = {}
     deadline_s = time.monotonic() + MOST_S
     while len(told) < len(processes) and time.monotonic() < deadline_s:

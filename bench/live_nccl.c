@@ -128,7 +128,7 @@ int live_step(struct rank *rank, const struct question *questions, int count, in
   return code;
 }
 
-/* End this rank in order: nobody waits for it. */
+/* End this rank without a barrier. */
 void live_close(struct rank *rank) {
   atomic_store(&rank->shared->reached[rank->communicator][rank->rank], UINT64_MAX);
   rank->tuner->finalize(rank->context);

@@ -1,4 +1,4 @@
-"""What one decision of the tuner plugin costs, in ns, beside a linear scan of the same table, an empty plugin, another
+"""Cost of one decision of the tuner plugin, in ns, next to a linear scan of the same table, an empty plugin, another
 tuner that answers what no row covers, and a plan that can change while the job runs.
 
     python bench/plugin.py [--rules 10,100,1000] [--calls 100000] [--json]

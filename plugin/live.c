@@ -112,7 +112,7 @@ static uint64_t mix(uint64_t hash, uint64_t word) {
   return hash ^ hash >> 32;
 }
 
-/* Return which choices NCCL offers, and its own: the cheapest. */
+/* Return the choices that NCCL offers, and the cheapest of them, its default. */
 static uint32_t read_offered(const struct ncclt_call *call, int *cheapest) {
   uint32_t offered = 0;
   *cheapest = -1;

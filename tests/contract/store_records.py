@@ -120,7 +120,7 @@ class VerificationsContract:
 
 
 class SegmentsContract:
-    """What every store must do with segments of trainings."""
+    """Contract of every store for segments of trainings."""
 
     def test_segments_come_back_as_they_were_oldest_first(self, store):
         first, second = sample_segment("a"), sample_segment("b", step_us=(1.5, 2.5), failure="exit code 1")

@@ -1,4 +1,4 @@
-"""A training over gloo whose steps take as long as a stand-in for NCCL is told: python asked.py KIND STEPS.
+"""A training over gloo with step times set by a stand-in for NCCL: python asked.py KIND STEPS.
 
 KIND is ddp, zero1 or fsdp2. In each step every rank asks the tuner plugin, as NCCL would, about the messages of one
 communicator; a step pauses for longer unless all are answered with the ring and LL128. So a delay stands for what

@@ -229,7 +229,7 @@ def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
 
 
 def test_a_job_of_an_arm_gets_the_control_while_the_database_is_away(store, monkeypatch):
-    """Where its start cannot be noted nobody would see it hang; who started before keeps the arm."""
+    """A start that cannot be noted gets the control, because a hang would go unseen; earlier starts keep their arm."""
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.revisions.publish(sample_recommendation("b"))
     (rollout,) = store.revisions.rollouts()

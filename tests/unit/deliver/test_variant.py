@@ -134,7 +134,7 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
         wanted = "b" if number < FIRST_STARTS else "a"
         if job in arm:
             early, own = serve_from_store(url, replace(ASKED, job=job), with_ticket=False)
-            assert (early.recommendation.id, early.rollout, own) == ("a", "", {}), "nobody would see it hang"
+            assert (early.recommendation.id, early.rollout, own) == ("a", "", {}), "a hang would go unseen"
         answer = request_answer(replace(ASKED, job=job), (None, url), timeout_s=60.0, from_cache=False, warn=print)
         assert (answer.recommendation, answer.rollout) == (wanted, rollout.id)
         for with_ticket in (True, False) if job in arm else (True,):

@@ -52,7 +52,7 @@ class ServedRevision:
 
 Claim = Callable[[RollOut, str], JobStart | None]
 """Notes that a job starts in a roll-out, and returns its start: an earlier request's of the same start, else a new one.
-None = the job has no part, and gets the control: without a ticket nobody would see it hang."""
+None = the job has no part, and gets the control: without a ticket, a hang would go unseen."""
 
 
 def choose_variant(

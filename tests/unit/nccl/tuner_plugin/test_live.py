@@ -51,7 +51,7 @@ def comm(open_live):
 
 
 def ask(comm, size_bytes=64, **options):
-    """Return what the plan chose: the position in the cost table, None = the NCCL default."""
+    """Return the choice of the plan: its position in the cost table, None = the NCCL default."""
     costs = comm.ask(ALL_REDUCE, size_bytes, **options).costs
     return next((at for at, cost in enumerate(costs) if 0 <= cost < 1), None)
 
@@ -131,7 +131,7 @@ def test_question_fails_without_a_decision_and_so_do_all_later_ones(live, comm):
 
 
 def test_estimates_that_precede_a_call_wait_and_those_of_one_rank_do_not(live, comm):
-    """What NCCL's own estimate gets decides whether the counted question comes at all."""
+    """The answer to an estimate decides if NCCL asks the counted question at all."""
     ask(comm)
     arm(live, proposal := next(proposals), SIMPLE, wait_s=60.0)
     live.estimate(1)
