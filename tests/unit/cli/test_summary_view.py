@@ -226,7 +226,7 @@ def test_the_gain_is_told_in_steps_hours_and_against_its_ceiling(recorded, comma
     recorded()
     _, summary = measured_summary(command.store, steps_per_day=1000)
     told = dict(summary.facts)
-    assert told["Limit"] == "at most 100 ms (50.0 %) per step, the exposed communication"
+    assert told["Limit"] == "at most 100 ms (50.0 %) per step, the exposed communication of the recording"
     assert "GPU-hours/week at 1,000 steps/day" in told["Worth"]
     assert re.fullmatch(r"tuned: mine on box communicates 1\.2.*; steps are 10 % shorter", summary.headline)
     assert len(summary.lines(again="")) < 12

@@ -113,7 +113,7 @@ def test_the_least_effect_is_one_of_the_step_where_that_is_known(subtests):
 
 def test_the_ceiling_is_what_is_exposed():
     assert describe_ceiling(replace(WORKLOAD, exposed_us=13_000, step_time_us=220_000)) == (
-        "at most 13 ms (5.9 %) per step, the exposed communication"
+        "at most 13 ms (5.9 %) per step, the exposed communication of the recording"
     )
     assert describe_ceiling(replace(WORKLOAD, exposed_us=13_000)).startswith("at most 13 ms per step")
     assert describe_ceiling(WORKLOAD) == ""

@@ -170,7 +170,7 @@ def describe_ceiling(workload: Workload) -> str:
     if exposed_us is None or workload.provenance.whole_file:
         return ""
     part = "" if share is None else f" ({share * 100:.1f} %)"
-    return f"at most {format_duration(exposed_us)}{part} per step, the exposed communication"
+    return f"at most {format_duration(exposed_us)}{part} per step, the exposed communication of the recording"
 
 
 def describe_cost(study: Study, trials: Sequence[Trial], gain: Gain | None) -> str:
