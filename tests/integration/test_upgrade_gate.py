@@ -63,7 +63,7 @@ def test_crash_of_the_new_side_ends_with_5_and_its_output(gate):
     assert done.returncode == 5
     assert "verdict: failed: failed in 2 of 2 launches of the new side, 0 of 1 of today's: exit code 1" in done.stdout
     assert "unhandled cuda error" in done.stderr
-    assert "to see it fail alone: env 'FAIL=unhandled cuda error'" in done.stdout
+    assert "to reproduce the failure: env 'FAIL=unhandled cuda error'" in done.stdout
     later = gate([*NEW, "--to-env", "FAIL_AT=3"])
     assert later.returncode == 4, "it did not fail again"
     assert "no such network" in later.stderr

@@ -72,6 +72,13 @@ def test_parameter_groups_stepped_in_a_row_are_one_step():
     assert divide(calls(10, 110), (), [*runs(40, 46, 52), *runs(140, 146, 152)]) == ([1, 1], ())
 
 
+def test_optimizer_slower_than_a_forward_and_backward_pass_ends_a_step_each_time():
+    """On the CPU; a slow moment of the machine joined two steps of a recording, and doubled its messages."""
+    slow = [*runs(60, length=45), *runs(130, length=40), *runs(250)]
+    assert divide(calls(10, 110, 210), marks(0, 100, 200), slow) == ([1, 1, 1], ())
+    assert divide(calls(10, 110, 210), (), slow) == ([1, 1, 1], ())
+
+
 def test_evaluation_is_no_training_step():
     """With marks alone, and between optimizers."""
     made = [*calls(10, 110, 310), *calls(*range(210, 230), size=METRIC)]

@@ -77,7 +77,7 @@ def divide_into_steps(
     Returns:
         The steps in order, none where none is marked or none holds a call; and notes on what was left out.
     """
-    runs = _runs(optimizers)
+    runs = _runs(optimizers, sorted(map(at, calls)))
     steps = _find_steps(calls, at, marks, runs)
     inside = sum(len(step.calls) for step in steps)
     if not inside:
@@ -102,17 +102,26 @@ def steps_without_calls(marks: Sequence[TimeRange], optimizers: Sequence[TimeRan
     return _find_steps((), lambda _call: 0.0, marks, _runs(optimizers))
 
 
-def _runs(optimizers: Iterable[TimeRange]) -> list[TimeRange]:
+def _runs(optimizers: Iterable[TimeRange], moments: Sequence[float] = ()) -> list[TimeRange]:
     """Return the steps of the optimizer that counts: the first one, as for the recorder.
 
     Parameter groups that are stepped one after the other, and optimizers of one class, are one step: the gap between
-    them is shorter than they are, where a forward and backward pass would take longer.
+    them is shorter than they are and no call is made in it. An optimizer on the CPU can take longer than a forward and
+    backward pass, but those make calls.
+
+    Args:
+        optimizers: their ranges, in any order.
+        moments: when calls were made, in order; empty where that is not known.
     """
     ordered = sorted(optimizers, key=lambda span: span.start)
     runs: list[TimeRange] = []
     for span in (span for span in ordered if span.name == ordered[0].name):
         last = runs[-1] if runs else None
-        if last is not None and span.start - last.end < min(span.end - span.start, last.end - last.start):
+        if (
+            last is not None
+            and span.start - last.end < min(span.end - span.start, last.end - last.start)
+            and bisect_right(moments, last.end) == bisect_right(moments, span.start)
+        ):
             runs[-1] = replace(last, end=max(last.end, span.end))
         else:
             runs.append(span)
