@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -108,7 +110,16 @@ _here: dict[str, Any] = {}
 
 def _begin(make: Callable[..., ASGIApp], *arguments: Any) -> None:
     """Make the application, once in this process."""
+    threading.Thread(target=_end_with_server, daemon=True).start()
     _here.update(app=make(*arguments), runner=asyncio.Runner())
+
+
+def _end_with_server() -> None:
+    """End this process after its server, which closes it unless it was killed."""
+    server = multiprocessing.parent_process()
+    assert server is not None, "the pool starts this process"
+    server.join()
+    os._exit(1)
 
 
 def _answer(scope: dict[str, Any]) -> _Answer:

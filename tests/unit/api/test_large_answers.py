@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 from fastapi.testclient import TestClient
@@ -78,6 +80,19 @@ def test_the_process_ends_with_the_service(filled_store):
         process = process_of(service)
     assert not process.is_alive()
     LargeAnswers(create_app, filled_store.url).close()  # it never began
+
+
+def test_the_process_ends_with_a_killed_service():
+    code = """
+import asyncio, os, signal
+from starlette.responses import Response
+from ncclt_api.large_answers import LargeAnswers
+asyncio.run(LargeAnswers(Response).made({"type": "http"}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    # Both have the pipe of its output: reading it ends with the last of them.
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
 def test_a_browser_that_is_signed_in_sees_them_and_may_use_their_forms(filled_store, tmp_path, samples, profiles):
