@@ -16,7 +16,7 @@ from ncclt.cli.output import interruptible, note, print_json, print_table, say
 from ncclt.cli.verify import format_variables, parse_variables, split_command
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
-from ncclt.measure.redact import without_secrets, words_without_secrets
+from ncclt.measure.redact import variables_without_secrets, words_without_secrets
 from ncclt.prove.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _commands(request: GateRequest) -> dict[str, str]:
     shown = {}
     for side in Side:
         variables = request.sides.side(side)[1]
-        words = format_variables(tuple((name, _without_secret(name, value)) for name, value in variables))
+        words = format_variables(variables)
         shown[SIDE_NAMES[side]] = (
             f"{shlex.join(_safe_argv(request, side))} ({words})" if request.sides.base_argv else words
         )
@@ -198,8 +198,8 @@ def _plan_document(request: GateRequest) -> dict[str, object]:
     return {
         "argv": list(_safe_argv(request, Side.TUNED)),
         "base_argv": list(_safe_argv(request, Side.BASE)) if sides.base_argv else None,
-        "today_env": {name: _without_secret(name, value) for name, value in sides.base_env},
-        "new_env": {name: _without_secret(name, value) for name, value in sides.tuned_env},
+        "today_env": dict(variables_without_secrets(sides.base_env)),
+        "new_env": dict(variables_without_secrets(sides.tuned_env)),
         "removed_env": list(sides.removed_env),
         "stated": request.stated or None,
         "margin": request.margin,
@@ -259,10 +259,7 @@ def _set_differently(request: GateRequest) -> list[str]:
     """Describe what the user sets differently, without secrets."""
     from ncclt.core.verification import Side
 
-    today, new = (
-        {name: _without_secret(name, value) for name, value in env}
-        for env in (request.sides.base_env, request.sides.tuned_env)
-    )
+    today, new = (dict(variables_without_secrets(env)) for env in (request.sides.base_env, request.sides.tuned_env))
     changed = [f"command, today {shlex.join(_safe_argv(request, Side.BASE))}"]
     return (changed if request.sides.base_argv else []) + [
         f"{name} set to {new[name]}, today {today.get(name, 'unset')}"
@@ -273,17 +270,13 @@ def _set_differently(request: GateRequest) -> list[str]:
     ]
 
 
-def _without_secret(name: str, value: str) -> str:
-    return without_secrets(f"{name}={value}", environ={**os.environ, name: value}).partition("=")[2]
-
-
 def _next_step(request: GateRequest, result: GateResult) -> str:
     from ncclt.core.verification import Side
     from ncclt.prove.gate import SIDE_NAMES, GateDecision
 
     versions = {side: found.get("NCCL", "") for side, found in result.seen.items()}
     if result.decision is GateDecision.FAILED:
-        variables = [f"{name}={_without_secret(name, value)}" for name, value in request.sides.tuned_env]
+        variables = [f"{name}={value}" for name, value in variables_without_secrets(request.sides.tuned_env)]
         words = shlex.join(["env", *variables, *_safe_argv(request, Side.TUNED)])
         return f"keep today's side; to reproduce the failure: {words}"
     if result.decision is GateDecision.SLOWER:

@@ -19,6 +19,7 @@ from ncclt.cli.stdio import Styled
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
+from ncclt.measure.redact import variables_without_secrets, words_without_secrets
 from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
 
@@ -262,8 +263,9 @@ def parse_variables(option: str, texts: Sequence[str], *, own: Mapping[str, str]
 
 
 def format_variables(variables: Variables) -> str:
-    """Return variables as a shell would set them, or that there are none."""
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables) or "no variables set"
+    """Return variables as a shell would set them, without secrets, or that there are none."""
+    shown = variables_without_secrets(variables)
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in shown) or "no variables set"
 
 
 def _side_names(are_commands: bool) -> dict[Side, str]:
@@ -278,7 +280,7 @@ def _sides(request: VerifyRequest) -> dict[str, str]:
     shown = {}
     for side, name in _side_names(bool(request.base_argv)).items():
         argv, variables = request.side(side)
-        command = shlex.join(argv)
+        command = shlex.join(words_without_secrets(argv))
         if not request.base_argv:
             shown[name] = format_variables(variables)
         else:
@@ -290,11 +292,11 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
     """Print the planned launches."""
     document: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
-        "argv": list(request.argv),
-        **({"base_argv": list(request.base_argv)} if request.base_argv else {}),
+        "argv": list(words_without_secrets(request.argv)),
+        **({"base_argv": list(words_without_secrets(request.base_argv))} if request.base_argv else {}),
         "order": [side.value for side in request.order],
-        "base_env": dict(request.base_env),
-        "tuned_env": dict(request.tuned_env),
+        "base_env": dict(variables_without_secrets(request.base_env)),
+        "tuned_env": dict(variables_without_secrets(request.tuned_env)),
         "removed_env": list(request.removed_env),
         "recommendation": request.recommendation,
         "warmup": request.how.warmup,
@@ -305,7 +307,7 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
         print_json(document)
         return
     if not request.base_argv:
-        print(f"command: {shlex.join(request.argv)}")
+        print(f"command: {shlex.join(words_without_secrets(request.argv))}")
     print(f"launches: up to {len(request.order)}: {' '.join(request.order)}")
     print(f"steps: {request.how.steps} of each launch, after {request.how.warmup} of warm-up")
     for name, words in _sides(request).items():

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from ncclt.core.verification import Variables
+
 REMOVED = "[removed]"
 
 MOST_CHARACTERS = 64 * 1024
@@ -142,6 +144,14 @@ def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | 
     """Return the words of a command line, with those of secrets replaced; `environ` as for `without_secrets`."""
     lines = [" ".join(word.split("\n")) for word in words]
     return tuple(without_secrets("\n".join(lines), environ=environ).split("\n"))
+
+
+def variables_without_secrets(variables: Variables) -> Variables:
+    """Return variables that a side or launch sets, with the values of secrets replaced."""
+    return tuple(
+        (name, without_secrets(f"{name}={value}", environ={**os.environ, name: value}).partition("=")[2])
+        for name, value in variables
+    )
 
 
 def _own_values(environ: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from ncclt.deliver.job_info import is_node_launcher, max_nodes, read_shape
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher
 from ncclt.launch.mpi import is_open_mpi
-from ncclt.measure.redact import words_without_secrets
+from ncclt.measure.redact import variables_without_secrets, words_without_secrets
 from ncclt.measure.target import Target, gpus_visible
 from ncclt.nccl.variables import site_variables
 from ncclt.profile.record.plan import Method, RecordOptions, RecordPlan, plan_recording
@@ -208,7 +208,8 @@ def find_last_comparison(
     site = site_variables(environ)
     for found in store.records.verifications(recommendation=recommendation.id):
         made = (found.argv, found.base_argv, found.base_env, found.warmup, found.steps, found.verdict.min_effect)
-        wanted = (words_without_secrets(argv), (), sorted_variables(base_env), how.warmup, how.steps, how.min_effect)
+        today = variables_without_secrets(sorted_variables(base_env))
+        wanted = (words_without_secrets(argv), (), today, how.warmup, how.steps, how.min_effect)
         if made == wanted and found.site_variables == site:
             return found
     return None

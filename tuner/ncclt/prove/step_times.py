@@ -18,7 +18,7 @@ from ncclt.core.verification import Side, StepLaunch, Variables, Verification
 from ncclt.errors import NotStartedError, StudyStoppedError, UsageError, reason
 from ncclt.launch.launcher import Launcher, LaunchResult
 from ncclt.launch.mpi import forward_variables, is_open_mpi
-from ncclt.measure.redact import without_secrets, words_without_secrets
+from ncclt.measure.redact import variables_without_secrets, without_secrets, words_without_secrets
 from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
@@ -207,8 +207,8 @@ def _build_verification(
         recommendation=request.recommendation,
         argv=words_without_secrets(request.argv),
         base_argv=request.base_argv and words_without_secrets(request.base_argv),
-        base_env=request.base_env,
-        tuned_env=request.tuned_env,
+        base_env=variables_without_secrets(request.base_env),
+        tuned_env=variables_without_secrets(request.tuned_env),
         removed_env=request.removed_env,
         site_variables=request.site_variables,
         warmup=request.how.warmup,
