@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,15 +36,30 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """One respect: its name, and a value per column."""
+    """One respect: its name, and a value per column.
+
+    Attributes:
+        name: of the respect.
+        values: one per column.
+        has_noise: measured, so that no two are ever the same.
+    """
 
     name: str
     values: tuple[str, ...]
+    has_noise: bool = False
 
     @property
     def differs(self) -> bool:
         """True where the columns differ."""
         return len(set(self.values)) > 1
+
+    @property
+    def marks(self) -> tuple[bool, ...]:
+        """Return for each value whether it differs from that of most columns; measured values are not marked."""
+        ((usual, count),) = Counter(self.values).most_common(1)
+        has_majority = 2 * count > len(self.values)
+        is_marked = self.differs and not self.has_noise
+        return tuple(is_marked and not (has_majority and value == usual) for value in self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,44 +70,55 @@ class ComparisonTable:
         columns: the results.
         facts: verdict, times, and the fingerprint.
         rules: the policies by message size.
-        best: largest speed-up of those that are served; None where there is none, or times have more than one origin.
+        best: column whose interval is above those of all others; None where intervals overlap, or times have more
+            than one origin.
         same_messages: they were tuned for the same messages on the same shape, so times can be compared.
     """
 
     columns: tuple[Compared, ...]
     facts: tuple[ComparisonRow, ...]
     rules: tuple[ComparisonRow, ...]
-    best: float | None
+    best: int | None
     same_messages: bool
 
 
 def compare(found: Sequence[Compared]) -> ComparisonTable:
     """Return the comparison of `FEWEST` to `MOST` results, in their order."""
     results = [one.result for one in found]
-    # A simulated gain is never better than a measured one: they are not compared.
-    is_one_origin = len({result.recommendation.origin for result in results if result}) == 1
-    speedups = [result.speedup for result in results if result and result.is_tuned and result.speedup]
     return ComparisonTable(
         columns=tuple(found),
         facts=_facts(found, results),
         rules=_rules(found),
-        best=max(speedups, default=None) if is_one_origin else None,
+        best=_find_best(results),
         same_messages=len({one.study.workload.digest() for one in found}) == 1,
     )
 
 
+def _find_best(results: Sequence[Result | None]) -> int | None:
+    tested = {place: result for place, result in enumerate(results) if result and result.verdict.blocks}
+    # A simulated gain is never better than a measured one: they are not compared.
+    if len(tested) < 2 or len({result.recommendation.origin for result in results if result}) > 1:
+        return None
+    best = max(tested, key=lambda place: tested[place].verdict.interval[0])
+    highest = max(result.verdict.interval[1] for place, result in tested.items() if place != best)
+    return best if tested[best].is_tuned and tested[best].verdict.interval[0] > highest else None
+
+
 def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple[ComparisonRow, ...]:
-    def of_result(name: str, text: Callable[[Result], str]) -> ComparisonRow:
-        return ComparisonRow(name=name, values=tuple(text(result) if result else NONE for result in results))
+    def of_result(name: str, text: Callable[[Result], str], *, has_noise: bool = False) -> ComparisonRow:
+        values = tuple(text(result) if result else NONE for result in results)
+        return ComparisonRow(name=name, values=values, has_noise=has_noise)
 
     def of_study(name: str, text: Callable[[Study], str]) -> ComparisonRow:
         return ComparisonRow(name=name, values=tuple(text(one.study) for one in found))
 
     per = " or ".join(sorted({one.study.workload.per for one in found}, reverse=True))
     return (
-        of_result("95 % CI", lambda r: format_interval(r.interval) if r.interval else NONE),
-        of_result(f"Default, {per}", lambda r: format_time(r.default_us)),
-        of_result(f"Policy, {per}", lambda r: "default" if r.policy_us is None else format_time(r.policy_us)),
+        of_result("95 % CI", lambda r: format_interval(r.interval) if r.interval else NONE, has_noise=True),
+        of_result(f"Default, {per}", lambda r: format_time(r.default_us), has_noise=True),
+        of_result(
+            f"Policy, {per}", lambda r: "default" if r.policy_us is None else format_time(r.policy_us), has_noise=True
+        ),
         of_study("Times", lambda s: "SIMULATED" if s.simulated else s.label or "measured"),
         of_study("NCCL", lambda s: s.cluster.nccl_version),
         of_study("Job", lambda s: format_shape(s.cluster)),

@@ -17,6 +17,7 @@ from ncclt.core.study import StudyState
 from ncclt.core.trial import Outcome
 from ncclt.prove.verdict import keep_default
 from ncclt_api.app import create_app
+from ncclt_api.pages.compare import ComparisonRow
 from ncclt_api.pages.wording import format_time
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000, "a/../b?c#d")
@@ -344,6 +345,22 @@ def test_studies_side_by_side_mark_what_differs(client):
     assert facts["Times"]["values"] == ["SIMULATED", "measured"]
 
 
+def test_nobody_whose_interval_overlaps_is_best(empty_store, empty_client, samples):
+    for name, interval in (("low", (1.03, 1.07)), ("near", (1.06, 1.10)), ("apart", (1.08, 1.12))):
+        table = PolicyVerdict(policy=samples.POLICY, verdict=samples.verdict(Decision.TUNED, 1.09, interval))
+        publish(empty_store, samples, name, cluster=name, table=table, plain=False)
+    for others, best in (("low", 1), ("near", 0)):
+        page = empty_client.get(f"/compare?model=bert&cluster=apart&cluster={others}").text
+        assert page.count('class="best"') == page.count('<strong class="big">') == best
+        assert ("No best one: intervals overlap" in page) == (not best)
+
+
+def test_of_three_columns_only_the_odd_one_is_bold():
+    assert ComparisonRow(name="NCCL", values=("2.27", "2.27", "2.28")).marks == (False, False, True)
+    assert ComparisonRow(name="NCCL", values=("2.27", "2.28")).marks == (True, True)
+    assert ComparisonRow(name="Time", values=("1 ms", "2 ms"), has_noise=True).marks == (False, False)
+
+
 def test_ranges_of_policies_are_split_where_any_of_them_changes(empty_store, empty_client, samples):
     publish(empty_store, samples, "aa", plain=False)
     study = samples.study("bb", cluster_name="other")
@@ -371,7 +388,7 @@ def test_one_cluster_compares_its_releases_and_revisions_compare_themselves(empt
     places = [column["recommendation"]["fingerprint"] for column in by_release["columns"]]
     assert [place["nccl_version"] for place in places] == ["2.22.3", "2.27.7"]
     assert by_release["columns"] == by_revision["columns"]
-    assert empty_client.get("/compare?model=bert&cluster=leonardo").text.count('class="best"') == 2
+    assert by_release["best"] is None  # equal intervals overlap
 
 
 def test_a_workload_on_many_clusters_is_compared_on_the_first_and_says_how_many_are_left(
