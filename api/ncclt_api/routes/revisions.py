@@ -16,7 +16,7 @@ from ncclt_api.dependencies import CurrentRecommendation, CurrentStore
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import GainDocument
 
-_CONFLICT: dict[int | str, dict[str, Any]] = {
+CONFLICT: dict[int | str, dict[str, Any]] = {
     409: PROBLEMS[404] | {"description": "the state does not allow it, or another request came first"}
 }
 
@@ -136,7 +136,7 @@ def get_state(found: CurrentRecommendation, store: CurrentStore) -> RevisionDocu
     "/{id}/approve",
     operation_id="approve",
     summary="Approve a candidate",
-    responses=_CONFLICT,
+    responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
 def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> RevisionDocument:
@@ -149,7 +149,7 @@ def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, r
     "/{id}/activate",
     operation_id="activate",
     summary="Activate a candidate for all jobs",
-    responses=_CONFLICT,
+    responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
 def activate(
@@ -164,7 +164,7 @@ def activate(
     "/{id}/rollback",
     operation_id="rollBack",
     summary="Roll back to this revision",
-    responses=_CONFLICT,
+    responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
 def roll_back(
@@ -179,7 +179,7 @@ def roll_back(
     "/{id}/pin",
     operation_id="pin",
     summary="Pin jobs to this revision",
-    responses=_CONFLICT,
+    responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
 def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
@@ -192,7 +192,7 @@ def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, re
     "/{id}/unpin",
     operation_id="unpin",
     summary="Unpin a revision",
-    responses=_CONFLICT,
+    responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
 def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
@@ -205,7 +205,7 @@ def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, 
     "/{id}/retire",
     operation_id="retire",
     summary="Retire a revision",
-    responses=_CONFLICT,
+    responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
 def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:

@@ -8,16 +8,17 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from ncclt.core.api_key import Role
+from ncclt.core.revision import Actor
 from ncclt.core.rollout import RollOutState
 from ncclt.prove.rollout import judge_stored
-from ncclt_api.access import needs
+from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.reports import RollOutProgress
-from ncclt_api.routes.revisions import RollOutDocument
+from ncclt_api.routes.revisions import CONFLICT, RollOutDocument, StateChange
 from ncclt_api.schemas import Page
 
-router = APIRouter(prefix="/v1/roll-outs", tags=["roll-outs"], responses=PROBLEMS, dependencies=needs(Role.READ))
+router = APIRouter(prefix="/v1/roll-outs", tags=["roll-outs"], responses=PROBLEMS)
 
 
 class RollOutsQuery(PagedQuery):
@@ -40,7 +41,7 @@ class RollOutDetail(RollOutDocument):
     progress: RollOutProgress
 
 
-@router.get("", operation_id="listRollOuts", summary="Roll-outs, newest first")
+@router.get("", operation_id="listRollOuts", summary="Roll-outs, newest first", dependencies=needs(Role.READ))
 def list_roll_outs(
     query: Annotated[RollOutsQuery, Query()], store: CurrentStore, request: Request, response: Response
 ) -> RollOutList:
@@ -51,9 +52,35 @@ def list_roll_outs(
     return RollOutList(items=[RollOutDocument.model_validate(one.to_document()) for one in page], next_cursor=following)
 
 
-@router.get("/{id}", operation_id="getRollOut", summary="One roll-out with its progress")
+@router.get("/{id}", operation_id="getRollOut", summary="One roll-out with its progress", dependencies=needs(Role.READ))
 def get_roll_out(id: str, store: CurrentStore) -> RollOutDetail:
     """Return one roll-out, with starts, reports, gains and cost by arm."""
     found = store.revisions.rollout(id)
     progress = {"rollout": id, **judge_stored(store, found).to_document()}
     return RollOutDetail.model_validate(found.to_document() | {"progress": progress})
+
+
+@router.post(
+    "/{id}/pause",
+    operation_id="pauseRollOut",
+    summary="Pause a roll-out",
+    responses=CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def pause_roll_out(id: str, body: StateChange, store: CurrentStore, request: Request) -> RollOutDetail:
+    """Give the control to all jobs that start, until the roll-out is resumed."""
+    store.revisions.pause_rollout(id, Actor(who=who(request), why=body.why))
+    return get_roll_out(id, store)
+
+
+@router.post(
+    "/{id}/resume",
+    operation_id="resumeRollOut",
+    summary="Resume a paused roll-out",
+    responses=CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def resume_roll_out(id: str, body: StateChange, store: CurrentStore, request: Request) -> RollOutDetail:
+    """Give the arms of a paused roll-out to their shares of the jobs again."""
+    store.revisions.resume_rollout(id, Actor(who=who(request), why=body.why))
+    return get_roll_out(id, store)

@@ -61,6 +61,8 @@ PATHS = {
     "/v1/jobs/{id}": Role.READ,
     "/v1/jobs/{id}/events": Role.READ,
     "POST /v1/jobs/stale": Role.TUNE,
+    "POST /v1/roll-outs/{id}/pause": Role.APPROVE,
+    "POST /v1/roll-outs/{id}/resume": Role.APPROVE,
     "POST /v1/jobs/{id}/cancel": Role.TUNE,
     "POST /v1/jobs/{id}/retry": Role.TUNE,
     "POST /v1/answers": Role.ENV,

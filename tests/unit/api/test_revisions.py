@@ -303,3 +303,18 @@ def test_roll_outs_are_listed_with_their_state_and_shown_with_their_progress(sto
     assert "seed" not in shown
     assert client.get("/v1/roll-outs?state=lost").json() == {"next_cursor": None, "items": []}
     assert client.get("/v1/roll-outs/none").status_code == 404
+
+
+def test_a_roll_out_is_paused_and_resumed(store, client):
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
+    job = next(f"job {n}" for n in range(50) if rollout.start(f"job {n}", issued_s=0.0).recommendation == "b")
+    path = f"/v1/roll-outs/{rollout.id}"
+    assert client.post(f"{path}/pause", json={"why": "rack 7"}).json()["state"] == "paused"
+    assert given(client, job) == "a"
+    assert client.post(f"{path}/pause", json={}).status_code == 409
+    assert [one["id"] for one in client.get("/v1/roll-outs?state=paused").json()["items"]] == [rollout.id]
+    assert client.post(f"{path}/resume", json={}).json()["state"] == "running"
+    events = client.get("/v1/history?recommendation=b&limit=2").json()["items"]
+    assert [(one["action"], one["why"]) for one in events] == [("roll-out-resumed", ""), ("roll-out-paused", "rack 7")]

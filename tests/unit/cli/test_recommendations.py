@@ -113,6 +113,17 @@ def test_a_pin_is_shown_and_removed(call, command):
     assert "retired" in call("list")
 
 
+def test_a_roll_out_is_paused_and_resumed(call, command):
+    command.store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    command.store.revisions.publish(sample_recommendation("a"))
+    (rollout,) = command.store.revisions.rollouts()
+    call("pause", rollout.id, "--why", "rack 7")
+    assert f"roll-out {rollout.id}: paused" in call("show", "a")
+    assert "rack 7" in call("history")
+    call("pause", rollout.id, "--off")
+    assert f"roll-out {rollout.id}: running" in call("show", "a")
+
+
 def test_the_history_continues_before_an_entry(call, command):
     for id in ("a", "b"):
         command.store.revisions.publish(sample_recommendation(id))

@@ -309,6 +309,47 @@ def test_a_win_keeps_its_share_until_a_person_approves(store, url):
     )
 
 
+def test_a_paused_roll_out_gives_its_jobs_to_the_control_until_it_is_resumed(store, url):
+    publish(store, "a")
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50, approve_wins=False), ANN)
+    publish(store, "b")
+    (rollout,) = store.revisions.rollouts()
+    jobs = [f"job {number}" for number in range(9)]
+    number = store.recommendations.changes(0)[0]
+    store.revisions.pause_rollout(rollout.id, BOB)
+    assert store.recommendations.changes(number)[1] == {("pair", "toy")}
+    ((paused, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+    assert (paused.state, paused.percent, paused.reason) == (RollOutState.PAUSED, 0, "paused by bob: looks right")
+    starts = [store.revisions.claim_start(rollout.id, job, issued_s=0.0) for job in jobs]
+    assert {(start.recommendation, start.running) for start in starts} == {("a", ())}
+    with pytest.raises(ConflictError, match="is paused"):
+        store.revisions.pause_rollout(rollout.id, BOB)
+    assert not settle(store, rollout, ArmState.WON, "faster"), "a person decides what jobs get, not the guard"
+    store.revisions.resume_rollout(rollout.id, ANN)
+    assert store.revisions.rollout(rollout.id) == rollout
+    with pytest.raises(ConflictError, match="is running"):
+        store.revisions.resume_rollout(rollout.id, ANN)
+    assert [(event.action, event.recommendation, event.who) for event in store.revisions.history(limit=2)] == [
+        (Action.ROLL_OUT_RESUMED, "b", "ann"),
+        (Action.ROLL_OUT_PAUSED, "b", "bob"),
+    ]
+    store.revisions.pause_rollout(rollout.id, BOB)
+    assert settle(store, rollout, ArmState.LOST, "hangs")
+    assert states(store) == {"a": "active", "b": "retired"}
+
+
+@ON_SQLITE
+def test_a_won_roll_out_that_was_paused_awaits_approval_again(store):
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
+    publish(store, "a")
+    (rollout,) = store.revisions.rollouts()
+    settle(store, rollout, ArmState.WON, "faster")
+    won = store.revisions.rollout(rollout.id)
+    store.revisions.pause_rollout(rollout.id, BOB)
+    store.revisions.resume_rollout(rollout.id, BOB)
+    assert store.revisions.rollout(rollout.id) == won
+
+
 @ON_SQLITE
 def test_a_win_that_turns_out_to_hang_is_lost(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)

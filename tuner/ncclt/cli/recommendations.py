@@ -181,6 +181,21 @@ def pin(id: Id, off: Annotated[bool, typer.Option("--off", help="Unpin it instea
         _change(id, why, storage_url(), lambda store, by: store.revisions.pin(id, by), "pinned")
 
 
+@app.command("pause")
+def pause(
+    rollout: Annotated[str, typer.Argument(help="Id of the roll-out, see `ncclt admin recommendations show`.")],
+    off: Annotated[bool, typer.Option("--off", help="Resume it instead.")] = False,
+    why: Why = "",
+) -> None:
+    """Pause a roll-out: jobs that start get the control."""
+    from ncclt.store import open_store
+
+    with open_store(storage_url(), makes=False) as store:
+        change = store.revisions.resume_rollout if off else store.revisions.pause_rollout
+        change(rollout, Actor(who=account_name(), why=why))
+    say(f"ncclt: the roll-out {rollout} is {'resumed' if off else 'paused'}; services see it within a second")
+
+
 @app.command("retire")
 def retire(id: Id, why: Why = "") -> None:
     """Stop serving a revision.

@@ -39,6 +39,8 @@ class Action(StrEnum):
     UNPINNED = "unpinned"
     RETIRED = "retired"
     ROLL_OUT_BEGAN = "roll-out-began"
+    ROLL_OUT_PAUSED = "roll-out-paused"
+    ROLL_OUT_RESUMED = "roll-out-resumed"
     ROLL_OUT_WON = "roll-out-won"
     ROLL_OUT_LOST = "roll-out-lost"
     ROLL_OUT_ENDED = "roll-out-ended"

@@ -13,7 +13,8 @@ from typing import ClassVar
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import MIN_EFFECT, Decision, Recommendation, Verdict
-from ncclt.errors import InputError, UsageError
+from ncclt.core.revision import Actor
+from ncclt.errors import ConflictError, InputError, UsageError
 
 MOST_JOB_NAME = 300
 """Characters of a job's name at most."""
@@ -57,19 +58,21 @@ class ArmState(StrEnum):
 class RollOutState(StrEnum):
     """State of a roll-out.
 
-    A `won` one awaits the approval of a person, and its winner keeps its share until then; `promoted` = all jobs get
-    the winner; `lost` = every arm is lost.
+    A person pauses a roll-out: jobs that start get the control until it is resumed. A `won` one awaits the approval of
+    a person, and its winner keeps its share until then; `promoted` = all jobs get the winner; `lost` = every arm is
+    lost.
     """
 
     RUNNING = "running"
+    PAUSED = "paused"
     WON = "won"
     PROMOTED = "promoted"
     LOST = "lost"
     ENDED = "ended"
 
 
-OPEN_STATES = (RollOutState.RUNNING, RollOutState.WON)
-"""States in which arms are served."""
+OPEN_STATES = (RollOutState.RUNNING, RollOutState.PAUSED, RollOutState.WON)
+"""States before the end: arms are served, or may be again."""
 
 MOST_ARMS = 4
 """Max arms of a roll-out."""
@@ -161,7 +164,7 @@ class RollOut(Documented):
         min_effect: smallest gain of step time of interest; an arm that cannot have it is dropped.
         max_cost: share of the GPU hours of all its starts that the arms may cost.
         state: how it stands.
-        reason: one sentence on how it ended or why it won; empty while it runs.
+        reason: one sentence on its end, its win or its pause; empty while it runs.
         gain: of the winner, with its interval; None = there is none.
         created, ended: ISO times; `ended` is empty while a share of the jobs gets an arm.
 
@@ -219,11 +222,12 @@ class RollOut(Documented):
             issued_s: Unix time.
         """
         number = self.find_arm(job)
-        served = number is not None and self.arms[number].is_served
+        is_served = number is not None and number in self.running
+        given = self.arms[number].recommendation if is_served and number is not None else self.control
         return JobStart(
             rollout=self.id,
             job=job,
-            recommendation=self.arms[number].recommendation if served and number is not None else self.control,
+            recommendation=given,
             issued_s=issued_s,
             running=self.running,
         )
@@ -240,7 +244,7 @@ class RollOut(Documented):
 
         An arm that was decided keeps its state, but a won one may still be lost or ended. One that runs pauses where it
         has too many starts without a report. The first one that wins ends the others; without an arm that can win the
-        roll-out ends.
+        roll-out ends. While a person has paused it, arms can only be lost or ended.
 
         Args:
             arms: in their new states; those that are left out stay.
@@ -248,7 +252,8 @@ class RollOut(Documented):
             gain: of the arm that won.
             now: ISO time.
         """
-        wanted = {arm.recommendation: arm for arm in arms}
+        is_paused, endings = self.state is RollOutState.PAUSED, (ArmState.LOST, ArmState.ENDED)
+        wanted = {arm.recommendation: arm for arm in arms if not is_paused or arm.state in endings}
         after = [arm.next(wanted.get(arm.recommendation, arm), unreported[arm.recommendation]) for arm in self.arms]
         winner = next((arm for arm in after if arm.state is ArmState.WON), None)
         if winner is not None:
@@ -269,10 +274,32 @@ class RollOut(Documented):
             return replace(changed, state=state, reason="; ".join(reasons), gain=None, ended=now)
         return changed
 
+    def pause(self, by: Actor) -> RollOut:
+        """Return the roll-out paused by a person, so that jobs that start get the control.
+
+        Raises:
+            ConflictError: it is paused already, or over.
+        """
+        if not self.is_open or self.state is RollOutState.PAUSED:
+            raise ConflictError(f"the roll-out {self.id} is {self.state.value}", hint="there is nothing to pause")
+        return replace(self, state=RollOutState.PAUSED, reason=f"paused by {by.who}{f': {by.why}' if by.why else ''}")
+
+    def resume(self) -> RollOut:
+        """Return the paused roll-out as it was before.
+
+        Raises:
+            ConflictError: no person has paused it.
+        """
+        if self.state is not RollOutState.PAUSED:
+            raise ConflictError(f"the roll-out {self.id} is {self.state.value}", hint="there is nothing to resume")
+        won = next((arm for arm in self.arms if arm.state is ArmState.WON), None)
+        return replace(self, state=RollOutState.WON if won else RollOutState.RUNNING, reason=won.reason if won else "")
+
     @property
     def running(self) -> tuple[int, ...]:
         """Return the numbers of the arms that are served now."""
-        return tuple(number for number, arm in enumerate(self.arms) if arm.is_served)
+        is_paused = self.state is RollOutState.PAUSED
+        return tuple(number for number, arm in enumerate(self.arms) if arm.is_served and not is_paused)
 
     def chance(self, number: int, running: Iterable[int]) -> float:
         """Return the probability of an arm among the starts that get it or the control.
@@ -288,7 +315,7 @@ class RollOut(Documented):
     @property
     def percent(self) -> float:
         """Return the share of the starts with a served arm, in percent."""
-        return round(100 * sum(arm.share for arm in self.arms if arm.is_served), 3)
+        return round(100 * sum(self.arms[number].share for number in self.running), 3)
 
     @property
     def winner(self) -> str:
@@ -297,7 +324,7 @@ class RollOut(Documented):
 
     @property
     def is_open(self) -> bool:
-        """Return True if it serves arms."""
+        """Return True if it has not ended."""
         return self.state in OPEN_STATES
 
 

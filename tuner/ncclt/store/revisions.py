@@ -487,6 +487,18 @@ class Revisions(StorePart):
         with self._database.reading() as connection:
             return tuple(_read_rollout(row.id, row.document) for row in connection.execute(query))
 
+    def pause_rollout(self, id: str, by: Actor) -> None:
+        """Give the control to all jobs that start, until the roll-out is resumed; running jobs still report."""
+        with self._database.alone() as connection:
+            paused = self._rollout(connection, id).pause(by)
+            _hold_rollout(connection, paused, Action.ROLL_OUT_PAUSED, by, self._clock())
+
+    def resume_rollout(self, id: str, by: Actor) -> None:
+        """Give the arms of a paused roll-out to their shares of the jobs again."""
+        with self._database.alone() as connection:
+            resumed = self._rollout(connection, id).resume()
+            _hold_rollout(connection, resumed, Action.ROLL_OUT_RESUMED, by, self._clock())
+
     def settle_arms(self, id: str, arms: Sequence[RollOutArm], by: Actor, *, gain: PairedGain | None = None) -> RollOut:
         """Store what the guard found about arms of a roll-out, and return it: of several that notice a loss, one acts.
 
@@ -854,6 +866,15 @@ def _count_jobs(connection: Connection, table: Table, rollout: RollOut, arm: Rol
 def _write_rollout(connection: Connection, rollout: RollOut) -> None:
     values = {"state": rollout.state.value, "document": to_text(rollout.to_document())}
     connection.execute(update(rollouts).where(rollouts.c.id == rollout.id).values(values))
+
+
+def _hold_rollout(connection: Connection, rollout: RollOut, action: Action, by: Actor, now: str) -> None:
+    """Store a roll-out that a person paused or resumed."""
+    _write_rollout(connection, rollout)
+    for arm in rollout.arms:
+        if arm.is_open or arm.is_served:
+            _note(connection, _row(connection, arm.recommendation), action, by, now)
+    note_change(connection, cluster=rollout.cluster, model=rollout.model)
 
 
 def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor, now: str) -> None:
