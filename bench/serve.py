@@ -4,11 +4,11 @@
 
 The store holds 200 clusters x 50 workloads, 500 revisions of the pair that is asked for, a study of 10,000 trials and a
 million measurements (`--quick`: a hundredth). Every request names another job, as `ncclt env` and `ncclt run` do; `one
-name` repeats one. `database stopped` asks while PostgreSQL is stopped: each error is a job that gets no answer. 64
-connections ask as fast as they are answered; the three servers take
-turns, and each figure is the median of the rounds. `env while readers page` has four readers of the trials of the long
-study beside it. `burst` is 10,000 ranks with a connection each: `errors` counts those without a right answer within the
-2 s that a job start gives a server (such a rank uses the answer that it keeps). Everything stays on loopback.
+name` repeats one; `two processes` has half of the connections on a second server. `database stopped` asks while
+PostgreSQL is stopped: each error is a job that gets no answer. 64 connections ask as fast as they are answered; the
+servers take turns, and each figure is the median of the rounds. `env while readers page` has four readers of the trials
+of the long study beside it. `burst` is 10,000 ranks with a connection each: `errors` counts those without the right
+answer in 2 s, the limit of a job start (such a rank uses the answer that it keeps). Everything stays on loopback.
 """
 
 from __future__ import annotations
@@ -238,21 +238,30 @@ def requests_of(path: str, headers: str) -> Callable[[], bytes]:
     return lambda: before + b"%d" % next(_names) + after
 
 
-async def _load(port: int, path: str, seconds: float, headers: str, expected: bytes | None) -> Load:
+async def _load(ports: tuple[int, ...], path: str, seconds: float, headers: str, expected: bytes | None) -> Load:
     load, began = Load(), time.perf_counter()
     request = requests_of(path, headers)
     loop = asyncio.get_running_loop()
     made = [
         (await loop.create_connection(lambda: Asker(request, load, began + seconds, expected), "127.0.0.1", port))[1]
-        for _ in range(CONNECTIONS)
+        for _ in range(CONNECTIONS // len(ports))
+        for port in ports
     ]
     await asyncio.gather(*(asker.done for asker in made))
     load.seconds = time.perf_counter() - began
     return load
 
 
-def load_of(port: int, path: str, seconds: float, *, headers: str = "", expected: bytes | None = None) -> Load:
-    return asyncio.run(_load(port, path, seconds, headers, expected))
+def load_of(
+    port: int,
+    path: str,
+    seconds: float,
+    *,
+    headers: str = "",
+    expected: bytes | None = None,
+    others: tuple[int, ...] = (),
+) -> Load:
+    return asyncio.run(_load((port, *others), path, seconds, headers, expected))
 
 
 async def _burst(port: int, path: str, expected: bytes) -> Load:
@@ -329,6 +338,7 @@ def rows_on(
     path = f"/v1/clusters/pair/env?{JOB}{version}&simulated=allow&job="
     with ExitStack() as stack:
         ours, pid = stack.enter_context(serving(OURS, url))
+        second, _ = stack.enter_context(serving(OURS, url))
         with urllib.request.urlopen(f"http://127.0.0.1:{ours}{path}first") as answer:
             body, etag = answer.read(), answer.headers["ETag"]
         text = folder / f"{name}.txt"
@@ -338,6 +348,7 @@ def rows_on(
         cases = {
             "bare async route": lambda: load_of(bare, "/env", seconds),
             "env": lambda: load_of(ours, path, seconds, expected=body),
+            "env, two processes": lambda: load_of(ours, path, seconds, expected=body, others=(second,)),
             "env, one name": lambda: load_of(ours, f"{path}one", seconds, expected=body),
             "env, If-None-Match": lambda: load_of(ours, path, seconds, headers=f"If-None-Match: {etag}\r\n"),
         }
