@@ -23,12 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
+from ncclt.core.trial import TimesOrigin
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import Store, open_store
 from ncclt.store.job_queue import JobQueue, prepare
@@ -65,6 +67,8 @@ PAGES = {
     "list of studies": "/studies",
     "find": "/find?q=hall",
     "cluster": "/clusters/hall-a",
+    "gain over time": "/clusters/{cluster}/workloads/{model}",
+    "stale": "/?state=stale",
     "workload": "/workloads/chat-13b?with=chat-13b-r2",
     "workload, many messages": "/workloads/nasnetmobile-unfused",
     "compare releases": "/compare?model=chat-13b&cluster=hall-a",
@@ -148,10 +152,18 @@ def percentile_95(times: list[float]) -> float:
 
 
 def names(store: Store) -> dict[str, str]:
-    """Return what the braces in `PAGES` stand for: the newest result of a cluster."""
+    """Return what the braces in `PAGES` stand for: the newest result of a cluster, and the pair with most verdicts."""
     found = store.recommendations.newest_each(cluster=CLUSTER)[0]
     job = {"cluster": found.cluster, "model": found.model}
-    return {"study": found.study, "recommendation": found.id, "job": urlencode(job)}
+    pairs = Counter((one.cluster, one.model) for one in store.recommendations.find(origin=TimesOrigin.MEASURED))
+    cluster, model = map(quote, pairs.most_common(1)[0][0])
+    return {
+        "study": found.study,
+        "recommendation": found.id,
+        "job": urlencode(job),
+        "cluster": cluster,
+        "model": model,
+    }
 
 
 def queue_jobs(url: str) -> None:

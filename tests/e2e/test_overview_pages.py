@@ -21,7 +21,9 @@ PAGES = {
     "changed": "/?days=30",
     "studies": "/studies",
     "find": "/find?q=hall",
+    "stale": "/?state=stale",
     "cluster": "/clusters/hall-a",
+    "gain": "/clusters/hall-a/workloads/chat-13b",
     "workload": "/workloads/chat-13b?with=chat-13b-r2",
     "compare": "/compare?model=chat-13b",
 }

@@ -67,7 +67,16 @@ def test_every_page_of_it_answers_and_stays_small(rich, store):
     names = [f"/clusters/{quote(cluster.name, safe='')}" for cluster, _ in store.clusters.entries()]
     names += [f"/workloads/{quote(workload.name, safe='')}" for workload, _ in store.workloads.entries()]
     with TestClient(create_app(store)) as client:
-        for path in ("/", "/?days=30", "/studies", "/live", "/find?q=hall", "/compare?model=chat-13b", *names):
+        for path in (
+            "/",
+            "/?days=30",
+            "/?state=stale",
+            "/studies",
+            "/live",
+            "/find?q=hall",
+            "/compare?model=chat-13b",
+            *names,
+        ):
             answer = client.get(path)
             assert answer.status_code == 200, path
             assert len(answer.content) < 200_000, path

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from ncclt.core.recommendation import Verdict
 from ncclt_api.pages.results import Result
 
-Unit = Literal["bytes", "us", "gbps", "ratio", "percent", "count", "hours", "number"]
+Unit = Literal["bytes", "us", "gbps", "ratio", "percent", "count", "hours", "number", "date"]
 Mark = Literal["line", "dashed", "step", "dot", "ring", "cross", "stem", "span"]
 Tone = Literal["default", "policy", "best", "quiet", "good", "failed", "warn", "c1", "c2", "c3", "c4", "c5", "c6"]
 Number = float | int | None
@@ -25,7 +25,7 @@ class Axis:
 
     Attributes:
         label: its name.
-        unit: format of its ticks; times in µs, bandwidth in 1e9 bytes/s.
+        unit: format of its ticks; times in µs, bandwidth in 1e9 bytes/s, dates as whole Unix seconds.
         log: base of a logarithmic axis, 2 or 10; 0 = linear.
         low, high: fixed ends; None = those of the data.
     """

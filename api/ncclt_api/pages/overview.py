@@ -26,7 +26,8 @@ studies on different days (an estimate)."""
 _HEAT = (0.5, 0.8, 0.95)
 """Shares of the usual bandwidth of a pair at which the colour of the matrix changes."""
 
-_ORDER = {origin: position for position, origin in enumerate(TimesOrigin)}
+ORIGIN_ORDER = {origin: position for position, origin in enumerate(TimesOrigin)}
+"""Origin -> its rank: measured times first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,31 @@ class HomeMap:
     models_left: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentGain:
+    """Measured verdicts of a period.
+
+    Attributes:
+        days: its length, until now.
+        verdicts: published in it.
+        tuned: of them, validated gains that are not stale.
+        median: speed-up of those; None = there is none.
+    """
+
+    days: int
+    verdicts: int
+    tuned: int
+    median: float | None
+
+
+def sum_up(found: Collection[Recommendation], *, days: int) -> RecentGain:
+    """Return the measured revisions of the last days in numbers; one without evidence is no verdict."""
+    results = [build_result(one) for one in found if not one.is_untried]
+    speedups = [result.verdict.speedup for result in results if result.is_tuned]
+    middle = statistics.median(speedups) if speedups else None
+    return RecentGain(days=days, verdicts=len(results), tuned=len(speedups), median=middle)
+
+
 def build_map(pairs: Collection[Pair], *, before: Mapping[tuple[str, str], Recommendation] | None = None) -> HomeMap:
     """Return the map of some pairs.
 
@@ -109,7 +135,7 @@ def shade(result: Result) -> int:
 def _rank(pairs: Iterable[Pair]) -> int:
     """Return the group of a cluster: with a measured result, only recorded ones, only simulated ones, none."""
     found = (pair.recommendation for pair in pairs)
-    return min((_ORDER[one.origin] for one in found if one), default=len(_ORDER))
+    return min((ORIGIN_ORDER[one.origin] for one in found if one), default=len(ORIGIN_ORDER))
 
 
 def _find_changes(pairs: Iterable[Pair], before: Mapping[tuple[str, str], Recommendation]) -> dict[str, dict[str, str]]:

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
+from ncclt.core.revision import Action
 from ncclt.core.study import StudyEntry
 from ncclt.core.trial import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
@@ -24,9 +25,10 @@ from ncclt.store.recommendations import FingerprintPeriod, Pair
 from ncclt.store.store import Store
 from ncclt.user_dirs import recorded_tables
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
-from ncclt_api.pages.overview import build_map, compare_releases
+from ncclt_api.pages.gain import compare_jobs, gain_chart, group_comparable
+from ncclt_api.pages.overview import build_map, compare_releases, sum_up
 from ncclt_api.routes.pages import Form, PageQuery, json_response, page_response
 from ncclt_api.schemas import StudySummaryDocument, study_summary_document
 
@@ -38,6 +40,15 @@ RECENT = 12
 
 PREFLIGHTS, REPORTS = 12, 10
 """Preflights and attestations on the page of a cluster."""
+
+USUAL_DAYS = 30
+"""Days of the sum of recent verdicts where the reader chose none."""
+
+MOST_STALE = 100
+"""Rows of the list of stale recommendations."""
+
+MOST_VERDICTS, MOST_EVENTS, MOST_ROLLOUTS, JOBS_PER_PAGE = 150, 200, 20, 25
+"""Revisions, entries of the history, roll-outs and jobs on the page of a workload on a cluster."""
 
 MOST_MESSAGES, MOST_DIFFERENT = 60, 40
 """Rows of the tables of messages and of differences on the page of a workload; the API has all of them."""
@@ -52,9 +63,10 @@ class Filter(StrictQuery):
 
 
 class HomeQuery(Filter):
-    """Filter of the map, and the days within which changes are shown."""
+    """Filter of the map, and the days within which changes are shown; `stale` lists what is stale in its place."""
 
     days: Annotated[int, Field(ge=1, le=3650)] | Literal[""] = ""
+    state: Literal["", "stale"] = ""
 
 
 class ListQuery(Filter):
@@ -79,6 +91,13 @@ class WorkloadQuery(StrictQuery):
     format: Form = "html"
 
 
+class GainQuery(PageQuery):
+    """Jobs whose verdicts are drawn, and the page of the jobs of roll-outs; empty = the first."""
+
+    jobs: str = Field("", max_length=200)
+    before: int | None = Field(None, ge=1, le=MOST_NUMBER)
+
+
 class CompareQuery(StrictQuery):
     """Results to compare: studies, revisions, or a workload on clusters."""
 
@@ -94,19 +113,25 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
     """Show clusters by workloads, and the newest studies below."""
     days = query.days or None
     cluster, model = query.cluster or None, query.model or None
-    before = None
-    if days:
-        then = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds")
-        before = store.recommendations.preferred_before(then, cluster=cluster, model=model)
+    then = (datetime.now(UTC) - timedelta(days=days or USUAL_DAYS)).isoformat(timespec="milliseconds")
+    before = store.recommendations.preferred_before(then, cluster=cluster, model=model) if days else None
+    verdicts = store.recommendations.find(cluster=cluster, model=model, origin=TimesOrigin.MEASURED, since=then)
+    gain = sum_up(verdicts, days=days or USUAL_DAYS)
     pairs = store.recommendations.pairs(cluster=cluster, model=model)
+    stale = [pair.recommendation for pair in pairs if pair.recommendation and pair.recommendation.stale]
     shown, running = build_map(pairs, before=before), _running(store, query)
     recent = store.studies.recent(limit=RECENT, cluster=cluster, model=model)
     if query.format == "json":
-        return json_response({"map": shown, "running": _summaries(running), "recent": _summaries(recent)})
+        lists = {"running": _summaries(running), "recent": _summaries(recent), "stale": stale}
+        return json_response({"map": shown, "gain": gain, **lists})
     return page_response(
         request,
         "home.html",
         map=shown,
+        gain=gain,
+        stale=stale if query.state else None,
+        most_stale=MOST_STALE,
+        stale_path="/?" + urlencode({"cluster": query.cluster, "model": query.model, "state": "stale"}),
         running=running,
         recent=recent,
         effects=_effects(store, recent),
@@ -114,8 +139,8 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
         query=_query(query),
         clusters=_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
         models=_names((workload.name for workload, _ in store.workloads.entries()), query.model),
-        chosen={"cluster": query.cluster, "model": query.model, "days": str(query.days)},
-        filtered=bool(query.cluster or query.model or query.days),
+        chosen={"cluster": query.cluster, "model": query.model, "days": str(query.days), "state": query.state},
+        filtered=bool(query.cluster or query.model or query.days or query.state),
     )
 
 
@@ -164,6 +189,50 @@ def show_found(query: Annotated[FindQuery, Query()], store: CurrentStore, reques
         return json_response({"hits": hits})
     template = "_found.html" if request.headers.get("hx-request") else "found.html"
     return page_response(request, template, hits=hits, typed=query.q)
+
+
+@router.get("/clusters/{name:path}/workloads/{model:path}")
+def show_gain(
+    name: str, model: str, query: Annotated[GainQuery, Query()], store: CurrentStore, request: Request
+) -> Response:
+    """Show one workload on one cluster over time: verdicts, their fate, and the jobs of roll-outs."""
+    now = datetime.now(UTC)
+    found = store.recommendations.find(cluster=name, model=model, limit=MOST_VERDICTS)
+    if not found:  # of an unknown name
+        _cluster(store, name)
+        store.workloads.get(model)
+    groups = group_comparable(found)
+    chosen = query.jobs if query.jobs in groups else next(iter(groups), "")
+    ids = [one.id for one in groups.get(chosen, ())]
+    listed = store.revisions.newest_starts(cluster=name, model=model, before=query.before, limit=JOBS_PER_PAGE + 1)
+    starts = [(start, control) for _, start, control in listed[:JOBS_PER_PAGE]]
+    times = store.revisions.job_times(*{start.rollout for start, _ in starts})
+    values: dict[str, Any] = {
+        "cluster": name,
+        "model": model,
+        "groups": list(groups),
+        "chosen": chosen,
+        "timeline": gain_chart(
+            groups.get(chosen, ()),
+            rechecks=store.records.rechecks(*ids),
+            marks=store.revisions.history(recommendation=ids, action=Action.STALE, limit=MOST_EVENTS),
+            rollouts=store.revisions.rollouts(cluster=name, model=model, limit=MOST_ROLLOUTS),
+            now=now,
+        ),
+        "jobs": compare_jobs(starts, times, now=now),
+        "before": listed[JOBS_PER_PAGE - 1][0] if len(listed) > JOBS_PER_PAGE else None,
+    }
+    if query.format == "json":
+        return json_response(values)
+    return page_response(
+        request,
+        "gain.html",
+        newest=found[0] if found else None,
+        revisions={one.id: one.revision for one in found},
+        is_cut=len(found) == MOST_VERDICTS,
+        is_first=query.before is None,
+        **values,
+    )
 
 
 @router.get("/clusters/{name:path}")

@@ -87,21 +87,33 @@ class Recommendations(StorePart):
 
     @repeatable
     def find(
-        self, *, cluster: Names = None, model: str | None = None, study: str | None = None
+        self,
+        *,
+        cluster: Names = None,
+        model: str | None = None,
+        study: str | None = None,
+        origin: TimesOrigin | None = None,
+        since: str = "",
+        limit: int | None = None,
     ) -> tuple[Recommendation, ...]:
         """Return recommendations, newest first.
 
         Args:
             cluster, model: names; None = any.
             study: id of a study; None = any.
+            origin: of their times; None = any.
+            since: ISO time in UTC; those published earlier are left out.
+            limit: how many at most; None = all.
         """
         table = recommendations.c
         where = (
+            table.created >= since,
             *is_named(table.cluster, self._within(cluster)),
             *is_named(table.model, model),
             *is_named(table.study, study),
+            *is_named(table.origin, origin and origin.value),
         )
-        query = select(table.id, table.document).where(*where).order_by(table.sequence.desc())
+        query = select(table.id, table.document).where(*where).order_by(table.sequence.desc()).limit(limit)
         with self._database.reading() as connection:
             found = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
             return with_staleness(connection, found, self._shipped)

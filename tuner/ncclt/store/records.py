@@ -64,10 +64,10 @@ class Records(StorePart):
             note_change(connection, cluster=recheck.cluster, model=recheck.model)
 
     @repeatable
-    def rechecks(self, recommendation: str) -> tuple[Recheck, ...]:
-        """Return the rechecks of a recommendation by its id, newest first."""
+    def rechecks(self, *of: str) -> tuple[Recheck, ...]:
+        """Return the rechecks of some recommendations, by their ids, newest first."""
         with self._database.reading() as connection:
-            return _find(connection, Recheck, of=[recommendation], cluster=self._within(None))
+            return _find(connection, Recheck, of=of, cluster=self._within(None))
 
     @repeatable
     def add_attestation(

@@ -359,7 +359,8 @@ class Revisions(StorePart):
         self,
         *,
         cluster: Names = None,
-        recommendation: str | None = None,
+        recommendation: Names = None,
+        action: Action | None = None,
         before: int | None = None,
         limit: int = MOST_LISTED,
     ) -> tuple[HistoryEvent, ...]:
@@ -367,7 +368,8 @@ class Revisions(StorePart):
 
         Args:
             cluster: name; None = any.
-            recommendation: id of a revision; None = any.
+            recommendation: ids of revisions; None = any.
+            action: None = any.
             before: only entries with a lower number; None = from the newest one.
             limit: how many at most.
         """
@@ -375,7 +377,9 @@ class Revisions(StorePart):
         if before is not None:
             query = query.where(history.c.sequence < before)
         query = query.where(
-            *is_named(history.c.cluster, self._within(cluster)), *is_named(history.c.recommendation, recommendation)
+            *is_named(history.c.cluster, self._within(cluster)),
+            *is_named(history.c.recommendation, recommendation),
+            *is_named(history.c.action, action and action.value),
         )
         with self._database.reading() as connection:
             found = []
@@ -528,12 +532,16 @@ class Revisions(StorePart):
             return True
 
     @repeatable
-    def job_times(self, rollout: str) -> tuple[JobTime, ...]:
-        """Return the step times of a roll-out's jobs, in their order of arrival."""
+    def job_times(self, *of: str) -> tuple[JobTime, ...]:
+        """Return the step times of the jobs of some roll-outs, by their ids, in their order of arrival."""
         columns = [job_times.c[field.name] for field in fields(JobTime)]
-        query = select(*columns).where(job_times.c.rollout == rollout).order_by(job_times.c.sequence)
+        query = select(*columns).where(job_times.c.rollout.in_(of)).order_by(job_times.c.sequence)
+        visible = select(rollouts.c.id).where(rollouts.c.id.in_(of), *is_named(rollouts.c.cluster, self._within(None)))
         with self._database.reading() as connection:
-            self._rollout(connection, rollout)
+            known = set(connection.scalars(visible))
+            for id in of:
+                if id not in known:
+                    raise unknown_rollout(id)
             return tuple(JobTime(**row._asdict()) for row in connection.execute(query))
 
     @repeatable
@@ -592,6 +600,26 @@ class Revisions(StorePart):
             self._rollout(connection, rollout)
             rows = connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
             return tuple(_read_start(row) for row in rows)
+
+    @repeatable
+    def newest_starts(
+        self, *, cluster: str, model: str, before: int | None = None, limit: int = MOST_LISTED
+    ) -> tuple[tuple[int, JobStart, str], ...]:
+        """Return jobs of the roll-outs of a pair, those stored last first: number, start, and the roll-out's control.
+
+        Args:
+            cluster, model: names.
+            before: only jobs with a lower number; None = from the newest one.
+            limit: how many at most.
+        """
+        joined = job_starts.join(rollouts, rollouts.c.id == job_starts.c.rollout)
+        query = select(job_starts, rollouts.c.control).select_from(joined)
+        query = query.where(*is_named(rollouts.c.cluster, self._within(cluster)), rollouts.c.model == model)
+        if before is not None:
+            query = query.where(job_starts.c.sequence < before)
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(job_starts.c.sequence.desc()).limit(limit))
+            return tuple((row.sequence, _read_start(row), row.control) for row in rows)
 
     @repeatable
     def keep_job_decision(self, cluster: str, job: str, *, question: str, document: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@
     count: (value) => value.toLocaleString("en").replaceAll(",", "\u202f"),
     hours: (value) => `${short(value)} h`,
     number: short,
+    date: (value) => new Date(value * 1e3).toISOString().slice(0, 16).replace("T", " ").replace(" 00:00", ""),
   };
 
   // Ticks at equal distances, which are round in the base.
@@ -65,7 +66,7 @@
       const room = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.05;
       return [axis.low ?? low - room, axis.high ?? high + room];
     };
-    return { time: false, distr: log ? 3 : 1, log: log || 10, range };
+    return { time: axis.unit === "date", distr: log ? 3 : 1, log: log || 10, range };
   }
 
   function axisOf(axis, colours, rows) {
@@ -76,7 +77,7 @@
       grid: { stroke: colours.grid, width: 1 }, ticks: { stroke: colours.grid, width: 1, size: 4 }, border: { show: axis.side === "x", stroke: colours.line, width: 1 },
       values: (plot, splits) => splits.map((value) => (value == null ? "" : written(value))),
     };
-    made.space = axis.side === "x" ? 72 : 30;
+    made.space = axis.unit === "date" ? 110 : axis.side === "x" ? 72 : 30;
     if (axis.log) {
       made.splits = (plot, number, low, high) => {
         const room = axis.side === "x" ? plot.bbox.width / PIXEL() / 64 : plot.bbox.height / PIXEL() / 28;
@@ -130,6 +131,7 @@
     context.beginPath();
     context.rect(plot.bbox.left, plot.bbox.top, plot.bbox.width, plot.bbox.height);
     context.clip();
+    let taken = 0, row = 0;
     for (const rule of spec.levels) {
       const at = rule.axis === "x" ? plot.valToPos(rule.at, "x", true) : plot.valToPos(rule.at, "y", true);
       context.strokeStyle = colours[rule.tone];
@@ -143,7 +145,15 @@
       context.font = `${11 * scale}px system-ui, sans-serif`;
       context.fillStyle = colours.text;
       context.textBaseline = "bottom";
-      if (rule.axis === "x") { context.textAlign = "left"; context.fillText(rule.label, at + 4 * scale, plot.bbox.top + 14 * scale); }
+      if (rule.axis === "x") {
+        // A name stays inside the plot, and below the one before where both are too long.
+        const wide = context.measureText(rule.label).width + 8 * scale;
+        const left = Math.min(at, plot.bbox.left + plot.bbox.width - wide);
+        row = left < taken ? row + 1 : 0;
+        taken = left + wide;
+        context.textAlign = "left";
+        context.fillText(rule.label, left + 4 * scale, plot.bbox.top + (14 + 13 * row) * scale);
+      }
       else {
         // Of two levels that are close, the lower one is named below its line.
         const below = spec.levels.some((other) => other.axis === rule.axis && other.at > rule.at);
@@ -262,7 +272,7 @@
     const scales = { x: scaleOf(x), y: scaleOf(y) };
     if (rows) scales.y = { time: false, dir: -1, range: () => [-0.5, rows.length - 0.5] };
     return {
-      ...size, scales, series: lines, legend: { show: false }, axes: [axisOf(x, colours), axisOf(y, colours, rows)],
+      ...size, scales, tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"), series: lines, legend: { show: false }, axes: [axisOf(x, colours), axisOf(y, colours, rows)],
       bands: tables.bands.filter((band) => band.line.mark !== "stem").map((band) => ({ series: band.series, fill: translucent(colours[band.line.tone], 20) })),
       cursor: { points: { show: false }, drag: { x: true, y: false, uni: 20 }, y: false },
       padding: [12, 24, 4, 4],
