@@ -7,7 +7,10 @@ fits a job, `available`. A traceback never leaves the process.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -45,13 +48,14 @@ _FOR_PROGRAMS = re.compile(r"/(v\d+|api|healthz|readyz|assets)(/|$)")
 _FORM = "application/x-www-form-urlencoded"
 
 
-_REQUESTS = (
+_REQUESTS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"`ncclt cluster list`", "GET /v1/clusters"),
     (r"`ncclt profile list`", "GET /v1/workloads"),
     (r"`ncclt profile import FILE --name NAME`", "POST /v1/workloads?name=NAME"),
     (r"`ncclt studies list`", "GET /v1/studies"),
     (r"`ncclt admin keys list`", "GET /v1/keys"),
     (r"`ncclt admin jobs list` or ", ""),
+    (r"`ncclt admin recommendations list` shows all", "GET /v1/roll-outs lists all"),
     (r"`ncclt admin recommendations list`", "GET /v1/recommendations"),
     (r"`ncclt admin recommendations rules`", "PUT /v1/clusters/CLUSTER/rules"),
     (r"`ncclt admin recommendations pin (\S+) --off`", r"POST /v1/recommendations/\1/unpin"),
@@ -59,11 +63,27 @@ _REQUESTS = (
     (r"; --storage or --server name another store", ""),
     (r", or name another store with --storage", ""),
     (r", or add --replace", ""),
-    (r"--channels N", "channels=N"),
-    (r"--format ([a-z-]+)", r"format=\1"),
+    (r", name another recorded cluster .*", ", or name another cluster of GET /v1/clusters"),
+    (r"; `ncclt cluster detect --name NAME` adds one", ""),
+    (r"import it again with `ncclt profile import --steps N`", "upload it again with steps=N"),
+    (r"run `ncclt tune [^`]*` to measure again, or `ncclt recheck` .*", "POST /v1/jobs/stale measures it again"),
+    (r"`ncclt recheck` measures it again once that is repaired", "POST /v1/jobs/stale measures it again"),
+    (r"the same `ncclt tune` with more --blocks goes on", "POST /v1/jobs with more blocks may decide"),
+    (r"publish it again with `ncclt tune`", "POST /v1/jobs tunes again"),
+    (r"(?:run )?`ncclt tune ([^`]*)`", lambda found: f"POST /v1/jobs with {_job_of(found[1])}"),
+    (r"`--allow \w+` \((\w+=allow) of the service\)", r"\1"),
+    (r"add the options of", "add the parameters of"),
     (r"\(--job\)", "(job=NAME)"),
+    (r"--gpus-per-node\b", "--gpus_per_node"),
+    (r"--nccl-version\b", "--nccl_version"),
+    (r"--(nodes|gpus_per_node|nccl_version|channels) (N\b|[\d.]+)", r"\1=\2"),
+    (r"--format ([a-z-]+)", r"format=\1"),
+    (r"--(format|shell|unset|channels|group|nodes|gpus_per_node|nccl_version)\b", r"\1"),
 )
-"""Patterns of hints for users of the command line, with the requests that do the same."""
+"""Patterns of texts for users of the command line, with the requests and parameters that do the same.
+
+What only a command on the cluster or beside the service does remains a command.
+"""
 
 
 class ForbiddenError(NccltError):
@@ -135,17 +155,14 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
 
 
 def problem_document(problem: Problem, request: Request) -> dict[str, Any]:
-    """Return a problem for a program, with a hint that names requests."""
-    hint = problem.hint
-    for pattern, words in _REQUESTS:
-        hint = re.sub(pattern, words, hint)
+    """Return a problem for a program, in terms of requests."""
     document: dict[str, Any] = {
         "type": problem.type,
         "title": problem.title,
         "status": problem.status,
-        "detail": problem.detail,
+        "detail": _name_requests(problem.detail),
         "instance": request.url.path,
-        "hint": hint,
+        "hint": _name_requests(problem.hint),
         "request_id": request_id(request.scope),
     }
     if problem.errors:
@@ -153,6 +170,20 @@ def problem_document(problem: Problem, request: Request) -> dict[str, Any]:
     if problem.available:
         document["available"] = problem.available
     return document
+
+
+def _name_requests(text: str) -> str:
+    """Return a text with requests in place of commands; what has no request keeps its whole command."""
+    for pattern, words in _REQUESTS:
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def _job_of(options: str) -> str:
+    """Return the options of `ncclt tune` as the body of a request for a tuning job."""
+    words = iter(shlex.split(options))
+    body = {option[2:].replace("-", "_"): next(words, "") for option in words}
+    return json.dumps({name: int(value) if value.isdecimal() else value for name, value in body.items()})
 
 
 def wants_page(request: Request) -> bool:
@@ -199,9 +230,10 @@ def _http(request: Request, error: Exception) -> Response:
 def _allowed(request: Request) -> list[str]:
     """Return the methods of a path; the framework names those of its first route alone."""
     routes: list[APIRoute] = request.app.state.routes
-    methods = {
-        one for route in routes if route.matches(request.scope)[0] is not Match.NONE for one in route.methods or ()
-    }
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    # /v1/jobs/stale is no job: a path without parameters is not one of those that have some.
+    exact = [route for route in matching if route.path == request.url.path]
+    methods = {one for route in exact or matching for one in route.methods or ()}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 

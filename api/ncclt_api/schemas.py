@@ -7,12 +7,22 @@ Sizes are NCCL's tuning sizes in bytes, times are microseconds, bandwidths are 1
 from __future__ import annotations
 
 from datetime import UTC
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import MOST_ROWS, Effect, Form, RowState
+from ncclt.core.budget import MOST_GPU_HOURS, MOST_SECONDS
 from ncclt.core.cluster import LINK_CLASSES, Cluster
 from ncclt.core.message import Collective
 from ncclt.core.recommendation import Decision, Recommendation
@@ -27,14 +37,29 @@ from ncclt.prove.study_summary import summarize_study
 from ncclt.store.store import Store
 from ncclt_api.text import AnswerModel
 
-_STRICT = ConfigDict(extra="forbid")
-
 _MOST = 2**53
 """Largest count that is accepted; beyond it JSON's numbers lose their last digits."""
 
 _USUAL = TuningJob(id="", cluster="", model="")
 _LONGEST_NAME = 200
 _MOST_COUNT = 10**6
+
+
+class JsonBody(BaseModel):
+    """Body of a request: no unknown field, and no text or boolean in place of a number."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_other_type(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        types = {annotation, *get_args(annotation)}
+        if bool in types and not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        if types & {int, float} and isinstance(value, bool | str):
+            raise ValueError("must be a whole number" if int in types else "must be a number")
+        return value
 
 
 class AttestationRow(AnswerModel):
@@ -63,10 +88,8 @@ class LogEvidenceDocument(AnswerModel):
     count: int
 
 
-class NewAttestationRow(BaseModel):
+class NewAttestationRow(JsonBody):
     """One row of the attestation."""
-
-    model_config = _STRICT
 
     collective: Collective
     size_bytes: int = Field(ge=0, le=_MOST)
@@ -78,10 +101,8 @@ class NewAttestationRow(BaseModel):
     reason: str = Field(max_length=4000)
 
 
-class NewLogEvidence(BaseModel):
+class NewLogEvidence(JsonBody):
     """One source of facts about a job."""
-
-    model_config = _STRICT
 
     kind: Literal["plugin-report", "nccl-log"]
     nccl_version: str = Field(max_length=100)
@@ -93,10 +114,10 @@ class NewLogEvidence(BaseModel):
     count: int = Field(ge=1, le=_MOST)
 
 
-class NewAttestation(BaseModel):
+class NewAttestation(JsonBody):
     """Attestation: the effect of a recommendation in one job."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     id: str = Field(pattern="^[0-9a-f]{32}$", description="hash of the content")
@@ -625,14 +646,12 @@ LAST_SHOWN = 5
 """Verifications and attestations that come with a recommendation; /v1/attestations has more."""
 
 
-class JobLimits(BaseModel):
+class JobLimits(JsonBody):
     """Limits of a tuning job."""
 
-    model_config = ConfigDict(extra="forbid")
-
     trials: int = Field(_USUAL.trials, ge=1, le=_MOST_COUNT, description="max search trials, including earlier runs")
-    seconds: float | None = Field(None, gt=0, description="max seconds of search")
-    gpu_hours: float | None = Field(None, gt=0, description="max GPU-hours of the study")
+    seconds: float | None = Field(None, gt=0, le=MOST_SECONDS, description="max seconds of search")
+    gpu_hours: float | None = Field(None, gt=0, le=MOST_GPU_HOURS, description="max GPU-hours of the study")
     blocks: int = Field(_USUAL.blocks, ge=1, le=_MOST_COUNT, description="max blocks of the validation")
     seed: int = Field(0, ge=0, le=2**31 - 1)
     prove_variables: bool = Field(False, description="also validate the policy in variables alone")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query
 from fastapi import Request as HttpRequest
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 from starlette.responses import Response
 
 from ncclt.client.answer import MEGATRON_GROUPS
@@ -27,7 +27,7 @@ from ncclt_api.dependencies import CurrentStore
 from ncclt_api.problems import problem_document, problem_of
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
-from ncclt_api.schemas import ProblemDocument
+from ncclt_api.schemas import JsonBody, ProblemDocument
 from ncclt_api.tickets import Tickets
 
 MOST_ASKED = 100
@@ -137,7 +137,7 @@ def get_environment(
 bulk = APIRouter(prefix="/v1/answers", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.ENV))
 
 
-class AskedJob(JobQuery):
+class AskedJob(JsonBody, JobQuery):
     """Job of a request for answers."""
 
     cluster: str = Field(description="name of the cluster")
@@ -147,10 +147,8 @@ class AskedJob(JobQuery):
     simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
 
 
-class AskedJobs(BaseModel):
+class AskedJobs(JsonBody):
     """Request for answers to several jobs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     jobs: list[AskedJob] = Field(min_length=1, max_length=MOST_ASKED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ncclt.core.api_key import MOST_DAYS, MOST_NOTE, USUAL_DAYS, ApiKey, Role, hash_secret, new_key, new_secret
 from ncclt.core.revision import Actor
@@ -16,15 +16,13 @@ from ncclt_api.access import key_of, needs, who
 from ncclt_api.dependencies import CurrentStore, PagedQuery, WholeStore
 from ncclt_api.problems import ForbiddenError
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import Page
+from ncclt_api.schemas import JsonBody, Page
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=PROBLEMS, dependencies=needs(Role.ADMIN))
 
 
-class NewKey(BaseModel):
+class NewKey(JsonBody):
     """New key request."""
-
-    model_config = ConfigDict(extra="forbid")
 
     role: Role = Field(description="each role includes those before it")
     clusters: list[str] = Field(default_factory=list, max_length=1000, description="that it is for; empty = all")

@@ -6,7 +6,7 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.attestation import Attestation
@@ -17,7 +17,7 @@ from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import AttestationDocument, AttestationList, GainDocument, NewAttestation
+from ncclt_api.schemas import AttestationDocument, AttestationList, GainDocument, JsonBody, NewAttestation
 from ncclt_api.tickets import sender_of
 
 attestations = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)
@@ -68,7 +68,7 @@ def add_attestation(
     if (known.cluster, known.model) != (body.cluster, body.model):
         raise InputError(
             f"the recommendation {known.id} is for {known.model} on {known.cluster}",
-            hint="post what `ncclt attest --json` prints",
+            hint="send the cluster and model of the recommendation",
         )
     attestation = Attestation.from_document(document)
     ticket = read_ticket(body.ticket, store.ticket_secret(), now_s=time.time())
@@ -82,10 +82,8 @@ def add_attestation(
     return AttestationDocument.model_validate(document)
 
 
-class NewStepTime(BaseModel):
+class NewStepTime(JsonBody):
     """The step time of one job."""
-
-    model_config = ConfigDict(extra="forbid")
 
     ticket: str = Field(pattern=f"^{TICKET_PATTERN}$", description="of the answer that the job started with")
     rollout: str = Field(max_length=64, description="id of the roll-out, from the answer to the job")

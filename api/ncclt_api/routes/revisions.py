@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.revision import MOST_WHY, Actor, ClusterRules, RevisionState
@@ -14,7 +14,7 @@ from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import GainDocument
+from ncclt_api.schemas import GainDocument, JsonBody
 
 CONFLICT: dict[int | str, dict[str, Any]] = {
     409: PROBLEMS[404] | {"description": "the state does not allow it, or another request came first"}
@@ -24,10 +24,8 @@ router = APIRouter(prefix="/v1/recommendations", tags=["revisions"], responses=P
 rules = APIRouter(prefix="/v1/clusters", tags=["revisions"], responses=PROBLEMS)
 
 
-class StateChange(BaseModel):
+class StateChange(JsonBody):
     """Reason for a change of a revision; its actor is the key of the request."""
-
-    model_config = ConfigDict(extra="forbid")
 
     why: str = Field("", max_length=MOST_WHY, description="one line for the history")
 

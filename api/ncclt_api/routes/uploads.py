@@ -193,6 +193,6 @@ def _refused(code: int, said: str, path: Path) -> InputError:
     lines = [line.replace(str(path), "the upload").replace(path.name, "the upload") for line in said.splitlines()]
     message = next((line.removeprefix("ncclt: ") for line in lines if line.startswith("ncclt: ")), "it cannot be read")
     hint = next(
-        (line.partition("hint: ")[2] for line in lines if "hint: " in line), "see `ncclt profile import --help`"
+        (line.partition("hint: ")[2] for line in lines if "hint: " in line), "GET /v1/openapi.json names the parameters"
     )
     return InputError(message[:500], hint=hint[:500])

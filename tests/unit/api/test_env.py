@@ -88,20 +88,20 @@ def test_another_job_gets_nothing(client, subtests):
             answer = client.get(ENV, params={"model": "bert", **JOB, **job})
             assert answer.status_code == 409
             assert answer.json()["type"] == "urn:ncclt:problem:no-recommendation"
-            assert "ncclt tune" in answer.json()["hint"]
+            assert "POST /v1/jobs" in answer.json()["hint"]
             assert [{part: row[part] for part in SHAPE} for row in answer.json()["available"]] == [SHAPE]
 
 
 def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, subtests):
-    """The whole shape or nothing: the hint has the options of the command line, `available` the parameters of HTTP."""
+    """The whole shape or nothing: the hint has the parameters as text, `available` as values."""
     for left_out in [tuple(SHAPE), *((part,) for part in SHAPE)]:
         with subtests.test(left_out=left_out):
             job = {part: value for part, value in SHAPE.items() if part not in left_out}
             answer = client.get(ENV, params={"model": "bert", **job})
             problem = answer.json()
             assert (answer.status_code, problem["type"]) == (409, "urn:ncclt:problem:no-recommendation")
-            options = " ".join(f"--{part.replace('_', '-')} {SHAPE[part]}" for part in left_out)
-            assert f"\n    {options}   (SIMULATED)" in problem["hint"]
+            parameters = " ".join(f"{part}={SHAPE[part]}" for part in left_out)
+            assert f"\n    {parameters}   (SIMULATED)" in problem["hint"]
             (row,) = problem["available"]
             assert row == {**SHAPE, "recommendation": "0c0ffee1", "simulated": True, "recorded": False, "stale": False}
             assert (

@@ -37,6 +37,8 @@ def test_operations_have_unique_names_and_problems():
         "/v1/answers": {"post"},
         "/v1/keys": {"post"},
         "/v1/keys/{id}": {"delete"},
+        "/v1/roll-outs/{id}/pause": {"post"},
+        "/v1/roll-outs/{id}/resume": {"post"},
         **{f"/v1/recommendations/{{id}}/{verb}": {"post"} for verb in verbs},
     }
     for operation in (operation for methods in versioned.values() for operation in methods.values()):

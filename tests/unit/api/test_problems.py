@@ -1,5 +1,6 @@
 """Every error is a problem document."""
 
+import re
 from typing import Literal
 
 import pytest
@@ -204,6 +205,7 @@ def test_allow_names_every_method_of_a_path(client):
         ("/v1/clusters/leonardo/rules", "GET, HEAD, PUT"),
         ("/v1/step-times", "POST"),
         ("/v1/studies", "GET, HEAD"),
+        ("/v1/jobs/stale", "POST"),
     ]:
         answer = client.delete(path)
         assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
@@ -228,11 +230,41 @@ def test_etag_changes_with_the_document(empty_store):
         assert (after.status_code, after.json()["percent"]) == (200, 7)
 
 
-def test_hints_of_the_api_name_requests(client):
-    for method, path, hint in (
-        ("GET", "/v1/clusters/nowhere", "GET /v1/clusters lists all"),
-        ("GET", "/v1/studies/none", "GET /v1/studies lists all"),
-        ("GET", "/v1/recommendations/none", "GET /v1/recommendations shows what was published"),
-        ("GET", "/v1/workloads/none", "POST /v1/workloads?name=NAME adds one"),
-    ):
-        assert hint in client.request(method, path).json()["hint"]
+SHAPE = "gpus_per_node=4&nccl_version=2.22.3"
+HINTS = [
+    ("/v1/clusters/nowhere", "GET /v1/clusters lists all"),
+    ("/v1/studies/none", "GET /v1/studies lists all"),
+    ("/v1/roll-outs/none", "GET /v1/roll-outs lists all"),
+    ("/v1/recommendations/none", "GET /v1/recommendations shows what was published"),
+    ("/v1/workloads/none", "POST /v1/workloads?name=NAME adds one"),
+    (
+        f"/v1/clusters/leonardo/env?model=bert&nodes=9&{SHAPE}",
+        'POST /v1/jobs with {"model": "bert", "cluster": "leonardo", "nodes": 9, "gpus_per_node": 4, '
+        '"nccl_version": "2.22.3"} to tune for this job; available, newest first:\n    nodes=2 gpus_per_node=4',
+    ),
+    ("/v1/clusters/leonardo/env?model=bert", "add the parameters of one of these, newest first:\n    nodes=2"),
+    (f"/v1/clusters/leonardo/env?model=bert&nodes=2&{SHAPE}", "or accept it with simulated=allow"),
+    (
+        f"/v1/clusters/leonardo/env?model=bert&nodes=2&{SHAPE}&simulated=allow&unset=true&format=json",
+        "leave them out for json",
+    ),
+]
+"""(path, part of the hint)"""
+
+
+def test_problems_of_the_api_name_requests_and_no_command(client, subtests):
+    for path, hint in HINTS:
+        with subtests.test(path):
+            problem = client.get(path).json()
+            assert hint in problem["hint"]
+            assert not re.search("ncclt [a-z]|--", problem["detail"] + problem["hint"])
+    asked = {"cluster": "leonardo", "model": "bert", "nodes": 9, "gpus_per_node": 4, "nccl_version": "2.22.3"}
+    (item,) = client.post("/v1/answers", json={"jobs": [asked]}).json()["items"]
+    assert item["problem"]["hint"] == client.get(HINTS[5][0]).json()["hint"]
+
+
+def test_a_value_of_another_type_is_refused(client):
+    path = "/v1/clusters/leonardo/rules"
+    for name, value in (("delivery", 0), ("delivery", None), ("percent", True), ("percent", "5"), ("loss_limit", "0")):
+        problem = client.put(path, json={name: value}).json()
+        assert (problem["status"], problem["errors"][0]["where"]) == (422, f"body.{name}")

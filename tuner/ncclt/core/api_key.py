@@ -105,7 +105,7 @@ def new_key(
         UsageError: the note is too long or not printable.
     """
     if len(note) > MOST_NOTE or not note.isprintable():
-        raise UsageError(f"a note has at most {MOST_NOTE} printable characters")
+        raise UsageError(f"a note has at most {MOST_NOTE} printable characters", hint="shorten it to one line")
     end = None if days is None else datetime.fromisoformat(now) + timedelta(days=days)
     return ApiKey(
         id=digest[:12],
