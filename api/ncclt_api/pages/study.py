@@ -255,7 +255,8 @@ def _verdict_heading(verdict: Verdict, found: Recommendation) -> Heading:
     if verdict.decision is Decision.TUNED:
         origin = f" on {found.origin} times" if found.label else ""
         gain = f"{format_speedup(verdict.speedup)} faster than the NCCL default{origin}"
-        sentence = f"{gain}: {format_saving(verdict)} less communication time."
+        saving = f"{format_saving(verdict)} less communication time"
+        sentence = f"{gain}: {verdict.reason if found.has_step_times else saving}."
     elif verdict.decision is Decision.UNDECIDED:
         sentence = f"Keeping the NCCL default: the A/B test is undecided: {verdict.reason}."
     elif verdict.decision is Decision.UNTRIED:

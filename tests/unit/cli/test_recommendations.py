@@ -98,8 +98,8 @@ def test_rules_keep_what_is_not_named(call, command):
     assert command.store.revisions.history(cluster="pair")[0].why.endswith(
         "loss limit 2 %, wins need approval: step times decide here"
     )
-    assert "wins of roll-outs: await approval" in call("rules", "pair")
-    assert "wins of roll-outs: go to all jobs at once" in call("rules", "pair", "--no-approve-wins")
+    assert "wins on step times: await approval" in call("rules", "pair")
+    assert "wins on step times: go to all jobs at once" in call("rules", "pair", "--no-approve-wins")
     with pytest.raises(NotFoundError):
         call("rules", "nope", "--percent", "5")
 

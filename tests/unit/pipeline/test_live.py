@@ -1,6 +1,8 @@
 """Live tuning from outside the job: what it is started with, and the verdict on what it has written."""
 
 import json
+import runpy
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +20,10 @@ from ncclt.pipeline.live import (
     read_live,
     write_live,
 )
-from ncclt.prove.live_director import ARMS_FILE, BLOCKS_FILE, STATE_FILE
+from ncclt.prove.live_director import ARMS_FILE, STATE_FILE
 
 VERSION = NcclVersion(2, 28, 9)
+write_blocks = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "live_job.py"))["write_blocks"]
 
 
 @pytest.fixture
@@ -37,29 +40,6 @@ def request_(tmp_path):
         min_effect=0.02,
         max_cost=0.005,
     )
-
-
-def write_blocks(folder, gain, *, blocks=40, finished=""):
-    """Write blocks of the default and the first arm in turn, as if the coin had drawn them."""
-    lines = []
-    for number in range(blocks):
-        arm = number % 2
-        time_us = 1e6 / (1 + gain * arm)
-        lines.append(
-            {
-                "arm": arm,
-                "drawn_from": [0, 1, 2, 3],
-                "opens_pair": False,
-                "closes_pair": False,
-                "step_us": [time_us, time_us * 1.001, time_us * 0.999],
-                "first_us": time_us,
-                "steps": 6,
-                "elapsed_us": 6e6 * (number + 1),
-                "step": 6 * (number + 1),
-            }
-        )
-    (folder / BLOCKS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / STATE_FILE).write_text(json.dumps({"finished": finished}))
 
 
 def test_ranks_are_started_with_hook_plugin_and_folder(request_):
@@ -107,9 +87,12 @@ def test_a_gain_is_proven_again_from_the_blocks(request_):
     assert result.verdict.decision is Decision.TUNED
     assert result.arm == "ring/ll128"
     assert result.verdict.interval[0] > 1.02
+    assert "20 blocks inside one job; live: experimental, not yet seen on several GPUs" in result.verdict.reason
     assert {launch.side for launch in result.launches} == {Side.BASE, Side.TUNED}
 
-    stored = build_verification(request_, result, model="", cluster="", ranks=2, created="2026-01-01T00:00:00")
+    stored = build_verification(
+        request_, result, model="", cluster="", revision="", ranks=2, created="2026-01-01T00:00:00"
+    )
     assert dict(stored.tuned_env)["NCCLT_TABLE"] == request_.arms[0].table
     assert any("live" in note and "not yet seen on several GPUs" in note for note in stored.notes)
     assert type(stored).from_document(stored.to_document()) == stored

@@ -266,9 +266,7 @@ def _restart_request(
 
 def _run_restarts(request: RestartRequest, target: Target, storage: str | None, *, dry_run: bool, as_json: bool) -> int:
     """Run a training across its restarts, or show the progress; return its exit code."""
-    from ncclt.measure.open_testbed import choose_cluster
-    from ncclt.nccl.variables import site_variables
-    from ncclt.pipeline.autotune import explain_low_ceiling, size_target
+    from ncclt.pipeline.autotune import choose_job_cluster, explain_low_ceiling
     from ncclt.pipeline.restarts import SegmentedTraining, describe_training, plan_arms, select_candidates
     from ncclt.store import open_store, open_to_read
     from ncclt.store.clock import utc_now
@@ -283,8 +281,7 @@ def _run_restarts(request: RestartRequest, target: Target, storage: str | None, 
         return 0
     with open_store(storage) as store:
         store.require_writable()
-        cluster = choose_cluster(size_target(target, request.argv, environ=os.environ), store.clusters.get)
-        cluster = replace(cluster, site_variables=site_variables(os.environ))
+        cluster = choose_job_cluster(target, request.argv, store.clusters.get, environ=os.environ)
 
         def find_arms(workload: Workload, folder: Path) -> tuple[TrainingArm, ...]:
             if (why := explain_low_ceiling(workload, min_effect=request.how.min_effect)) and not request.force:
@@ -300,7 +297,7 @@ def _run_restarts(request: RestartRequest, target: Target, storage: str | None, 
             )
 
         return SegmentedTraining(
-            replace(request, cluster=cluster.name),
+            replace(request, cluster=cluster),
             store,
             environ=os.environ,
             find_arms=find_arms,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ncclt.cli.output import print_bold, print_json, say
-from ncclt.errors import UsageError, reason
+from ncclt.errors import NccltError, UsageError, reason
 from ncclt.nccl.tuner_plugin.compact_table import TABLE_VARIABLE
 
 if TYPE_CHECKING:
-    from ncclt.core.nccl_version import NcclVersion
-    from ncclt.core.recommendation import Recommendation
     from ncclt.measure.target import Target
-    from ncclt.pipeline.live import LiveRequest, LiveResult
+    from ncclt.pipeline.live import LiveRequest, LiveResult, TunedJob
     from ncclt.prove.comparison import Comparison
 
 _OTHER_WAY = "`ncclt autotune --restarts -- COMMAND` tries settings from one restart to the next instead"
@@ -38,7 +37,7 @@ def run_live(
         target: of the cluster.
         how: minimum effect and the folder that all nodes share.
         storage: URL of the store.
-        model: workload whose candidates are the arms; None = the uniform ones.
+        model: workload whose candidates are the arms; None = that recorded for this command, or the uniform arms.
         max_cost: of `LiveRequest`.
         as_json: print the result as JSON; the output of the job goes to stderr.
 
@@ -60,14 +59,14 @@ def run_live(
     if obstacle or plugin is None or version is None:
         say(f"ncclt: no live tuning: {obstacle}; the job runs without it; {_OTHER_WAY}")
         return run_foreground(argv, environ=os.environ, stdout=stdout)
-    candidates = _find_candidates(model, target, argv, storage, version=version) if model else ()
+    job, missing = _find_job(model, replace(target, nccl_version=str(version)), argv, storage)
     try:
         with TemporaryDirectory(
             prefix=".ncclt-live-", dir=how.directory.resolve(), ignore_cleanup_errors=True
         ) as folder:
             request = LiveRequest(
                 argv=argv,
-                arms=build_arms(version, nodes=nodes, ranks=nodes * gpus, candidates=candidates),
+                arms=build_arms(version, nodes=nodes, ranks=nodes * gpus, candidates=job.candidates if job else ()),
                 plugin=plugin,
                 folder=Path(folder),
                 min_effect=how.min_effect,
@@ -80,7 +79,15 @@ def run_live(
             if os.environ.get("NCCL_RUNTIME_CONNECT") != "0":
                 say("ncclt: only algorithms that the job uses already are tried; NCCL_RUNTIME_CONNECT=0 connects all")
             exit_code = run_foreground(command, environ=os.environ | variables, stdout=stdout)
-            _report(request, storage=storage, target=target, model=model or "", ranks=nodes * gpus, as_json=as_json)
+            _report(
+                request,
+                job,
+                missing,
+                storage=storage,
+                cluster=target.cluster or "",
+                ranks=nodes * gpus,
+                as_json=as_json,
+            )
             return exit_code
     except OSError as error:
         raise UsageError(
@@ -88,56 +95,86 @@ def run_live(
         ) from error
 
 
-def _find_candidates(
-    model: str, target: Target, argv: tuple[str, ...], storage: str | None, *, version: NcclVersion
-) -> tuple[Recommendation, ...]:
-    """Return the candidates for a stored workload that are tables for the job's NCCL."""
-    from ncclt.measure.open_testbed import choose_cluster
-    from ncclt.pipeline.autotune import size_target
+def _find_job(
+    model: str | None, target: Target, argv: tuple[str, ...], storage: str | None
+) -> tuple[TunedJob | None, str]:
+    """Return workload, cluster and candidates of the job, or else what is missing to publish a win.
+
+    Raises:
+        NccltError: a named workload or its cluster is not known.
+    """
+    from ncclt.pipeline.autotune import build_job_name, choose_job_cluster
+    from ncclt.pipeline.live import TunedJob
     from ncclt.pipeline.restarts import select_candidates
     from ncclt.store import open_to_read
 
-    with open_to_read(storage, would_be_made=True) as store:
-        cluster = choose_cluster(size_target(target, argv, environ=os.environ), store.clusters.get)
-        found = select_candidates(store.workloads.get(model), cluster, store, environ=os.environ)
-    return tuple(one for one in found if one.fingerprint.version == version)
+    name = model or build_job_name(argv, environ=os.environ, folder=Path.cwd())
+    try:
+        with open_to_read(storage, would_be_made=True) as store:
+            workload = store.workloads.get(name)
+            cluster = choose_job_cluster(target, argv, store.clusters.get, environ=os.environ)
+            candidates = select_candidates(workload, cluster, store, environ=os.environ)
+    except NccltError as error:
+        if model:
+            raise
+        command = f"ncclt profile record --name {name} -- COMMAND"
+        return None, f"{error.message}; to publish a win, run `{command}` first, and name the cluster with --cluster"
+    return TunedJob(workload=workload, cluster=cluster, candidates=candidates), ""
 
 
 def _report(
-    request: LiveRequest, *, storage: str | None, target: Target, model: str, ranks: int, as_json: bool
+    request: LiveRequest,
+    job: TunedJob | None,
+    missing: str,
+    *,
+    storage: str | None,
+    cluster: str,
+    ranks: int,
+    as_json: bool,
 ) -> None:
-    """Print the verdict and how to use it, and store what was compared."""
+    """Print the verdict and how to use it, store what was compared, and publish a winner."""
     from ncclt.cli.verify import print_verification
     from ncclt.core.recommendation import Decision
-    from ncclt.pipeline.live import EXPERIMENTAL, build_verification, read_live
+    from ncclt.pipeline.live import EXPERIMENTAL, build_verification, publish_result, read_live
     from ncclt.store import open_store
     from ncclt.store.clock import utc_now
 
     result = read_live(request)
     if not (result.launches and result.arm):
         if as_json:
-            print_json(_document(request, result, None))
+            print_json(_document(request, result))
         else:
             say(f"ncclt: live tuning: {result.verdict.decision}: {result.verdict.reason}; {_OTHER_WAY}")
         return
-    stored = build_verification(
-        request, result, model=model, cluster=target.cluster or "", ranks=ranks, created=utc_now()
-    )
     with open_store(storage) as store:
+        revision, publication = publish_result(request, result, job, store, missing=missing, environ=os.environ)
+        stored = build_verification(
+            request,
+            result,
+            model=job.workload.name if job else "",
+            cluster=job.cluster.name if job else cluster,
+            revision=revision,
+            ranks=ranks,
+            created=utc_now(),
+        )
         store.records.add_verification(stored)
         where = store.shown
     if as_json:
-        print_json(_document(request, result, stored.to_document()))
+        print_json(_document(request, result, stored.to_document(), publication))
         return
     print_verification(stored, where, quiet=False)
-    if result.verdict.decision is Decision.TUNED:
+    if publication:
+        print(publication)
+    if result.verdict.decision is not Decision.TUNED or result.other_backend:
+        print(f"Use:      nothing; {_OTHER_WAY}")
+    else:
         table = dict(stored.tuned_env)[TABLE_VARIABLE]
         print_bold(f"Use:      NCCL_TUNER_PLUGIN={request.plugin} {TABLE_VARIABLE}={table} ({EXPERIMENTAL})")
-    else:
-        print(f"Use:      nothing; {_OTHER_WAY}")
 
 
-def _document(request: LiveRequest, result: LiveResult, verification: object) -> dict[str, object]:
+def _document(
+    request: LiveRequest, result: LiveResult, verification: object = None, publication: str = ""
+) -> dict[str, object]:
     return {
         "schema": 1,
         "evidence": "live",
@@ -148,5 +185,6 @@ def _document(request: LiveRequest, result: LiveResult, verification: object) ->
         "steps": result.steps,
         "cost": result.cost,
         "ended": result.ended or None,
+        "publication": publication or None,
         "verification": verification,
     }

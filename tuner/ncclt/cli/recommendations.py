@@ -224,7 +224,7 @@ def rules(
     ] = None,
     approve_wins: Annotated[
         bool | None,
-        typer.Option(help="Require approval of roll-out winners.", show_default=False),
+        typer.Option(help="Require approval of winners on step times.", show_default=False),
     ] = None,
     why: Why = "",
     as_json: AsJson = False,
@@ -254,7 +254,7 @@ def rules(
     print(f"{cluster}: approval by another person: {'required' if found.require_approval else 'not required'}")
     print(f"verification of step times: {'required' if found.require_verification else 'not required'}")
     print(f"new revisions: for {found.percent} % of the jobs at first, loss limit {found.loss_limit * 100:g} %")
-    print(f"wins of roll-outs: {'await approval' if found.approve_wins else 'go to all jobs at once'}")
+    print(f"wins on step times: {'await approval' if found.approve_wins else 'go to all jobs at once'}")
     print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep the NCCL default"))
 
 

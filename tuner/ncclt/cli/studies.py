@@ -84,7 +84,7 @@ def show(
 ) -> None:
     """Show a study: trials, verdict, gain and its next command."""
     storage = storage_url()
-    from ncclt.core.trial import ON_JOBS
+    from ncclt.core.trial import ON_STEPS
     from ncclt.prove.study_summary import summarize_study
     from ncclt.store import open_to_read
 
@@ -97,7 +97,7 @@ def show(
         shown, newest = store.shown, next(iter(store.recommendations.find(study=study.id)), None)
         place = store.revisions.publication(newest.id) if newest else ""
         on_jobs = []
-        if study.launcher == ON_JOBS:
+        if study.launcher in ON_STEPS:
             from ncclt.pipeline.on_jobs import describe_study
 
             on_jobs = describe_study(study, store)

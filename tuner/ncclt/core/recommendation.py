@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
-from ncclt.core.trial import TimesOrigin, times_origin
+from ncclt.core.trial import ON_STEPS, TimesOrigin, times_origin
 from ncclt.errors import NoRecommendationError, StaleRecommendationError
 
 MIN_EFFECT = 0.02
@@ -261,6 +261,16 @@ class Recommendation(Documented):
     def is_untried(self) -> bool:
         """Return True if there is no evidence: jobs may only try it."""
         return self.table.verdict.decision is Decision.UNTRIED
+
+    @property
+    def has_step_times(self) -> bool:
+        """Return True if step times of real jobs are its evidence, not communication times."""
+        return self.launcher in ON_STEPS
+
+    def with_verdict(self, verdict: Verdict) -> Recommendation:
+        """Return it with a verdict on the policy that jobs tried, in all its forms."""
+        variables = self.variables and replace(self.variables, verdict=verdict)
+        return replace(self, table=replace(self.table, verdict=verdict), variables=variables)
 
     @property
     def is_searched_enough(self) -> bool:

@@ -148,7 +148,7 @@ class ClusterRules(Documented):
         percent: of the jobs that get a new revision at first; 100 = all at once.
         loss_limit: loss of step time beyond which a roll-out ends, as a share.
         delivery: whether jobs get what is active; without it all of them keep the NCCL default.
-        approve_wins: a person has to approve a revision that won its roll-out before all jobs get it.
+        approve_wins: a person has to approve a revision that won on step times of jobs before all jobs get it.
 
     Raises:
         UsageError: a number is out of range.

@@ -351,8 +351,7 @@ def prove_by_jobs(
         policy_us=policy_us,
         min_effect=min_effect,
     )
-    variables = found.variables and replace(found.variables, verdict=verdict)
-    return replace(found, table=replace(found.table, verdict=verdict), variables=variables)
+    return found.with_verdict(verdict)
 
 
 RolledOut = tuple[RollOut, tuple[Recommendation, ...]]

@@ -40,8 +40,10 @@ NOT_LAUNCHED = {"simulate": TimesOrigin.SIMULATED, "replay": TimesOrigin.RECORDE
 """Words of `--launcher` behind which nothing is launched -> the origin of their times; all others are launchers."""
 
 
-ON_JOBS = "jobs"
-"""Word in place of a launcher where starts of real jobs are the trials."""
+ON_JOBS, RESTARTS, LIVE = "jobs", "restarts", "live"
+ON_STEPS = frozenset({ON_JOBS, RESTARTS, LIVE})
+"""Words in place of a launcher where real jobs are the trials, and step times the evidence: starts of many jobs, starts
+of one training, and blocks of steps inside one job."""
 
 
 def times_origin(launcher: str, *, simulated: bool) -> TimesOrigin:

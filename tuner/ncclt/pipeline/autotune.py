@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
+from ncclt.core.cluster import Cluster
 from ncclt.core.duration import format_duration
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.verification import Verification, sorted_variables
 from ncclt.core.workload import Workload
-from ncclt.deliver.job_info import is_node_launcher, max_nodes, read_shape
+from ncclt.deliver.job_info import find_nccl_version, is_node_launcher, max_nodes, read_shape
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.launch.launcher import Launcher
 from ncclt.launch.mpi import is_open_mpi
+from ncclt.measure.open_testbed import choose_cluster
 from ncclt.measure.redact import variables_without_secrets, words_without_secrets
 from ncclt.measure.target import Target, gpus_visible
 from ncclt.nccl.variables import site_variables
@@ -96,6 +98,27 @@ def size_target(target: Target, argv: Sequence[str], *, environ: Mapping[str, st
     shape = read_shape(argv, environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node) if argv else {}
     nodes, gpus = (int(shape[part].value) if part in shape else None for part in ("nodes", "gpus_per_node"))
     return replace(target, nodes=target.nodes or nodes, gpus_per_node=target.gpus_per_node or gpus)
+
+
+def choose_job_cluster(
+    target: Target, argv: Sequence[str], find_cluster: Callable[[str], Cluster], *, environ: Mapping[str, str]
+) -> Cluster:
+    """Return the cluster of a job as it runs: in its shape, with the NCCL that it loads and the site's variables.
+
+    Args:
+        target: as the user gave it.
+        argv: the job's command.
+        find_cluster: as for `choose_cluster`.
+        environ: of this process.
+
+    Raises:
+        UsageError: the command starts only a part of the job, or no cluster was named and the hardware is not known.
+        NotFoundError: no cluster has that name.
+    """
+    loaded = find_nccl_version(argv, environ)
+    version = target.nccl_version or (str(loaded.value) if loaded else None)
+    cluster = choose_cluster(replace(size_target(target, argv, environ=environ), nccl_version=version), find_cluster)
+    return replace(cluster, site_variables=site_variables(environ))
 
 
 def record_job(

@@ -1,14 +1,17 @@
-"""Candidates that real jobs try: policies without evidence, in the form in which jobs get them."""
+"""Candidates that real jobs try, in the form in which jobs get them, and the publication of one that wins."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
 from ncclt.core.setting import Setting
+from ncclt.core.study import Study, StudyState
 from ncclt.core.trial import ON_JOBS
 from ncclt.core.workload import Workload
 from ncclt.deliver.render.delivery import compare_numerics
@@ -16,6 +19,7 @@ from ncclt.nccl.compile import compile_policy, rule_label
 from ncclt.nccl.numerics import SameBits
 from ncclt.nccl.switching import find_forcing_problem
 from ncclt.search.candidates import propose_policies
+from ncclt.store.store import Store
 
 MOST_CANDIDATES = 4
 """Candidates at most: each one more takes as many starts of a job again."""
@@ -100,6 +104,74 @@ def _build(policy: Policy, placed: Workload, workload: Workload, cluster: Cluste
         launcher=ON_JOBS,
         created="",
     )
+
+
+def build_study(workload: Workload, cluster: Cluster, *, evidence: str, deterministic: bool = False) -> Study:
+    """Return the study of candidates, which has no trials; the same request gives the same study.
+
+    Args:
+        workload: as it is stored.
+        cluster: sized to the job.
+        evidence: word of `ON_STEPS` in place of a launcher.
+        deterministic: only policies that keep the bits of the NCCL default.
+    """
+    what = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
+    mark = hashlib.sha256(what.encode()).hexdigest()[:6]
+    size = f"{cluster.nodes}x{cluster.gpus_per_node}"
+    name = f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{evidence}-{mark}"
+    return Study(
+        id=hashlib.sha256(name.encode()).hexdigest()[:12],
+        name=name,
+        cluster=cluster,
+        workload=workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node),
+        launcher=evidence,
+        simulated=False,
+        process_wide=(),
+        seed=0,
+        state=StudyState.RUNNING,
+        deterministic=deterministic,
+    )
+
+
+def explain_other_backend(backend: str) -> str:
+    """Return the reason why step times over another backend say nothing about NCCL."""
+    return f"the job trained over {backend}, where no choice of NCCL takes effect"
+
+
+def publish_winner(
+    candidate: Recommendation,
+    verdict: Verdict,
+    study: Study,
+    store: Store,
+    *,
+    baseline: Collection[str],
+    backend: str,
+) -> tuple[str, str]:
+    """Publish a candidate that won inside a job, with the step times of this job as evidence.
+
+    Args:
+        candidate: of `propose_candidates`, or published before.
+        verdict: `tuned`.
+        study: of `build_study`.
+        store: of revisions.
+        baseline: names of the tuning variables that it was compared with; empty = with the NCCL default.
+        backend: over which the job trained instead of NCCL; empty = over NCCL.
+
+    Returns:
+        Id of the published revision and the next step in one line; the id is empty if it was not published.
+    """
+    if backend:
+        return "", f"Not published: {explain_other_backend(backend)}"
+    if not candidate.is_untried or store.revisions.statuses(id=candidate.id):
+        return candidate.id, f"Revision {candidate.id} was published before; this is one more verification of it"
+    if baseline:
+        names = ", ".join(sorted(baseline))
+        return "", f"Not published: compared with your {names}, not with the NCCL default; unset them and run again"
+    store.studies.open(study)
+    store.studies.set_state(study.id, StudyState.DONE, verdict.reason)
+    won = replace(candidate.with_verdict(verdict), study=study.id, launcher=study.launcher)
+    published = store.revisions.publish(won).id
+    return published, store.revisions.publication(published) or f"Revision {published} is active"
 
 
 def describe_policy(policy: Policy) -> str:

@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
+from ncclt.core.trial import LIVE
 from ncclt.core.verification import Side, StepLaunch, Verification, sorted_variables
+from ncclt.core.workload import Workload
 from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
 from ncclt.deliver.agree.injected.live import FOLDER_VARIABLE, STEPS_VARIABLE, VARIABLE
 from ncclt.deliver.answer import answer_from_recommendation
@@ -26,6 +29,9 @@ from ncclt.launch.mpi import forward_variables
 from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, POLICY_VARIABLE, TABLE_VARIABLE, encode_table
 from ncclt.nccl.tuner_table import PluginRow, table_text
+from ncclt.nccl.variables import split_variables
+from ncclt.pipeline.candidates import build_study, explain_other_backend, publish_winner
+from ncclt.profile.record.ranks import OTHER_BACKENDS
 from ncclt.prove.live_director import (
     ARMS_FILE,
     MIN_BLOCK_S,
@@ -35,6 +41,8 @@ from ncclt.prove.live_director import (
     read_blocks,
 )
 from ncclt.prove.live_proof import DEFAULT, ArmResult, LiveProof, StepBlock
+from ncclt.prove.verdict import describe_gain, state_step_gain
+from ncclt.store.store import Store
 
 FIRST_VERSION = NcclVersion(2, 28, 3)
 """First NCCL whose tuners can name their communicator (tuner API v5)."""
@@ -56,12 +64,32 @@ class LiveArm:
     Attributes:
         name: as it is shown.
         table: compact.
-        recommendation: id of a published one; empty = it is not published.
+        candidate: published or proposed; None = the policy is of no stored workload.
     """
 
     name: str
     table: str
-    recommendation: str = ""
+    candidate: Recommendation | None = None
+
+    @property
+    def recommendation(self) -> str:
+        """Return the id of the published revision; empty = it is none."""
+        return self.candidate.id if self.candidate and not self.candidate.is_untried else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedJob:
+    """Workload and cluster of a job that is tuned live.
+
+    Attributes:
+        workload: as it is stored.
+        cluster: sized to the job, with its NCCL version.
+        candidates: published or proposed for both.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    candidates: tuple[Recommendation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +129,7 @@ class LiveResult:
         steps: until the last block.
         cost: of all arms, as a share of the job's time until then.
         ended: reason of its end inside the job; empty = the job ended before.
+        other_backend: over which the job trained instead of NCCL; empty = over NCCL.
     """
 
     verdict: Verdict
@@ -110,6 +139,11 @@ class LiveResult:
     steps: int
     cost: float
     ended: str
+    other_backend: str = ""
+
+    def find_arm(self, request: LiveRequest) -> LiveArm | None:
+        """Return the arm of the verdict."""
+        return next((arm for arm in request.arms if arm.name == self.arm), None)
 
 
 def explain_obstacle(environ: Mapping[str, str], *, plugin: Path | None, version: NcclVersion | None) -> str:
@@ -137,14 +171,9 @@ def build_arms(
         nodes, ranks: of the job; 0 = unknown.
         candidates: published or proposed; those without a table, or with one above `MOST_BYTES`, are left out.
     """
-    texts = {one.id: answer_from_recommendation(one).table for one in candidates}
-    compact = {name: encode_table(text) for name, text in texts.items() if text}
-    published = {one.id for one in candidates if not one.is_untried}
-    arms = tuple(
-        LiveArm(name=name, table=table, recommendation=name if name in published else "")
-        for name, table in compact.items()
-        if len(table) <= MOST_BYTES
-    )
+    texts = [(one, answer_from_recommendation(one).table) for one in candidates]
+    compact = [(one, encode_table(text)) for one, text in texts if text]
+    arms = tuple(LiveArm(name=one.id, table=table, candidate=one) for one, table in compact if len(table) <= MOST_BYTES)
     return arms or tuple(
         LiveArm(
             name=f"{algorithm}/{protocol}",
@@ -215,9 +244,10 @@ def read_live(request: LiveRequest) -> LiveResult:
         default=DEFAULT,
     )
     try:
-        ended = str(json.loads((request.folder / STATE_FILE).read_text(encoding="utf-8"))["finished"])
-    except (OSError, ValueError, KeyError):
-        ended = ""
+        state = json.loads((request.folder / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        state = {}
+    ended = str(state.get("finished", ""))
     return LiveResult(
         verdict=_judge(proof, best, results[best - 1][1] if best else None, ended=ended),
         arm=request.arms[best - 1].name if best else "",
@@ -226,6 +256,7 @@ def read_live(request: LiveRequest) -> LiveResult:
         steps=saved[-1].step if saved else 0,
         cost=proof.cost_us() / proof.elapsed_us if proof.elapsed_us else 0.0,
         ended=ended,
+        other_backend=backend if (backend := str(state.get("backend", ""))) in OTHER_BACKENDS else "",
     )
 
 
@@ -239,17 +270,15 @@ def _judge(proof: LiveProof, best: int, found: ArmResult | None, *, ended: str) 
         reason = ended or "the job ended before any arm was compared"
         found = ArmResult(1.0, 0.0, math.inf, 0, "", is_proven=False)
     else:
-        low, high = ((end - 1) * 100 for end in (found.low, found.high))
-        bounds = f"95 % CI {low:+.1f} % to {high:+.1f} %, " if found.low > 0 and math.isfinite(found.high) else ""
-        gain = f"{(found.speedup - 1) * 100:+.1f} % ({bounds}{count_noun(found.blocks, 'block')})"
-        reason = {
-            Decision.TUNED: f"training steps are faster: {gain}",
-            Decision.KEEP_DEFAULT: f"no arm is faster; the best one: {gain}",
-            Decision.UNDECIDED: f"inconclusive: {gain}"
-            + (f"; {ended}" if ended else "; the job ended before a decision"),
-        }[decision]
+        gain = describe_gain(found.speedup, (found.low, found.high), count_noun(found.blocks, "block"))
+        is_slower = decision is Decision.KEEP_DEFAULT
+        reason = (
+            f"no arm is faster; the best one: {gain}"
+            if is_slower
+            else f"inconclusive: {gain}; {ended or 'the job ended before a decision'}"
+        )
     default_us = _median_us(proof.blocks, DEFAULT)
-    return Verdict(
+    verdict = Verdict(
         decision=decision,
         reason=reason,
         speedup=found.speedup,
@@ -259,6 +288,7 @@ def _judge(proof: LiveProof, best: int, found: ArmResult | None, *, ended: str) 
         policy_us=_median_us(proof.blocks, best) or default_us,
         min_effect=proof.min_effect,
     )
+    return state_step_gain(verdict, f"{count_noun(found.blocks, 'block')} inside one job; live: {EXPERIMENTAL}")
 
 
 def _median_us(blocks: Sequence[StepBlock], arm: int) -> float:
@@ -274,25 +304,63 @@ def _launches(blocks: Sequence[StepBlock], best: int) -> list[StepLaunch]:
     ]
 
 
+def publish_result(
+    request: LiveRequest,
+    result: LiveResult,
+    job: TunedJob | None,
+    store: Store,
+    *,
+    missing: str,
+    environ: Mapping[str, str],
+) -> tuple[str, str]:
+    """Publish a winner for the workload and cluster of its job.
+
+    Args:
+        request, result: of the job.
+        job: None = workload or cluster are not known.
+        store: of revisions.
+        missing: reason why there is no job, with the next command.
+        environ: that the job inherited.
+
+    Returns:
+        Id of the revision that was compared, and for a winner the next step in one line; the id is empty if the arm is
+        not published, or was not seen over NCCL.
+    """
+    arm = result.find_arm(request)
+    if arm is None or result.verdict.decision is not Decision.TUNED:
+        return arm.recommendation if arm and not result.other_backend else "", ""
+    if job is None or arm.candidate is None:
+        return "", f"Not published: {missing or f'no candidate for {job and job.workload.name} is a tuner table'}"
+    return publish_winner(
+        replace(arm.candidate, variables=None),  # the ranks switched tables
+        result.verdict,
+        build_study(job.workload, job.cluster, evidence=LIVE),
+        store,
+        baseline=split_variables(environ).tuning.keys() - {"NCCL_RUNTIME_CONNECT"},
+        backend=result.other_backend,
+    )
+
+
 def build_verification(
-    request: LiveRequest, result: LiveResult, *, model: str, cluster: str, ranks: int, created: str
+    request: LiveRequest, result: LiveResult, *, model: str, cluster: str, revision: str, ranks: int, created: str
 ) -> Verification:
     """Return the record of live tuning that the store keeps: its launches are blocks of steps of one job.
 
     Args:
         request, result: of the job.
-        model, cluster: names of workload and cluster; empty = not given.
+        model, cluster: names of workload and cluster; empty = not known.
+        revision: id of the published winner; empty = it is not published.
         ranks: of the job; 0 = unknown.
         created: ISO time.
     """
-    arm = next((arm for arm in request.arms if arm.name == result.arm), None)
+    arm = result.find_arm(request)
     content = json.dumps([request.argv, [launch.step_us for launch in result.launches], created])
     dropped = [f"dropped {name}: {found.dropped}" for name, found in result.results if found.dropped]
     return Verification(
         id=hashlib.sha256(content.encode()).hexdigest()[:12],
         cluster=cluster,
         model=model,
-        recommendation=arm.recommendation if arm else "",
+        recommendation=revision,
         argv=words_without_secrets(request.argv),
         base_env=(),
         tuned_env=sorted_variables({TABLE_VARIABLE: arm.table} if arm else {}),
@@ -308,6 +376,7 @@ def build_verification(
             f"arm: {result.arm}",
             f"arms cost {result.cost * 100:.2g} % of the job's time up to step {result.steps}",
             *dropped,
+            *([explain_other_backend(result.other_backend)] if result.other_backend else []),
         ),
         created=created,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from ncclt.core.study import Study, StudyState
 from ncclt.core.trial import ON_JOBS, TimesOrigin
 from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError
-from ncclt.pipeline.candidates import MOST_CANDIDATES, describe_policy, propose_candidates
+from ncclt.pipeline.candidates import MOST_CANDIDATES, build_study, describe_policy, propose_candidates
 from ncclt.store.store import Store
 
 
@@ -65,7 +64,7 @@ def plan_on_jobs(
     same = [one for one in published if one.fingerprint == cluster.fingerprint()]
     active = [one for one in store.recommendations.newest(cluster=cluster.name, model=workload.name) if one in same]
     measured = [one for one in active if one.origin is TimesOrigin.MEASURED and not one.is_untried]
-    study = _build_study(workload, cluster, deterministic=deterministic)
+    study = build_study(workload, cluster, evidence=ON_JOBS, deterministic=deterministic)
     known = {policy for one in measured for policy in one.delivered} | {Policy()}
     known |= {one.table.policy for one in same if store.revisions.rollouts(recommendation=one.id)}
     found = propose_candidates(
@@ -146,26 +145,6 @@ def describe_study(study: Study, store: Store) -> list[str]:
     if published:
         lines.append(f"see `ncclt admin recommendations show {published[0].id}`")
     return lines
-
-
-def _build_study(workload: Workload, cluster: Cluster, *, deterministic: bool) -> Study:
-    """Return the study of the candidates; the same request gives the same study."""
-    what = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
-    mark = hashlib.sha256(what.encode()).hexdigest()[:6]
-    size = f"{cluster.nodes}x{cluster.gpus_per_node}"
-    name = f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{ON_JOBS}-{mark}"
-    return Study(
-        id=hashlib.sha256(name.encode()).hexdigest()[:12],
-        name=name,
-        cluster=cluster,
-        workload=workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node),
-        launcher=ON_JOBS,
-        simulated=False,
-        process_wide=(),
-        seed=0,
-        state=StudyState.RUNNING,
-        deterministic=deterministic,
-    )
 
 
 def _undecided(published: Sequence[Recommendation]) -> list[Policy]:

@@ -23,8 +23,9 @@ from ncclt.core.attestation import Form
 from ncclt.core.cluster import Cluster
 from ncclt.core.duration import format_duration
 from ncclt.core.plural import count_noun
-from ncclt.core.recommendation import Decision, Recommendation, Request
+from ncclt.core.recommendation import Decision, Recommendation, Request, Verdict
 from ncclt.core.segment import CONTROL, Segment, cost_share
+from ncclt.core.trial import RESTARTS, TimesOrigin
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification, sorted_variables
 from ncclt.core.workload import Workload
 from ncclt.deliver.node_files import place_plugin, write_table
@@ -34,7 +35,14 @@ from ncclt.launch.process.reaper import reaper
 from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.nccl.tuner_plugin.compact_table import POLICY_VARIABLE
-from ncclt.pipeline.candidates import MOST_CANDIDATES, describe_policy, propose_candidates
+from ncclt.pipeline.candidates import (
+    MOST_CANDIDATES,
+    build_study,
+    describe_policy,
+    explain_other_backend,
+    propose_candidates,
+    publish_winner,
+)
 from ncclt.pipeline.restart_folder import RunFolder, open_run_folder, read_run_states
 from ncclt.profile import read_workload
 from ncclt.profile.record.command import run_foreground
@@ -74,15 +82,20 @@ class TrainingArm:
 
     Attributes:
         name: `CONTROL`, or the id of a revision or proposal.
-        recommendation: id of the published revision; empty = it is none.
+        candidate: published or proposed; None = the control.
         label: the policy as text.
         set_env: variables that it sets; they replace the tuning variables of the user.
     """
 
     name: str
-    recommendation: str = ""
+    candidate: Recommendation | None = None
     label: str = ""
     set_env: Variables = ()
+
+    @property
+    def recommendation(self) -> str:
+        """Return the id of the published revision; empty = it is none."""
+        return self.candidate.id if self.candidate and not self.candidate.is_untried else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +105,7 @@ class RestartRequest:
     Attributes:
         argv: its command.
         model: its name, and that of its workload.
-        cluster: where it runs; empty = not known.
+        cluster: sized to it; None = not known.
         today: tuning variables that it runs with, which the control keeps.
         how: warm-up and measured steps of a segment, smallest gain, most blocks, time limit and folder.
         number: of the signal on which it saves a checkpoint and exits.
@@ -106,13 +119,18 @@ class RestartRequest:
 
     argv: tuple[str, ...]
     model: str
-    cluster: str = ""
+    cluster: Cluster | None = None
     today: Variables
     how: Comparison
     number: int
     max_cost: float
     hours: float
     force: bool = False
+
+    @property
+    def cluster_name(self) -> str:
+        """Return the name of the cluster; empty = not known."""
+        return self.cluster.name if self.cluster else ""
 
     def __post_init__(self) -> None:
         if not 0 < self.max_cost <= 1:
@@ -187,6 +205,7 @@ class SegmentedTraining:
         self._missed: list[int] = []
         self._before: _Start | None = None
         self._decided: dict[str, Decision] = {}
+        self._other_backends = ""
         self._is_resume_checked = False
         self._slowest_window_s = 0.0
 
@@ -411,6 +430,7 @@ class SegmentedTraining:
             start.first_step_at = min(report.first_step_at for report in ranks)
             start.done_before = next((r.resumed_after for r in ranks if r.resumed_after is not None), None)
             self._compare_with_before(start)
+        self._other_backends = find_other_backends(ranks) or self._other_backends
         stopped = [report for report in ranks if report.stopped_after]
         if any(report.state == "not stopped" for report in stopped):
             start.stopped_at = 0.0
@@ -424,8 +444,8 @@ class SegmentedTraining:
                 # The launcher starts the ranks again by itself, with the same arm.
                 start.ended_s, start.ended_for = time.monotonic(), "restarted by its launcher"
                 os.kill(pid, signal.SIGTERM)
-        elif (other := find_other_backends(ranks)) and not (self._request.force or self._off):
-            self._stop_experiment(f"no NCCL in this job, it trains over {other} (--force tries anyway)")
+        elif self._other_backends and not (self._request.force or self._off):
+            self._stop_experiment(f"no NCCL in this job, it trains over {self._other_backends} (--force tries anyway)")
         elif failure := next((text for report in reports for text in report.failures), ""):
             self._stop_experiment(failure)
         elif ranks and pid and not (start.is_asked or self._off or self._signals):
@@ -520,7 +540,7 @@ class SegmentedTraining:
         segment = Segment(
             id=hashlib.sha256(content.encode()).hexdigest()[:12],
             model=request.model,
-            cluster=request.cluster,
+            cluster=request.cluster_name,
             arm=arm.name,
             recommendation=arm.recommendation,
             label=arm.label,
@@ -569,10 +589,10 @@ class SegmentedTraining:
                     f"ncclt: start {len(self._segments)}, {last.arm}: {last.time_us / 1e3:.3g} ms per step; {cost}"
                 )
             race = self._race()
+            if ended and (race is None or race.conclude() is None):
+                why = f": {self._off}" if self._off else ""
+                self._say(f"ncclt: ended without a result after {starts}{why}; the same command tries the next arm")
             if race is None:
-                if ended:
-                    more = self._off or "the same command continues the experiment"
-                    self._say(f"ncclt: ended without a result after {starts}: {more}")
                 return
             decided = {arm: race.verdict(arm).decision for arm in race.arms}
             if ended or decided != self._decided:
@@ -584,7 +604,7 @@ class SegmentedTraining:
 
     def _store_verifications(self, race: Race) -> None:
         for name in race.arms:
-            arm = (self._arms or {})[name]
+            arm, verdict = (self._arms or {})[name], race.verdict(name, ended=True)
             launches = tuple(
                 StepLaunch(
                     side=Side.BASE if segment.arm == CONTROL else Side.TUNED,
@@ -595,11 +615,20 @@ class SegmentedTraining:
                 for number, segment in enumerate(s for s in race.segments if s.arm in (CONTROL, name) and s.block >= 0)
             )
             content = f"{race.model}\0{name}\0{len(launches)}"
+            id = hashlib.sha256(content.encode()).hexdigest()[:12]
+            if id in {one.id for one in self._store.records.verifications(model=self._request.model)}:
+                continue
+            revision = "" if self._other_backends else arm.recommendation
+            if race.conclude() == (name, verdict):
+                revision = self._publish(arm, verdict)
+            notes = ["segments of one training, each from the checkpoint of the one before"]
+            if self._other_backends:
+                notes.append(explain_other_backend(self._other_backends))
             found = Verification(
-                id=hashlib.sha256(content.encode()).hexdigest()[:12],
-                cluster=self._request.cluster,
+                id=id,
+                cluster=self._request.cluster_name,
                 model=self._request.model,
-                recommendation=arm.recommendation,
+                recommendation=revision,
                 argv=words_without_secrets(self._request.argv),
                 base_env=self._request.today,
                 tuned_env=arm.set_env,
@@ -609,12 +638,27 @@ class SegmentedTraining:
                 ranks=0,
                 hosts=0,
                 launches=launches,
-                verdict=race.verdict(name, ended=True),
-                notes=("segments of one training, each from the checkpoint of the one before",),
+                verdict=verdict,
+                notes=tuple(notes),
                 created=self._now(),
             )
-            if found.id not in {one.id for one in self._store.records.verifications(model=self._request.model)}:
-                self._store.records.add_verification(found)
+            self._store.records.add_verification(found)
+
+    def _publish(self, arm: TrainingArm, verdict: Verdict) -> str:
+        """Publish the winner, and return the id of its revision; empty = it is not published."""
+        workload, cluster = self._workload, self._request.cluster
+        if arm.candidate is None or workload is None or cluster is None:
+            return ""
+        id, line = publish_winner(
+            arm.candidate,
+            verdict,
+            build_study(workload, cluster, evidence=RESTARTS),
+            self._store,
+            baseline=dict(self._request.today),
+            backend=self._other_backends,
+        )
+        self._say(f"ncclt: {line}")
+        return id
 
 
 def describe_race(race: Race) -> list[str]:
@@ -665,7 +709,7 @@ def describe_training(request: RestartRequest, store: Store) -> list[str]:
 def select_candidates(
     workload: Workload, cluster: Cluster, store: Store, *, environ: Mapping[str, str]
 ) -> tuple[Recommendation, ...]:
-    """Return the candidates for a training: what was published for it, then what the model proposes.
+    """Return the candidates for a training: measured gains, gains of recordings and simulations, then proposals.
 
     Args:
         workload: as it is stored.
@@ -680,13 +724,15 @@ def select_candidates(
         gpus_per_node=cluster.gpus_per_node,
         nccl_version=str(cluster.version),
     )
-    published = [
+    tuned = [
         found
         for found in store.recommendations.newest_each(cluster=cluster.name, model=workload.name)
         if has_gain(found) and not found.stale and not wanted.refusal(found.fingerprint)
-    ][:MOST_CANDIDATES]
+    ]
+    published = [found for found in tuned if found.origin is TimesOrigin.MEASURED][:MOST_CANDIDATES]
     by_plugin, left = find_plugin(environ) is not None, MOST_CANDIDATES - len(published)
-    proposed = propose_candidates(workload, cluster, most=left, by_plugin=by_plugin) if left else ()
+    earlier = [found.table.policy for found in tuned if found not in published]
+    proposed = propose_candidates(workload, cluster, most=left, by_plugin=by_plugin, earlier=earlier) if left else ()
     return (*published, *proposed)
 
 
@@ -726,7 +772,7 @@ def plan_arms(
         effect = sorted_variables({n: v for n, v in given.items() if n != "NCCLT_RECOMMENDATION"})
         arm = TrainingArm(
             name=found.id,
-            recommendation="" if found.is_untried else found.id,
+            candidate=found,
             label=describe_policy(policy.effective),
             set_env=plan.set_env,
         )

@@ -14,7 +14,7 @@ from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.segment import CONTROL, Segment
-from ncclt.prove.verdict import Pairs, describe_step_gain, judge
+from ncclt.prove.verdict import Pairs, judge, state_step_gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,7 @@ class Race:
         if verdict.decision is Decision.UNDECIDED and verdict.blocks < MIN_BLOCKS:
             measured = len(self._times(arm).keys() & self._times(CONTROL).keys())
             return replace(verdict, reason=f"{measured} of at least {2 * MIN_BLOCKS} pairs of segments measured")
-        if verdict.decision is not Decision.TUNED:
-            return verdict
-        return replace(
-            verdict, reason=describe_step_gain(verdict, f"{count_noun(2 * verdict.blocks, 'pair')} of segments")
-        )
+        return state_step_gain(verdict, f"{count_noun(2 * verdict.blocks, 'pair')} of segments")
 
     def next_arm(self) -> tuple[str, int] | None:
         """Return arm and block of the next segment; None = the experiment is over."""

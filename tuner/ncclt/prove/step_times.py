@@ -25,7 +25,7 @@ from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
 from ncclt.prove.interleave import launch_order
-from ncclt.prove.verdict import Pairs, decide, describe_step_gain, judge
+from ncclt.prove.verdict import Pairs, decide, judge, state_step_gain
 
 _PER_BLOCK = len(Side) * LAUNCHES_PER_BLOCK
 """Launches of a block: two pairs."""
@@ -315,9 +315,7 @@ def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     verdict = judge(_build_pairs(launches), min_effect=request.how.min_effect, failure=failure.partition("\n")[0])
     if request.base_argv:
         return replace(verdict, reason=_describe_command_ratio(verdict, is_failed=bool(failure)))
-    if verdict.decision is not Decision.TUNED:
-        return verdict
-    return replace(verdict, reason=describe_step_gain(verdict, count_noun(verdict.blocks, "block")))
+    return state_step_gain(verdict, count_noun(verdict.blocks, "block"))
 
 
 def _describe_command_ratio(verdict: Verdict, *, is_failed: bool) -> str:

@@ -338,6 +338,8 @@ def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workloa
         return f"{verdict.decision}: no verdict yet for {what}{demonstration}"
     if verdict.decision is Decision.UNTRIED:
         return f"{verdict.decision}: no evidence yet for {what}"
+    if found.has_step_times:
+        return f"{verdict.decision}: {what}: {verdict.reason}"
     low, high = verdict.interval
     faster = (
         f"communicates {verdict.speedup:.2f}x faster than the NCCL default "

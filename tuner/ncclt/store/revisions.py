@@ -773,8 +773,8 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, n
     if row.unverified or rules.require_approval or line is not None or (rolled_out and rules.percent < 100):
         return
     new = get_recommendation(connection, row.id)
-    if new.is_untried:
-        return  # jobs may try it in a roll-out alone
+    if new.is_untried or (new.has_step_times and rules.approve_wins):
+        return  # jobs may try it in a roll-out alone, or a person approves the win
     for id in (*connection.scalars(_select_active(row)), *rolled_out):
         if why := refuse_replacement(new, _fresh(connection, id, shipped)):
             _note(connection, row, Action.KEPT, replace(by, why=shorten_reason(why)), now)

@@ -13,7 +13,6 @@ from ncclt.core.attestation import Form
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
-from ncclt.core.trial import ON_JOBS
 from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, compile_policy, rule_label
 from ncclt.nccl.numerics import Numerics, compare_bits
 from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE
@@ -130,7 +129,7 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
         return f"{what}: {Decision.KEEP_DEFAULT}: no policy in plain variables was validated"
     if verdict.decision is not Decision.TUNED:
         return f"{what}: {verdict.decision}: {verdict.reason}"
-    if recommendation.launcher == ON_JOBS:
+    if recommendation.has_step_times:
         return f"{what}: {verdict.decision}, {verdict.reason}"
     low, high = verdict.interval
     return f"{what}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"

@@ -81,14 +81,14 @@ def read_reports(folder: Path) -> tuple[RankReport, ...]:
     return tuple(sorted(reports, key=lambda report: (report.rank is None, report.rank or 0)))
 
 
-_OTHER_BACKENDS = frozenset({"gloo", "mpi"})
+OTHER_BACKENDS = frozenset({"gloo", "mpi"})
 """Backends of PyTorch that never call NCCL; `ucc` may, and a backend per device as `cpu:gloo,cuda:nccl` does."""
 
 
 def find_other_backends(reports: Sequence[RankReport]) -> str:
     """Return the backends over which the ranks trained, if NCCL was none of them; empty = that is not known."""
     found = {report.backend for report in reports if report.steps_seen}
-    return " and ".join(sorted(found)) if found and found <= _OTHER_BACKENDS else ""
+    return " and ".join(sorted(found)) if found and found <= OTHER_BACKENDS else ""
 
 
 def measure_overhead(reports: Sequence[RankReport]) -> Overhead | None:
