@@ -118,7 +118,9 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
     verdicts = store.recommendations.find(cluster=cluster, model=model, origin=TimesOrigin.MEASURED, since=then)
     gain = sum_up(verdicts, days=days or USUAL_DAYS)
     pairs = store.recommendations.pairs(cluster=cluster, model=model)
-    stale = [pair.recommendation for pair in pairs if pair.recommendation and pair.recommendation.stale]
+    stale = None
+    if query.state:
+        stale = [pair.recommendation for pair in pairs if pair.recommendation and pair.recommendation.stale]
     shown, running = build_map(pairs, before=before), _running(store, query)
     recent = store.studies.recent(limit=RECENT, cluster=cluster, model=model)
     if query.format == "json":
@@ -129,7 +131,7 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
         "home.html",
         map=shown,
         gain=gain,
-        stale=stale if query.state else None,
+        stale=stale,
         most_stale=MOST_STALE,
         stale_path="/?" + urlencode({"cluster": query.cluster, "model": query.model, "state": "stale"}),
         running=running,

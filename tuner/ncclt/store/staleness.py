@@ -37,15 +37,13 @@ def with_staleness(
     for name, text in connection.execute(select(clusters.c.name, clusters.c.document).where(added)):
         with stored(f"the cluster {name!r}"):
             places[name] = Cluster.from_document(json.loads(text))
-    return tuple(
-        replace(
-            r,
-            stale=checked.get(r.id, "")
-            or replaced_workload(r, digests.get(r.model, ""))
-            or changed_cluster(r, places.get(r.cluster)),
-        )
-        for r in found
-    )
+    shapes = {(r.cluster, r.fingerprint): r for r in found}
+    changed = {shape: changed_cluster(r, places.get(r.cluster)) for shape, r in shapes.items()}
+    answers = []
+    for r in found:
+        why = checked.get(r.id) or replaced_workload(r, digests.get(r.model, "")) or changed[r.cluster, r.fingerprint]
+        answers.append(r if r.stale == why else replace(r, stale=why))
+    return tuple(answers)
 
 
 def newest_records(
