@@ -87,6 +87,10 @@ def open_study(url: str | None, name: str, metric: str, attributes: Mapping[str,
         StoreError: Optuna's storage cannot be used.
     """
     storage: _Storage = _open_storage(url) if url else optuna.storages.InMemoryStorage()
+    return storage, _load_study(storage, name, metric, attributes)
+
+
+def _load_study(storage: _Storage, name: str, metric: str, attributes: Mapping[str, str]) -> optuna.Study:
     sampler = optuna.samplers.RandomSampler()  # never asked
     study = with_retries(
         lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True, sampler=sampler)
@@ -95,7 +99,7 @@ def open_study(url: str | None, name: str, metric: str, attributes: Mapping[str,
         with_retries(lambda: study.set_metric_names([metric]))
     for key, value in attributes.items():
         with_retries(partial(study.set_user_attr, key, value))
-    return storage, study
+    return study
 
 
 def close_storage(storage: _Storage) -> None:
@@ -132,8 +136,11 @@ def record_verdict(url: str, study: Study, verdict: Verdict) -> None:
         StoreError: Optuna's storage cannot be used.
     """
     attributes = study_attributes(study) | {"verdict": verdict.decision.value, "verdict_reason": verdict.reason}
-    for name, metric in ((study.name, WORTH), (_proof_name(study.name), _TIME)):
-        storage, _ = open_study(url, name, metric, attributes)
+    storage = _open_storage(url)
+    try:
+        for name, metric in ((study.name, WORTH), (_proof_name(study.name), _TIME)):
+            _load_study(storage, name, metric, attributes)
+    finally:
         close_storage(storage)
 
 
