@@ -412,7 +412,7 @@ def test_another_sampler_makes_another_study_and_is_refused_under_the_name_of_th
         run(store, sampler="random")
 
 
-def test_the_optuna_study_is_the_one_that_ran(store):
+def test_the_optuna_study_is_the_one_that_ran(store, optuna_database):
     result = run(store)
     storage = optuna.storages.RDBStorage(store.optuna_url)
     shown = optuna.load_study(study_name=result.study.name, storage=storage).get_trials()
@@ -424,7 +424,7 @@ def test_the_optuna_study_is_the_one_that_ran(store):
     assert {trial.state.name for trial in shown} == {"COMPLETE"}
 
 
-def test_optuna_shows_the_proof_in_a_study_of_its_own_and_both_have_the_verdict(store):
+def test_optuna_shows_the_proof_in_a_study_of_its_own_and_both_have_the_verdict(store, optuna_database):
     result = run(store)
     storage = optuna.storages.RDBStorage(store.optuna_url)
     search, proof = (
