@@ -1,5 +1,8 @@
 """Liveness and readiness."""
 
+import subprocess
+import sys
+
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
@@ -109,6 +112,16 @@ def test_a_postgresql_without_tables_is_refused_at_the_start(postgresql):
         pass
     open_store(url).close()
     open_service_store(url).close()
+
+
+def test_no_request_imports_a_part_of_sqlalchemy_that_others_look_into(empty_store):
+    code = f"""
+import sys
+from ncclt.store import open_service_store
+open_service_store({empty_store.url!r}).close()
+assert "sqlalchemy.orm" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_the_users_own_store_is_made(tmp_path, monkeypatch):
