@@ -222,6 +222,9 @@ def _http(request: Request, error: Exception) -> Response:
         hint = f"use {allowed}; GET /v1/openapi.json lists what can be written"
         problem = Problem(status=405, detail=f"{request.method} is not possible at {path}", hint=hint)
         return problem_response(problem, request, {"Allow": allowed})
+    elif error.status_code == 400:  # of the framework, for what is no text or a broken form
+        hint = "send it with the Content-Type that GET /v1/openapi.json names, in UTF-8"
+        problem = Problem(status=400, detail="the body cannot be read", hint=hint)
     else:
         problem = Problem(status=error.status_code, detail=str(error.detail))
     return problem_response(problem, request, dict(error.headers or {}))

@@ -15,7 +15,7 @@ from ncclt.store.job_queue import JobQueue, prepare
 from ncclt_api.app import create_app
 
 EXAMPLES = 6
-"""Of each operation, with and without its rules obeyed; `make fuzz` is for the many."""
+"""Of each operation, with and without its rules obeyed; `schemathesis run` asks a real server more."""
 
 PATIENT_S = 120
 JOB = "00000000000000aa"
