@@ -504,11 +504,11 @@ def main() -> None:
     parser.add_argument("--switches", type=int, default=1000, help="of the job without a fault; others make a tenth")
     parser.add_argument("--faults", default=",".join(FAULTS), help="with commas")
     parser.add_argument("--part", choices=("protocol", "decisions"), help="only these rows")
-    parser.add_argument("--quick", action="store_true", help="4 processes, 20 switches, 5 simulated trainings per case")
+    parser.add_argument("--quick", action="store_true", help="4 processes, 10 switches, 5 simulated trainings per case")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     sizes = [4] if arguments.quick else [int(word) for word in arguments.ranks.split(",")]
-    switches = 20 if arguments.quick else arguments.switches
+    switches = 10 if arguments.quick else arguments.switches
     faults = arguments.faults.split(",")
     if not all(2 <= ranks <= 64 for ranks in sizes) or switches < 1 or not set(faults) <= set(FAULTS):
         parser.error(f"--ranks must be 2 to 64, --switches at least 1, and --faults some of {', '.join(FAULTS)}")

@@ -1,11 +1,13 @@
 """Live tuning of real trainings over gloo, whose delays stand for NCCL's choices (training/asked.py)."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,12 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision
 from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.pipeline.live import LiveRequest, build_arms, plan_live, read_live, write_live
-from ncclt.prove.live_director import BLOCKS_FILE
+from ncclt.prove.live_director import BLOCKS_FILE, STATE_FILE, read_blocks
 
 pytest.importorskip("torch.distributed")
 
 TRAINING = Path(__file__).parent / "training" / "asked.py"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
 OTHERS = ("NCCL", "PYTHONPATH", "TORCH")
 
 
@@ -31,7 +33,7 @@ def plugin(tmp_path_factory):
 
 
 class LiveJob:
-    """A training under torchrun that is tuned live; its blocks are short, for its steps take 0.1 s."""
+    """A training under torchrun that is tuned live; its blocks are short, for its steps take up to 0.1 s."""
 
     def __init__(self, folder, plugin, kind, steps):
         self.request = LiveRequest(
@@ -65,14 +67,22 @@ class LiveJob:
     "kind",
     ["ddp", pytest.param("zero1", marks=pytest.mark.thorough), pytest.param("fsdp2", marks=pytest.mark.thorough)],
 )
-def test_the_faster_arm_wins_and_stays_in_all_ranks(tmp_path, plugin, kind):
+def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, plugin, kind):
+    """The ranks that torchrun starts again begin with the default, and continue with the blocks so far."""
     job = LiveJob(tmp_path, plugin, kind, 350)
-    out, err = job.run()
+    out, err = job.run(DIES_AT="40")
 
     result = read_live(job.request)
     assert (result.verdict.decision, result.arm) == (Decision.TUNED, "ring/ll128"), (result, err)
     assert result.verdict.speedup > 1.1
-    assert re.findall(r"faster: (True|False)", out) == ["True", "True"]
+    choices = re.findall(r"trained to the end, choices: ([-+]+)", out)
+    assert len(choices) == 2
+    assert choices[0] == choices[1]
+    assert choices[0].startswith("-" * 6)
+    assert choices[0].endswith("+" * 50)
+    assert json.loads((tmp_path / STATE_FILE).read_text())["restarts"] == 1
+    assert any(before.step > after.step for before, after in pairwise(read_blocks(tmp_path)))
+    assert result.other_backend == "gloo"
     assert re.search(r"live tuning ended: steps are \d+\.\d % faster with ring/ll128, which stays", err)
 
 

@@ -2,7 +2,8 @@
 
 KIND is ddp, zero1 or fsdp2. In each step every rank asks the tuner plugin, as NCCL would, about the messages of one
 communicator; a step pauses for longer unless all are answered with the ring and LL128. So a delay stands for what
-NCCL's choices cost: no message of this training ever goes through NCCL.
+NCCL's choices cost: no message of this training ever goes through NCCL. It ends after STEPS steps, or once `SETTLED` in
+a row were faster. With DIES_AT, rank 1 dies at that step of the first start.
 """
 
 import os
@@ -18,7 +19,8 @@ from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
 from ncclt.nccl.tuner_table import ALGORITHMS, PROTOCOLS
 
 ALL_REDUCE = 4
-PAUSE_S, FASTER_S = 0.12, 0.03
+PAUSE_S, FASTER_S = 0.08, 0.02
+SETTLED = 50
 SIZES = (64, 1 << 20)
 CHOSEN = ALGORITHMS.index("ring") * len(PROTOCOLS) + PROTOCOLS.index("ll128")
 
@@ -44,10 +46,15 @@ else:
 
 plugin = LoadedPlugin(Path(os.environ.get("NCCL_TUNER_PLUGIN") or os.environ["STAND_IN_PLUGIN"]))
 world = dist.get_world_size()
+dies_at = int(os.environ.get("DIES_AT", "-1")) if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else -1
+choices = ""
 with plugin.communicator(api=5, ranks=world, nodes=1, number=7) as communicator:
     for step in range(steps):
+        if step == dies_at and dist.get_rank() == 1:
+            os._exit(1)
         answers = [communicator.ask(ALL_REDUCE, size).costs for size in SIZES]
         is_faster = all(costs.index(min(costs)) == CHOSEN for costs in answers)
+        choices += "-+"[is_faster]
         model(torch.ones(4, 32)).square().mean().backward()
         time.sleep(FASTER_S if is_faster else PAUSE_S)
         optimizer.step()
@@ -55,5 +62,7 @@ with plugin.communicator(api=5, ranks=world, nodes=1, number=7) as communicator:
         if step % 50 == 49:
             time.sleep(0.5)  # an evaluation
         dist.barrier()
-print(f"rank {dist.get_rank()} trained to the end, faster: {is_faster}", flush=True)
+        if choices.endswith("+" * SETTLED):
+            break
+print(f"rank {dist.get_rank()} trained to the end, choices: {choices}", flush=True)
 dist.destroy_process_group()
