@@ -152,7 +152,7 @@ def gain_chart(
         y=Axis(
             label="step time of jobs" if first.launcher == ON_JOBS else "communication per step",
             unit="us",
-            high=max(times_us) + 2 * room_us,  # the names of the releases are written there
+            high=max(times_us) + 3 * room_us,  # the names of the releases are written there
         ),
         lines=[line for line in lines if line.x],
         levels=levels,
