@@ -49,7 +49,7 @@ def test_it_is_gone_with_the_reason_and_what_to_do(stale):
     problem = answer.json()
     assert problem["type"] == "urn:ncclt:problem:stale-recommendation"
     assert "NCCL is 2.30.7 here" in problem["detail"]
-    assert "ncclt tune" in problem["hint"]
+    assert problem["hint"] == "POST /v1/jobs/stale measures it again"
 
 
 def test_lists_and_pages_say_so(stale):
