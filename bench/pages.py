@@ -82,6 +82,8 @@ PAGES = {
     "trial of the 10,000": f"/studies/{LONG}/trials/500",
     "recommendation": "/recommendations/{recommendation}",
     "what a job gets": "/recommendations?{job}",
+    "roll-outs": "/roll-outs",
+    "roll-out": "/roll-outs/{rollout}",
     "jobs": "/jobs",
 }
 """Path of each page; the names in braces are filled in from the store."""
@@ -157,12 +159,14 @@ def names(store: Store) -> dict[str, str]:
     job = {"cluster": found.cluster, "model": found.model}
     pairs = Counter((one.cluster, one.model) for one in store.recommendations.find(origin=TimesOrigin.MEASURED))
     cluster, model = map(quote, pairs.most_common(1)[0][0])
+    (rollout, *_) = store.revisions.rollouts(cluster=CLUSTER, limit=1)
     return {
         "study": found.study,
         "recommendation": found.id,
         "job": urlencode(job),
         "cluster": cluster,
         "model": model,
+        "rollout": rollout.id,
     }
 
 

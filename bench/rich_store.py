@@ -17,7 +17,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
-from ncclt.core.revision import Action
+from ncclt.core.revision import Action, Actor
+from ncclt.core.rollout import JobTime
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
@@ -42,10 +43,11 @@ from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
 from ncclt.health.preflight.simulated import parse_fault, simulated_runners
+from ncclt.prove.rollout import judge_stored
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text
 from ncclt.store.studies import study_row
-from ncclt.store.tables import history, measurements, recommendations, studies, trials
+from ncclt.store.tables import history, job_starts, job_times, measurements, recommendations, studies, trials
 from ncclt.store.trials import measurement_row, trial_row
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000)
@@ -457,6 +459,7 @@ def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> No
     writer.write(made)
     _write_long(writer, clusters, models, size.long, moment)
     _write_records(store, writer, moment)
+    _write_rollouts(store, writer, moment)
 
 
 def _planned(
@@ -553,6 +556,37 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
             when = (moment - timedelta(days=7 * week, hours=hall)).isoformat(timespec="seconds")
             weak = ["n02=0.55"] if week == 3 else ["n01+n03=0.7"] if week == 6 else []
             store.records.add_preflight(_examined(cluster, weak, when))
+
+
+def _write_rollouts(store: Store, writer: _Writer, moment: datetime) -> None:
+    """Roll out a candidate for each tuned workload of hall B; the last one has as many jobs as decide one."""
+    newest = [one for one in writer.newest.values() if one.cluster == "hall-b"]
+    tuned = [one for one in newest if one.table.verdict.decision is Decision.TUNED]
+    for number, found in enumerate(tuned, 1):
+        policy = replace(found.table.policy, rules=found.table.policy.rules[1:])
+        new = replace(found, id=_id("candidate", found.id), table=replace(found.table, policy=policy))
+        store.revisions.publish(new, by=Actor(who="nina"), for_rollout=True)
+        rollout = store.revisions.rollout(store.revisions.approve(new.id, Actor(who="olga"), percent=50, max_cost=1.0))
+        chance = random.Random(number)
+        jobs = range(240 * number // len(tuned))
+        starts = [rollout.start(str(job), issued_s=moment.timestamp() - 60.0 * (300 - job)) for job in jobs]
+        times = [
+            JobTime(
+                rollout=rollout.id,
+                job=start.job,
+                recommendation=start.recommendation,
+                step_us=1e5 * chance.gauss(0.98 if start.recommendation == new.id else 1.0, 0.04),
+                steps=20,
+                waited_s=50.0,
+            )
+            for start in starts
+            if chance.random() < 0.97
+        ]
+        with store._database.alone() as connection:
+            connection.execute(insert(job_starts), [asdict(one) | {"running": "0", "created": ""} for one in starts])
+            connection.execute(insert(job_times), [asdict(one) for one in times])
+        verdict = judge_stored(store, rollout)
+        store.revisions.settle_arms(rollout.id, [arm.to_arm() for arm in verdict.arms], Actor(who="guard"))
 
 
 def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:

@@ -41,6 +41,7 @@ from ncclt_api.routes import (
     recommendations,
     reports,
     revisions,
+    rollout_pages,
     rollouts,
     sign_in_pages,
     studies,
@@ -182,6 +183,7 @@ def create_app(
         overview_pages.router,
         pages.router,
         recommendation_pages.router,
+        rollout_pages.router,
         job_pages.router,
         sign_in_pages.router,
     ):

@@ -78,6 +78,8 @@ def paths(store):
         "study": f"/studies/{found.study}",
         "trial": f"/studies/{found.study}/trials/3",
         "recommendation": f"/recommendations/{found.id}",
+        "roll-outs": "/roll-outs",
+        "roll-out": f"/roll-outs/{store.revisions.rollouts()[0].id}",
         "jobs": "/jobs",
         "error": "/nothing",
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState, RevisionStatus
+from ncclt.core.rollout import RollOut
 from ncclt.deliver.render.delivery import deliver_table, deliver_variables, job_options
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
 from ncclt.errors import NccltError
@@ -33,6 +34,7 @@ _FOR: dict[str, tuple[str, str]] = {
 
 _ACTIONS: dict[str, tuple[str, str]] = {
     "approve": ("Approve", "Serve it as the rules of the cluster require, or to a share of the jobs."),
+    "promote": ("Approve", "It won its roll-out: serve it to all jobs."),
     "activate": ("Activate", "Serve it to all jobs now, even during its roll-out."),
     "rollback": ("Roll back", "Make this revision active again."),
     "pin": ("Pin", "Keep serving this revision, whatever is published later."),
@@ -40,7 +42,7 @@ _ACTIONS: dict[str, tuple[str, str]] = {
     "stale": ("Mark stale", "Stop serving it until ncclt recheck confirms it."),
     "retire": ("Retire", "Stop serving it; jobs return to the NCCL default."),
 }
-"""Last part of the address of a form -> its button, and its effect."""
+"""Last part of the address of a form -> its button, and its effect; `promote` is an approval, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +76,22 @@ def list_snippets(found: Recommendation, *, source: str) -> tuple[Snippet, ...]:
     return tuple(_snippet(found, format, job_options(found, source=source)) for format in FORMATS)
 
 
-def list_actions(status: RevisionStatus) -> dict[str, tuple[str, str]]:
-    """Return the actions that the state of a revision allows, with button and effect."""
+def list_actions(status: RevisionStatus, rollout: RollOut | None) -> dict[str, tuple[str, str]]:
+    """Return the actions that the state of a revision allows, with button and effect.
+
+    Args:
+        status: of the revision.
+        rollout: open one with it as an arm; None = none.
+    """
+    if rollout is not None and status.id == rollout.winner:
+        return {"approve": _ACTIONS["promote"], "retire": _ACTIONS["retire"]}
     verbs = {
         RevisionState.CANDIDATE: ("approve", "activate", "retire"),
         RevisionState.ACTIVE: ("unpin", "stale") if status.pinned else ("pin", "stale", "retire"),
         RevisionState.STALE: ("unpin",) if status.pinned else ("retire",),
         RevisionState.RETIRED: ("rollback",),
     }[status.state]
-    return {verb: _ACTIONS[verb] for verb in verbs}
+    return {verb: _ACTIONS[verb] for verb in verbs if verb != "approve" or rollout is None}
 
 
 def _snippet(found: Recommendation, format: str, job: str) -> Snippet:

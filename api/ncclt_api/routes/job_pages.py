@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from typing import Annotated, Literal
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Query, Request
 from pydantic import Field
@@ -17,7 +16,7 @@ from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY,
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes.jobs import CurrentJob, CurrentQueue, cancel_job, current_queue, retry_job, submit_job
-from ncclt_api.routes.pages import json_response, page_response
+from ncclt_api.routes.pages import build_address, json_response, page_response
 from ncclt_api.schemas import NewJob
 from ncclt_api.sign_in import OwnForm
 
@@ -60,9 +59,9 @@ def show_jobs(query: Annotated[JobsPageQuery, Query()], store: CurrentStore, req
         "running": running,
         "chosen": chosen,
         "live": any(not row.state.ended for row in rows),
-        "address": _address(chosen, query.page),
-        "newer": _address(chosen, query.page - 1) if query.page > 1 else "",
-        "older": _address(chosen, query.page + 1) if more else "",
+        "address": build_address("/jobs", chosen, query.page),
+        "newer": build_address("/jobs", chosen, query.page - 1) if query.page > 1 else "",
+        "older": build_address("/jobs", chosen, query.page + 1) if more else "",
     }
     if request.headers.get("hx-request"):
         return page_response(request, "_queue.html", **values)
@@ -114,8 +113,3 @@ def retry(found: CurrentJob, queue: CurrentQueue, request: Request) -> Response:
 def is_installed() -> bool:
     """Check for the library of the queue without importing it."""
     return importlib.util.find_spec("dbos") is not None
-
-
-def _address(chosen: dict[str, str], page: int) -> str:
-    given = {name: value for name, value in chosen.items() if value} | ({"page": str(page)} if page > 1 else {})
-    return "/jobs" + ("?" + urlencode(given, errors="replace") if given else "")

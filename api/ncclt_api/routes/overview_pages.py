@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from ncclt.core.api_key import Role
 from ncclt.core.cluster import Cluster
 from ncclt.core.revision import Action
+from ncclt.core.rollout import OPEN_STATES
 from ncclt.core.study import StudyEntry
 from ncclt.core.trial import TimesOrigin
 from ncclt.errors import NotFoundError, UsageError
@@ -123,8 +124,17 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
         stale = [pair.recommendation for pair in pairs if pair.recommendation and pair.recommendation.stale]
     shown, running = build_map(pairs, before=before), _running(store, query)
     recent = store.studies.recent(limit=RECENT, cluster=cluster, model=model)
+    rolling = {
+        (one.cluster, one.model): {"id": one.id, "percent": one.percent}
+        for one in store.revisions.rollouts(cluster=cluster, model=model, state=OPEN_STATES)
+    }
     if query.format == "json":
-        lists = {"running": _summaries(running), "recent": _summaries(recent), "stale": stale}
+        lists = {
+            "running": _summaries(running),
+            "recent": _summaries(recent),
+            "stale": stale,
+            "roll_outs": list(rolling.values()),
+        }
         return json_response({"map": shown, "gain": gain, **lists})
     return page_response(
         request,
@@ -135,12 +145,13 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
         most_stale=MOST_STALE,
         stale_path="/?" + urlencode({"cluster": query.cluster, "model": query.model, "state": "stale"}),
         running=running,
+        rolling=rolling,
         recent=recent,
         effects=_effects(store, recent),
         days=days,
         query=_query(query),
-        clusters=_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
-        models=_names((workload.name for workload, _ in store.workloads.entries()), query.model),
+        clusters=list_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
+        models=list_names((workload.name for workload, _ in store.workloads.entries()), query.model),
         chosen={"cluster": query.cluster, "model": query.model, "days": str(query.days), "state": query.state},
         filtered=bool(query.cluster or query.model or query.days or query.state),
     )
@@ -171,8 +182,8 @@ def show_studies(query: Annotated[ListQuery, Query()], store: CurrentStore, requ
         effects=_effects(store, page.items),
         chosen=chosen,
         filtered=bool(query.cluster or query.model),
-        clusters=_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
-        models=_names((workload.name for workload, _ in store.workloads.entries()), query.model),
+        clusters=list_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
+        models=list_names((workload.name for workload, _ in store.workloads.entries()), query.model),
         first=not query.cursor,
         newest="/studies?" + urlencode(chosen),
         older="/studies?" + urlencode({**chosen, "cursor": page.next_cursor}) if page.next_cursor else "",
@@ -201,7 +212,7 @@ def show_gain(
     now = datetime.now(UTC)
     found = store.recommendations.find(cluster=name, model=model, limit=MOST_VERDICTS)
     if not found:  # of an unknown name
-        _cluster(store, name)
+        find_cluster(store, name)
         store.workloads.get(model)
     groups = group_comparable(found)
     chosen = query.jobs if query.jobs in groups else next(iter(groups), "")
@@ -241,7 +252,7 @@ def show_gain(
 def show_cluster(name: str, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request) -> Response:
     """Show one cluster: what jobs get there, its releases of NCCL, the health of its fabric."""
     pairs = store.recommendations.pairs(cluster=name)
-    cluster, in_catalogue = _cluster(store, name)
+    cluster, in_catalogue = find_cluster(store, name)
     ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
     newest, described = store.recommendations.newest_each(cluster=name), cluster.fingerprint()
     # The catalogue does not know the variables of the site, which measurements add.
@@ -266,6 +277,8 @@ def show_cluster(name: str, query: Annotated[PageQuery, Query()], store: Current
         "mapped": mapped,
         "heat_maps": heat_maps(mapped) if mapped else (),
         "attestations": store.records.attestations(ids, limit=REPORTS),
+        "rules": store.revisions.rules(name),
+        "open_rollouts": len(store.revisions.rollouts(cluster=name, state=OPEN_STATES)),
     }
     if query.format == "json":
         return json_response(values)
@@ -333,8 +346,8 @@ def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore
         most=MOST,
         chosen=query.model,
         chosen_clusters=query.cluster,
-        clusters=_names(cluster.name for cluster, _ in store.clusters.entries()),
-        models=_names(workload.name for workload, _ in store.workloads.entries()),
+        clusters=list_names(cluster.name for cluster, _ in store.clusters.entries()),
+        models=list_names(workload.name for workload, _ in store.workloads.entries()),
     )
 
 
@@ -381,7 +394,7 @@ def _best_first(pair: Pair) -> tuple[bool, bool, float, str]:
     return bool(found.stale), bool(found.label), -found.table.verdict.speedup, pair.cluster
 
 
-def _cluster(store: Store, name: str) -> tuple[Cluster, bool]:
+def find_cluster(store: Store, name: str) -> tuple[Cluster, bool]:
     """Return a cluster, and whether it is in the catalogue; one that left it is known from its newest study."""
     try:
         return store.clusters.get(name), True
@@ -391,8 +404,8 @@ def _cluster(store: Store, name: str) -> tuple[Cluster, bool]:
         raise
 
 
-def _names(names: Iterable[str], chosen: str = "") -> list[str]:
-    # A study may belong to a cluster or workload that has since left the catalogue.
+def list_names(names: Iterable[str], chosen: str = "") -> list[str]:
+    """Return the options of a filter: a study may belong to a cluster or workload that has left the catalogue."""
     return sorted({*names, chosen} - {""})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
@@ -131,6 +132,12 @@ def page_response(request: Request, template: str, **values: Any) -> HTMLRespons
     optuna_url = request.app.state.optuna_dashboard_url if reader.sees_all else ""
     page = render_page(template, optuna_dashboard_url=optuna_url, visitor=reader, **values)
     return HTMLResponse(page, headers={"Cache-Control": "private, no-cache"})
+
+
+def build_address(path: str, chosen: Mapping[str, str], page: int) -> str:
+    """Return the address of a page of a filtered list, 1 = the first one."""
+    given = {name: value for name, value in chosen.items() if value} | ({"page": str(page)} if page > 1 else {})
+    return path + ("?" + urlencode(given, errors="replace") if given else "")
 
 
 def json_response(view: Any) -> JSONResponse:

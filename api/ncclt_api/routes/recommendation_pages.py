@@ -16,7 +16,7 @@ from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
 from ncclt.core.revision import MOST_WHY, Action, Actor
-from ncclt.core.rollout import RollOut, RollOutState
+from ncclt.core.rollout import RollOut
 from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.prove.rollout import RollOutVerdict, describe_cohort_bits, judge_stored
@@ -83,7 +83,8 @@ def show_roll_out(
         return json_response({"rollouts": _without_seed(rollouts)})
     live = any(one.is_open for one, *_ in rollouts)
     if live or not request.headers.get("hx-request"):
-        return page_response(request, "_rollout.html", rollouts=rollouts, live=live, id=found.id)
+        address = f"/recommendations/{found.id}/rollout"
+        return page_response(request, "_rollout.html", rollouts=rollouts, live=live, id=found.id, address=address)
     # It has ended, and with it the revision's state: the whole page takes the place of the one that was watched.
     answer = _answer(found, "html", store, request)
     answer.headers.update(WHOLE_PAGE)
@@ -98,8 +99,9 @@ def change(
     request: Request,
     why: Annotated[str, Form(max_length=MOST_WHY)] = "",
     percent: Annotated[int | None, Form(ge=1, le=100)] = None,
+    rollout: Annotated[str, Form(pattern="^[0-9a-f]{0,12}$")] = "",
 ) -> Response:
-    """Change the life of a revision, and show it again."""
+    """Change the life of a revision, and show the page of the form again: the revision's, or that of a roll-out."""
     by = Actor(who=who(request), why=why.strip())
     match verb:
         case "approve":
@@ -116,7 +118,7 @@ def change(
             store.revisions.retire(found.id, by)
         case "stale":
             _mark_stale(store, found, by)
-    return RedirectResponse(f"/recommendations/{found.id}", 303)
+    return RedirectResponse(f"/roll-outs/{rollout}" if rollout else f"/recommendations/{found.id}", 303)
 
 
 def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
@@ -154,7 +156,7 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
     ]
     events = store.revisions.history(recommendation=found.id, limit=_SHOWN)
     rollouts = _judge(store, found)
-    has_won = any(rollout.state is RollOutState.WON for rollout, *_ in rollouts)
+    rollout = next((one for one, *_ in rollouts if one.is_open), None)
     differences: list[ComparisonRow] = []
     if served and served.id != found.id:
         compared = compare([_compared(served, store), _compared(found, store)])
@@ -173,12 +175,12 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
         "events": events,
         "rechecks": store.records.rechecks(found.id)[:_SHOWN],
         "differences": differences,
-        "actions": list_actions(status),
-        "percent": 100 if has_won else store.revisions.rules(found.cluster).percent,
+        "actions": list_actions(status, rollout),
+        "percent": store.revisions.rules(found.cluster).percent,
     }
     if format == "json":
         return json_response({**values, "rollouts": _without_seed(rollouts)})
-    return page_response(request, "recommendation.html", rollouts=rollouts, job=_job(found), **values)
+    return page_response(request, "recommendation.html", rollout=rollout, rollouts=rollouts, job=_job(found), **values)
 
 
 _Judged = tuple[RollOut, RollOutVerdict | None, str]

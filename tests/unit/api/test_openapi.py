@@ -40,6 +40,7 @@ def test_operations_have_unique_names_and_problems():
         "/v1/roll-outs/{id}/pause": {"post"},
         "/v1/roll-outs/{id}/resume": {"post"},
         **{f"/v1/recommendations/{{id}}/{verb}": {"post"} for verb in verbs},
+        **{f"/v1/roll-outs/{{id}}/{verb}": {"post"} for verb in ("pause", "resume")},
     }
     for operation in (operation for methods in versioned.values() for operation in methods.values()):
         assert {"401", "403", "404", "422", "429", "503"} <= set(operation["responses"])

@@ -200,7 +200,8 @@ def test_a_win_awaits_approval_on_the_page(browser, store):
     settle(store, rollout, ArmState.WON, "steps are faster")
     page = browser.get("/recommendations/0c0ffee9").text
     assert "Awaits approval; the share is unchanged meanwhile: <bdi>steps are faster</bdi>" in page
-    assert 'max="100" value="100"' in page
+    assert "serve it to all jobs" in page
+    assert 'name="percent"' not in page, "a winner goes to all jobs"
     assert send(browser, "approve", "0c0ffee9").status_code == 303
     assert store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee9"
 

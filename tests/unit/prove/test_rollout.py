@@ -15,7 +15,16 @@ from ncclt.core.rollout import ArmState, JobStart, JobTime, RollOutArm, RollOutS
 from ncclt.core.ticket import TICKET_LIFE_S
 from ncclt.errors import ConflictError, InputError, NotFoundError
 from ncclt.prove.confidence import log_capital
-from ncclt.prove.rollout import GUARD, describe_cohort_bits, find_grace, judge_roll_out, paired_gains, report_job_time
+from ncclt.prove.rollout import (
+    GUARD,
+    describe_cohort_bits,
+    fewest_pairs,
+    find_grace,
+    judge_roll_out,
+    paired_gains,
+    report_job_time,
+    trace_gains,
+)
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation, sample_roll_out, sample_ticket
 
@@ -123,6 +132,19 @@ def test_controls_that_started_while_the_arm_was_paused_are_not_compared():
     assert verdict.state is RollOutState.ENDED
     all_running = [replace(start, running=(0,)) for start in starts]
     assert judge_roll_out(ROLLOUT, found, all_running, now_s=BEGIN_S + 1e4).state is RollOutState.WON
+
+
+def test_the_trace_of_a_gain_ends_with_the_verdict_s():
+    jobs = times(-0.05, jobs=60)
+    starts = [start_of(time, BEGIN_S) for time in jobs]
+    traced = trace_gains(ROLLOUT, 0, jobs, starts, most=5)
+    verdict = judge_roll_out(ROLLOUT, jobs, starts, now_s=BEGIN_S)
+    assert traced[-1] == (60, verdict.arms[0].gain)
+    assert [reports for reports, _ in traced] == [12, 24, 36, 48, 60]
+
+
+def test_a_win_needs_the_fewest_pairs_at_least():
+    assert [fewest_pairs(arms) for arms in (1, 4)] == [123, 153]
 
 
 def test_few_jobs_decide_nothing():

@@ -317,6 +317,11 @@ class RollOut(Documented):
         """Return the share of the starts with a served arm, in percent."""
         return round(100 * sum(self.arms[number].share for number in self.running), 3)
 
+    def percent_of(self, recommendation: str) -> float:
+        """Return the share of the starts that get a revision now, in percent."""
+        served = (self.arms[number] for number in self.running)
+        return round(100 * sum(arm.share for arm in served if arm.recommendation == recommendation), 3)
+
     @property
     def winner(self) -> str:
         """Return the id of the winning revision; empty = none."""

@@ -315,10 +315,7 @@ class _Arm:
         return self.jobs.now_s - max(issued) <= TICKET_LIFE_S
 
     def _find_gain(self) -> PairedGain | None:
-        if not self.gains:
-            return None
-        found = estimate_interval(self.gains, error=INTERVAL_ERROR / len(self.jobs.rollout.arms))
-        return PairedGain(estimate=found.estimate, interval=(found.low, found.high), pairs=len(self.gains))
+        return _estimate_gain(self.jobs.rollout, self.gains) if self.gains else None
 
     def _describe_missing(self) -> str:
         return (
@@ -375,6 +372,36 @@ def _judge(store: Store, rollout: RollOut, *, now_s: float) -> RollOutVerdict:
     # Reports before starts: each report has its start then.
     times = store.revisions.job_times(rollout.id)
     return judge_roll_out(rollout, times, store.revisions.job_starts(rollout.id), now_s=now_s)
+
+
+def fewest_pairs(arms: int) -> int:
+    """Return the fewest pairs of started jobs that can prove a win, if all of them report.
+
+    Args:
+        arms: of the roll-out.
+    """
+    pairs = np.arange(1, 1000)[:, None]
+    capital = np.logaddexp.reduce(pairs * np.log1p(np.array(_RETURN_STAKES) * MISSING_MARGIN), axis=1)
+    return int(np.argmax(capital - math.log(len(_RETURN_STAKES)) >= -math.log(FALSE_WIN / arms))) + 1
+
+
+def trace_gains(
+    rollout: RollOut, number: int, times: Sequence[JobTime], starts: Sequence[JobStart], *, most: int
+) -> list[tuple[int, PairedGain]]:
+    """Return the gain of an arm after rising numbers of reports, as the guard saw it then.
+
+    Args:
+        rollout: of the jobs.
+        number: of the arm.
+        times, starts: as of `judge_roll_out`.
+        most: gains at most; the last one is of all reports. None is from before the first pair.
+    """
+    compared = _Jobs(rollout, times, starts, now_s=0.0).compared(times, number)
+    found = []
+    for reports in sorted({math.ceil(len(compared) * part / most) for part in range(1, most + 1)}):
+        if gains := paired_gains(rollout, number, compared[:reports]):
+            found.append((reports, _estimate_gain(rollout, gains)))
+    return found
 
 
 def describe_cohort_bits(store: Store, rollout: RollOut) -> str:
@@ -493,6 +520,11 @@ def _sign(store: Store, rollout: RollOut, reason: str, verdict: RollOutVerdict) 
 def describe_cost(verdict: RollOutVerdict) -> str:
     """Describe the cost of a roll-out, against its budget."""
     return f"cost {verdict.cost_gpu_h:.3g} of {verdict.budget_gpu_h:.3g} GPU hours"
+
+
+def _estimate_gain(rollout: RollOut, gains: Sequence[float]) -> PairedGain:
+    found = estimate_interval(gains, error=INTERVAL_ERROR / len(rollout.arms))
+    return PairedGain(estimate=found.estimate, interval=(found.low, found.high), pairs=len(gains))
 
 
 def _describe_pairs(gains: Sequence[float], reports: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -468,24 +468,26 @@ class Revisions(StorePart):
         *,
         cluster: Names = None,
         model: str | None = None,
-        state: RollOutState | None = None,
+        state: Names = None,
         recommendation: str | None = None,
         limit: int = MOST_LISTED,
+        offset: int = 0,
     ) -> tuple[RollOut, ...]:
         """Return roll-outs, newest first.
 
         Args:
             cluster, model: names; None = any.
-            state: None = any.
+            state: one or several of `RollOutState`; None = any.
             recommendation: id of an arm; None = any.
             limit: how many at most, up to `MOST_LISTED`.
+            offset: how many of the newest ones to leave out.
         """
         with_arm = select(rollout_arms.c.rollout).where(rollout_arms.c.recommendation == recommendation)
-        query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED))
+        query = select(rollouts).order_by(rollouts.c.sequence.desc()).limit(min(limit, MOST_LISTED)).offset(offset)
         query = query.where(
             *is_named(rollouts.c.cluster, self._within(cluster)),
             *is_named(rollouts.c.model, model),
-            *is_named(rollouts.c.state, state and state.value),
+            *is_named(rollouts.c.state, state),
             *([] if recommendation is None else [rollouts.c.id.in_(with_arm)]),
         )
         with self._database.reading() as connection:
@@ -620,6 +622,23 @@ class Revisions(StorePart):
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(job_starts.c.sequence.desc()).limit(limit))
             return tuple((row.sequence, _read_start(row), row.control) for row in rows)
+
+    @repeatable
+    def count_jobs(self, ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return the numbers of starts and of reports by roll-out and revision; an empty one is the NCCL default.
+
+        Args:
+            ids: of the roll-outs.
+        """
+        seen = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
+        counts: list[dict[tuple[str, str], int]] = []
+        with self._database.reading() as connection:
+            for table in (job_starts, job_times):
+                key = (table.c.rollout, table.c.recommendation)
+                query = select(*key, func.count()).where(table.c.rollout.in_(seen)).group_by(*key)
+                counts.append({(row[0], row[1]): row[2] for row in connection.execute(query)})
+        starts, reports = counts
+        return {key: (starts.get(key, 0), reports.get(key, 0)) for key in starts | reports}
 
     @repeatable
     def keep_job_decision(self, cluster: str, job: str, *, question: str, document: str) -> tuple[str, str]:

@@ -1,0 +1,179 @@
+"""The pages of roll-outs, and the forms that pause one or switch the delivery of a cluster."""
+
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
+
+from ncclt.core.api_key import ApiKey, Role, hash_secret
+from ncclt.core.revision import Action, Actor, ClusterRules
+from ncclt.core.rollout import ArmState, JobTime
+from ncclt.prove.rollout import fewest_pairs
+from ncclt.testing.samples import settle
+from ncclt_api.app import create_app
+
+
+@pytest.fixture
+def store(empty_store, samples):
+    """A store with a roll-out of a second revision for bert on leonardo to half of the jobs."""
+    samples.fill(empty_store)
+    empty_store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
+    empty_store.revisions.publish(samples.revised(empty_store.recommendations.get("0c0ffee1"), "0c0ffee9"))
+    return empty_store
+
+
+@pytest.fixture
+def rollout(store):
+    return store.revisions.rollouts()[0]
+
+
+@pytest.fixture
+def browser(store):
+    with TestClient(create_app(store, fresh_s=0), headers={"Accept": "text/html"}) as opened:
+        yield opened
+
+
+def send(browser, path, **fields):
+    token = browser.app.state.sessions.form_token("")
+    return browser.post(path, data={"token": token, **fields}, follow_redirects=False)
+
+
+def report(store, rollout, jobs):
+    """Start jobs and report those of even number; return the reports of the arm and of the control."""
+    counts = {"0c0ffee9": 0, rollout.control: 0}
+    for number in range(jobs):
+        start = rollout.start(f"job-{number}", issued_s=60.0 * number)
+        store.revisions.add_job_starts([start])
+        if number % 2 == 0:
+            time = JobTime(
+                rollout=rollout.id,
+                job=start.job,
+                recommendation=start.recommendation,
+                step_us=1e5 - 100 * (number % 7),
+                steps=20,
+                waited_s=600.0,
+            )
+            store.revisions.add_job_time(time)
+            counts[start.recommendation] += 1
+    return counts["0c0ffee9"], counts[rollout.control]
+
+
+def test_the_list_tells_what_is_rolling_out_and_how_many_pairs_a_win_needs(browser, store, rollout):
+    assert "50 % of jobs" in browser.get("/roll-outs").text
+    arm, control = report(store, rollout, 24)
+    (row,) = browser.get("/roll-outs?state=open&cluster=leonardo&format=json").json()["rollouts"]
+    assert (row["reports"], row["controls"]) == (arm, control)
+    assert row["missing_pairs"] == fewest_pairs(1) - min(arm, control)
+    page = browser.get("/roll-outs").text
+    assert f'href="/roll-outs/{rollout.id}"' in page
+    assert ">0 % of jobs" in page, "too many starts have not reported yet"
+    assert f"A win needs at least {row['missing_pairs']} more pairs" in page
+    assert rollout.seed not in page
+    assert browser.get("/roll-outs?state=lost&format=json").json()["rollouts"] == []
+    settle(store, rollout, ArmState.WON, "faster")
+    (row,) = browser.get("/roll-outs?state=won&format=json").json()["rollouts"]
+    assert (row["missing_pairs"], row["verdict"]) == (None, "faster")
+
+
+def test_a_page_of_the_list_asks_the_store_as_often_for_many_roll_outs_as_for_few(browser, store, samples):
+    many = []
+    for number in range(30):
+        found = store.recommendations.get("0c0ffee1")
+        many.append(store.revisions.publish(samples.revised(found, f"0c0ffea{number:02}"), for_rollout=True).id)
+    store.revisions.retire("0c0ffee9", Actor(who="ann"))
+    for id in many:
+        store.revisions.approve(id, Actor(who="ann"), percent=50)
+        store.revisions.retire(id, Actor(who="ann"))
+    asked = []
+    event.listen(Engine, "before_cursor_execute", note := lambda *given: asked.append(given[2]))
+    try:
+        first = browser.get("/roll-outs?format=json").json()
+        of_many = len(asked)
+        rest = browser.get("/roll-outs?page=2&format=json").json()
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert (len(first["rollouts"]), first["more"]) == (25, True)
+    assert (len(rest["rollouts"]), rest["more"]) == (6, False)
+    assert len(asked) == 2 * of_many > 0
+    assert "/roll-outs?page=2" in browser.get("/roll-outs").text
+
+
+def test_a_roll_out_shows_the_guard_s_charts(browser, store, rollout):
+    assert "data-chart" not in browser.get(f"/roll-outs/{rollout.id}").text
+    arm, _ = report(store, rollout, 200)
+    page = browser.get(f"/roll-outs/{rollout.id}").text
+    assert re.findall(r'class="card chart" id="(\w+)"', page) == ["gain", "starts"]
+    table = re.search(r'id="starts".*?<th scope="row">revision 0c0ffee9</th>(.*?)</tr>', page, re.DOTALL)[1]
+    assert re.findall(r">(\d+)<", table)[1] == str(arm)
+    assert "seed" not in browser.get(f"/roll-outs/{rollout.id}?format=json").text
+    part = browser.get(f"/roll-outs/{rollout.id}", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert f'hx-get="/roll-outs/{rollout.id}"' in part
+    assert browser.get("/roll-outs/none").status_code == 404
+
+
+def test_a_roll_out_is_paused_resumed_and_retired_by_forms(browser, store, rollout):
+    path = f"/roll-outs/{rollout.id}"
+    assert browser.post(f"{path}/pause", data={"token": "of another page"}).status_code == 403
+    answer = send(browser, f"{path}/pause", why="rack 7")
+    assert (answer.status_code, answer.headers["location"]) == (303, path)
+    page = browser.get(path).text
+    assert "Paused by local user of the service: rack 7" in re.sub(r"<bdi>p", "P", page)
+    assert 'action="/roll-outs/' in page
+    assert "/resume" in page
+    assert "no job that starts gets it" in browser.get("/recommendations/0c0ffee9").text
+    assert send(browser, f"{path}/pause").status_code == 409
+    send(browser, f"{path}/resume")
+    answer = send(browser, "/recommendations/0c0ffee9/retire", why="too slow", rollout=rollout.id)
+    assert answer.headers["location"] == path
+    assert send(browser, "/recommendations/0c0ffee1/pin", rollout="//elsewhere").status_code == 422
+    done = [(one.action, one.why) for one in store.revisions.history(recommendation="0c0ffee9", limit=4)]
+    assert done[0] == (Action.RETIRED, "too slow")
+    assert done[2:] == [(Action.ROLL_OUT_RESUMED, ""), (Action.ROLL_OUT_PAUSED, "rack 7")]
+    assert '<form class="write"' not in browser.get(path).text
+
+
+def test_the_forms_are_for_those_who_may(store, rollout):
+    for role in (Role.READ, Role.APPROVE, Role.ADMIN):
+        store.keys.add(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
+    shown = {}
+    with TestClient(create_app(store, fresh_s=0), headers={"Accept": "text/html"}) as client:
+        for role in ("read", "approve", "admin"):
+            pages = (f"/roll-outs/{rollout.id}", "/clusters/leonardo")
+            texts = [client.get(page, headers={"Authorization": f"Bearer {role}"}).text for page in pages]
+            shown[role] = [re.findall(r'action="[^"]*/(pause|activate|retire|delivery)"', text) for text in texts]
+    assert shown == {
+        "read": [[], []],
+        "approve": [["pause", "activate", "retire"], []],
+        "admin": [["pause", "activate", "retire"], ["delivery"]],
+    }
+
+
+def test_a_candidate_in_a_roll_out_says_who_gets_it_and_is_not_approved_twice(browser):
+    page = browser.get("/recommendations/0c0ffee9").text
+    assert "serves it to 50 % of the jobs that start" in page
+    assert "This revision is not served" not in page
+    assert re.findall(r'action="/recommendations/0c0ffee9/(\w+)"', page) == ["activate", "retire"]
+
+
+def test_the_cluster_shows_its_rules_and_its_delivery_is_switched(browser, store):
+    page = browser.get("/clusters/leonardo").text
+    assert "to 50 % of the jobs at first" in page
+    assert '/roll-outs?cluster=leonardo&amp;state=open">1 open' in page
+    assert send(browser, "/clusters/leonardo/delivery", on="false", why="fabric").status_code == 303
+    assert store.revisions.rules("leonardo") == ClusterRules(cluster="leonardo", percent=50, delivery=False)
+    assert "Delivery is off." in browser.get("/clusters/leonardo").text
+    event = store.revisions.history(cluster="leonardo", limit=1)[0]
+    assert (event.action, event.who) == (Action.RULES_CHANGED, "local user of the service")
+    assert event.why.endswith(": fabric")
+    assert send(browser, "/clusters/none/delivery", on="false").status_code == 404
+
+
+def test_the_map_marks_an_open_roll_out(browser, store, rollout):
+    link = f'class="rolling" href="/roll-outs/{rollout.id}"'
+    page = browser.get("/").text
+    assert link in page
+    assert "1 rolling out" in page
+    store.revisions.retire("0c0ffee9", Actor(who="ann"))
+    assert link not in browser.get("/").text
