@@ -55,7 +55,7 @@ def ask(part, name):
     """Call a method of a store, or of a part of it, whose database is away; return how often it asked."""
     method = getattr(part, name)
     wanted = inspect.signature(method).parameters.values()
-    needed = [each for each in wanted if each.default is each.empty]
+    needed = [each for each in wanted if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
     given = {each.name: "a" if each.annotation == "str" else ANYTHING for each in needed}
     there, part._database = part._database, Away()
     try:
