@@ -76,6 +76,7 @@ def paths(store):
         "workload": "/workloads/chat-13b?with=chat-13b-r2",
         "compare": "/compare?model=chat-13b",
         "study": f"/studies/{found.study}",
+        **{f"study, {tab}": f"/studies/{found.study}?tab={tab}" for tab in ("sizes", "search", "trials", "jobs")},
         "trial": f"/studies/{found.study}/trials/3",
         "recommendation": f"/recommendations/{found.id}",
         "roll-outs": "/roll-outs",

@@ -125,7 +125,7 @@ def listed(page):
 
 def test_the_list_of_trials_keeps_filter_order_and_page(visit):
     """Each choice is a step of the browser's history; reload, back and forward show the list of that step."""
-    page = visit("/studies/10000aaaaaaa")
+    page = visit("/studies/10000aaaaaaa?tab=trials")
     seen = [listed(page)]
     page.select_option("#trials select[name=outcome]", "ok")
     steps = (
@@ -146,6 +146,17 @@ def test_the_list_of_trials_keeps_filter_order_and_page(visit):
         for step in order:
             move(wait_until="networkidle")
             assert listed(page) == step
+
+
+def test_the_result_of_a_study_takes_two_screens_and_a_phone_scrolls_its_tables_alone(visit, server, store):
+    wide, narrow = visit(), visit(width=390, height=844)
+    verdicts = {(one.table.verdict.decision, one.origin): one.study for one in store.recommendations.newest_each()}
+    for study in verdicts.values():
+        wide.goto(f"{server}/studies/{study}", wait_until="networkidle")
+        assert wide.evaluate("document.documentElement.scrollHeight") <= 1800, study
+        for tab in ("result", "sizes", "search", "trials", "jobs"):
+            narrow.goto(f"{server}/studies/{study}?tab={tab}")
+            assert narrow.evaluate("document.documentElement.scrollWidth") <= 390, (study, tab)
 
 
 def test_selected_studies_are_compared(visit):

@@ -107,21 +107,19 @@ def test_a_study_shows_verdict_pictures_and_evidence(visit):
     assert "SIMULATED" in page.locator(".banner").inner_text()
     assert "1.083× faster than the NCCL default on simulated times" in page.locator(".lead").inner_text()
     assert "Simulated" in page.locator(".answers").inner_text()
-    playwright_api.expect(page.locator("#search-chart canvas")).to_have_count(1)
     assert page.locator("#evidence-heading").is_visible()
     playwright_api.expect(page.locator("#interval-chart canvas")).to_have_count(1)
     assert "ncclt run" not in page.locator("main").inner_text(), "a simulated result is given to no job"
     assert fits(page)
 
 
-def test_parts_of_a_study_fold_by_key(visit):
+def test_parts_of_a_study_are_links(visit):
     page = visit("/studies/5e1f00aa")
-    part = page.locator("details#log")
-    assert part.get_attribute("open") is None
-    part.locator(":scope > summary").focus()
+    page.locator("#tab-search").focus()
     page.keyboard.press("Enter")
-    playwright_api.expect(part.locator("ol.log")).to_be_visible()
-    assert "Revision 1 published" in part.inner_text()
+    page.wait_for_url("**/studies/5e1f00aa?tab=search")
+    playwright_api.expect(page.locator("#search-chart canvas")).to_have_count(1)
+    assert "Revision 1 published" in page.locator("ol.log").inner_text()
     assert fits(page)
 
 
@@ -129,6 +127,7 @@ def test_a_study_is_readable_without_scripts(browser, server):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(server + "/studies/5e1f00aa")
+    page.locator("#tab-sizes").click()
     wins = page.locator("#wins-chart .as-table table")
     playwright_api.expect(wins).to_be_visible()
     assert "tree/ll128 c=8" in wins.inner_text()
@@ -137,7 +136,7 @@ def test_a_study_is_readable_without_scripts(browser, server):
 
 
 def test_a_running_study_changes_without_reload_until_it_ends(browser, serving, tmp_path):
-    """What is polled replaces verdict, search and log; the end replaces the whole page, which polls no more."""
+    """What is polled replaces the part of the page that is open; after the end it polls no more."""
     study = samples.study(state=StudyState.RUNNING)
     with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
         store.studies.open(study)
@@ -147,16 +146,14 @@ def test_a_running_study_changes_without_reload_until_it_ends(browser, serving, 
         complaints = []
         page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{address}/studies/{study.id}")
+        page.goto(f"{address}/studies/{study.id}?tab=search")
         loaded = []
         page.on("load", lambda: loaded.append(page.url))
-        page.locator("details#log > summary").click()
         verdict = page.locator("#verdict")
         playwright_api.expect(verdict).to_contain_text("1 launch")
         store.trials.add(study.id, samples.trial(1, samples.TREE, study))
         playwright_api.expect(verdict).to_contain_text("2 launches", timeout=120_000)
         playwright_api.expect(page.locator("ol.log")).to_contain_text("Best single setting")
-        playwright_api.expect(page.locator("details#log")).to_have_attribute("open", "")
         playwright_api.expect(page.locator("#search-chart canvas")).to_have_count(1)
         store.studies.set_state(study.id, StudyState.DONE, "enough was seen")
         playwright_api.expect(verdict).to_contain_text("no verdict", timeout=120_000)
@@ -244,8 +241,6 @@ def test_a_report_opened_from_a_disk_shows_verdict_and_charts_and_requests_nothi
     page.goto(file.as_uri(), wait_until="networkidle")
     assert "1.083×" in page.locator("#verdict").inner_text()
     assert page.locator("[data-chart]").count() > 3
-    for part in page.locator("details:not(.as-table)").all():
-        part.evaluate("one => { one.open = true; }")
     for chart in page.locator("[data-chart]").all():
         chart.scroll_into_view_if_needed()
         playwright_api.expect(chart.locator("canvas")).to_have_count(1)
@@ -256,7 +251,7 @@ def test_a_report_opened_from_a_disk_shows_verdict_and_charts_and_requests_nothi
 
 
 def test_a_study_shows_what_real_jobs_told(visit):
-    page = visit("/studies/5e1f00aa")
+    page = visit("/studies/5e1f00aa?tab=jobs")
     jobs = page.locator("section", has=page.locator("#jobs-heading"))
     assert jobs.locator(".badge").all_inner_texts()[:2] == ["partly", "took effect"]
     jobs.locator("summary").first.click()

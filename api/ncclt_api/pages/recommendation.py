@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ncclt.core.recommendation import Recommendation
@@ -47,33 +48,42 @@ _ACTIONS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """One format.
+    """One format that carries a revision.
 
     Attributes:
         format: as `ncclt env --format` names it.
         reader: program that reads it.
-        delivers: `table`, `variables` or `both`.
-        command: to type; empty where it would set nothing.
+        command: to type.
         text: its output.
-        why: reason why it sets nothing; empty where it sets something.
     """
 
     format: str
     reader: str
-    delivers: str
-    command: str = ""
-    text: str = ""
-    why: str = ""
+    command: str
+    text: str
+
+    @property
+    def option(self) -> tuple[str, str]:
+        """Return value and text of its entry in a list."""
+        return self.format, f"{self.format}: {self.reader}"
 
 
 def list_snippets(found: Recommendation, *, source: str) -> tuple[Snippet, ...]:
-    """Return every format of a revision.
+    """Return the formats that carry a revision; the others would set nothing.
 
     Args:
         found: the revision.
         source: options of the commands that name its store or server, with a space before each.
     """
-    return tuple(_snippet(found, format, job_options(found, source=source)) for format in FORMATS)
+    job = job_options(found, source=source)
+    snippets = []
+    for format in FORMATS:
+        reader, command = _FOR[format]
+        with suppress(NccltError):  # it cannot express the policy
+            if _carries(found, format):
+                text = render(found, format=format, group="tp" if format == "megatron-yaml" else "")
+                snippets.append(Snippet(format=format, reader=reader, command=command.replace("{job}", job), text=text))
+    return tuple(snippets)
 
 
 def list_actions(status: RevisionStatus, rollout: RollOut | None) -> dict[str, tuple[str, str]]:
@@ -94,24 +104,10 @@ def list_actions(status: RevisionStatus, rollout: RollOut | None) -> dict[str, t
     return {verb: _ACTIONS[verb] for verb in verbs if verb != "approve" or rollout is None}
 
 
-def _snippet(found: Recommendation, format: str, job: str) -> Snippet:
-    reader, command = _FOR[format]
-    form = "both" if format == "json" else "table" if format in TABLE_FORMATS else "variables"
-    try:
-        if why := _find_obstacle(found, form):
-            return Snippet(format=format, reader=reader, delivers=form, why=why)
-        text = render(found, format=format, group="tp" if format == "megatron-yaml" else "")
-    except NccltError as error:  # a format that cannot express it says so
-        return Snippet(format=format, reader=reader, delivers=form, why=error.message)
-    return Snippet(format=format, reader=reader, delivers=form, command=command.replace("{job}", job), text=text)
-
-
-def _find_obstacle(found: Recommendation, form: str) -> str:
-    """Return the reason why a form sets nothing; empty where it sets something."""
-    if found.table.effective.is_default and (found.variables is None or found.variables.effective.is_default):
-        return "Keeping the NCCL default"
-    if form == "variables" and not deliver_variables(found).variables:
-        return "Plain variables cannot express the policy: use the tuner table"
-    if form == "table" and not deliver_table(found).rules:
-        return "The policy needs no table: use plain variables"
-    return ""
+def _carries(found: Recommendation, format: str) -> bool:
+    """Check that a format sets anything."""
+    if format in TABLE_FORMATS:
+        return bool(deliver_table(found).rules)
+    if format == "json":  # has both
+        return any(one is not None and not one.effective.is_default for one in (found.table, found.variables))
+    return bool(deliver_variables(found).variables)

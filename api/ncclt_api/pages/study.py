@@ -25,18 +25,17 @@ from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
 from ncclt.store.store import Store
 from ncclt_api.pages.charts import Chart
+from ncclt_api.pages.recommendation import list_snippets
 from ncclt_api.pages.study_charts import (
     MessageLine,
     SizeTimes,
     arm_times,
     best_setting_rows,
     interpolated_messages,
-    payback_chart,
     policy_rows,
     proof_charts,
     search_chart,
     setting_times,
-    shares_chart,
     size_curves,
     wins_chart,
 )
@@ -83,11 +82,9 @@ class StudyView:
         history: chart of the search; None before the default was measured.
         wins: chart of policy and fastest setting by size; None before anything was measured.
         curves: charts of time and bus bandwidth by size, by name of the collective and group.
-        shares: chart of the savings by message.
         proof: charts of the pairs and of the interval of the A/B test; None before its first whole block.
         cost: GPU time of all launches and its payback, as text; empty where nothing was launched.
         costs: by phase.
-        payback: chart; None without payback.
         log: decisions in order.
     """
 
@@ -104,10 +101,8 @@ class StudyView:
     cost: str
     wins: Chart | None
     curves: Mapping[str, tuple[Chart, Chart]]
-    shares: Chart | None
     proof: tuple[Chart, Chart] | None
     costs: tuple[PhaseCost, ...]
-    payback: Chart | None
     log: tuple[LogEntry, ...]
 
     @property
@@ -138,14 +133,15 @@ def build_study_view(
     proof = measured([trial for trial in trials if trial.phase is Phase.PROVE])
     evidence = collect_evidence(proof)
     # A verdict without an A/B test means that the search found no candidate worth one.
-    source = f" --server {shlex.quote(server)}" if server else ""
     summary = None
     if recommendation:
         # Without a proof, the first default shows the sizes that were measured.
         first = measured([trial for trial in trials if trial.tries_setting and trial.setting == DEFAULT][:1])
         loaded = {trial.number: trial for trial in (*first, *proof)}
         with_proof = [loaded.get(trial.number, trial) for trial in trials]
-        summary = summarize_study(study, with_proof, recommendation, use=choose_form(recommendation, source=source))
+        summary = summarize_study(
+            study, with_proof, recommendation, use=choose_form(recommendation, source=_source(server))
+        )
     arm = evidence.proven_arm(summary.use.form if summary else None)
     policy = summary.use.proven.policy if summary else None
     single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)
@@ -182,14 +178,12 @@ def build_study_view(
         cost=describe_cost(study, trials, gain),
         wins=wins_chart(study, policy, default, candidates),
         curves=size_curves(study, shown) if default.of else {},
-        shares=shares_chart(study, rows, compared),
         proof=proof_charts(
             average_unchanged(evidence.whole_blocks(arm), study.workload),
             min_effect=verdict.min_effect if verdict else MIN_EFFECT,
             per=study.workload.per,
         ),
         costs=phase_costs(study, trials) if trials else (),
-        payback=payback_chart(gain),
         log=build_log(study, trials, recommendation, scores),
     )
 
@@ -436,6 +430,9 @@ def _log_result(found: Recommendation) -> Iterator[LogEntry]:
         yield LogEntry(time="", event="No longer served", detail=found.stale)
 
 
+TABS = {"result": "Result", "sizes": "Sizes", "search": "Search", "trials": "Trials", "jobs": "Real jobs"}
+"""Parts of the page, in order, each with an address; a report has them all."""
+
 _AT_REST = timedelta(seconds=5)
 """Time without a change after which two trials of one millisecond cannot be mixed up."""
 
@@ -449,7 +446,9 @@ class StudyPages:
         self._store = store
         self._kept = lru_cache(maxsize=_MOST_KEPT)(self._read)
 
-    def __call__(self, study: Study, *, server: str, choice: TrialChoice, now: datetime) -> dict[str, Any]:
+    def __call__(
+        self, study: Study, *, server: str, choice: TrialChoice, now: datetime, tab: str = "", use: str = ""
+    ) -> dict[str, Any]:
         """Return the values of the template `study.html`.
 
         Args:
@@ -457,6 +456,8 @@ class StudyPages:
             server: address of the service for the command shown; empty = the command names none.
             choice: which trials are listed.
             now: for ages.
+            tab: part that is shown, a key of `TABS`.
+            use: format in which the result is used; empty = the recommended one.
 
         Raises:
             UsageError: the choice names a message that the workload does not have.
@@ -466,14 +467,21 @@ class StudyPages:
         found = published[0] if published else None
         at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
         read = self._kept if at_rest else self._read
+        served = _find_served(store, found) if found else None
         return {
             "view": read(study.id, study.updated, study.state, (found.id, found.stale) if found else None, server),
             "trials": build_table(store, study, choice),
             "verifications": store.records.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else (),
             "attestations": store.records.attestations([found.id], limit=LAST_SHOWN) if found else (),
             "now": now,
-            "instead": _find_successor(store, found) if found else None,
+            "instead": served if served and found and served.study != study.id and not served.stale else None,
+            "snippets": list_snippets(found, source=_source(server))
+            if found and served and served.id == found.id
+            else (),
+            "wanted": use,
             "is_live": study.state is StudyState.RUNNING,
+            "tab": tab,
+            "tabs": TABS,
         }
 
     def _read(
@@ -490,9 +498,12 @@ class StudyPages:
         )
 
 
-def _find_successor(store: Store, mine: Recommendation) -> Recommendation | None:
-    """Return the revision of another study that is served to jobs of this shape; None = this one, or none."""
-    for one in store.recommendations.newest(cluster=mine.cluster, model=mine.model):
-        if one.fingerprint == mine.fingerprint and one.origin is mine.origin:
-            return one if one.study != mine.study and not one.stale else None
-    return None
+def _find_served(store: Store, mine: Recommendation) -> Recommendation | None:
+    """Return the revision that is served to jobs of the shape of another one; None = none."""
+    newest = store.recommendations.newest(cluster=mine.cluster, model=mine.model)
+    return next((one for one in newest if one.fingerprint == mine.fingerprint and one.origin is mine.origin), None)
+
+
+def _source(server: str) -> str:
+    """Return the option that names a server, with a space before it; empty for none."""
+    return f" --server {shlex.quote(server)}" if server else ""

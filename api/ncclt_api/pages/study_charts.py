@@ -17,14 +17,12 @@ from ncclt.core.study import Arm, Phase, Study, Trial
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
-from ncclt.prove.payback import Gain
 from ncclt.prove.study_summary import proven_times_us
 from ncclt.prove.verdict import INTERVAL_ERROR
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Span, Tone
 from ncclt_api.pages.wording import (
     NONE,
     format_bandwidth,
-    format_hours,
     format_interval,
     format_speedup,
     format_state,
@@ -46,9 +44,6 @@ MOST_LOOKS = 24
 
 MOST_GROUPS = 3
 """Groups whose curves are drawn, those with the longest time per step."""
-
-MOST_SHARES = 10
-"""Messages whose saving is drawn."""
 
 LEAST_RATIO = 0.6
 """Settings slower than this are drawn at the lower edge: one terrible setting must not flatten all others."""
@@ -93,6 +88,13 @@ class MessageLine:
     def step_us(self) -> float:
         """Return its default time per step, µs, 0 where not measured."""
         return self.calls.calls_per_step * (self.default_us or 0.0)
+
+    @property
+    def saved_us(self) -> float | None:
+        """Return the time that the policy saves per step, µs."""
+        if self.default_us is None or self.policy_us is None:
+            return None
+        return self.calls.calls_per_step * (self.default_us - self.policy_us)
 
     @property
     def default_busbw_gbps(self) -> float | None:
@@ -570,56 +572,6 @@ def _draw_curves(
     )
 
 
-def shares_chart(study: Study, rows: Sequence[MessageLine], compared: str) -> Chart | None:
-    """Draw the share of the communication time that each message saves; None where nothing can be compared."""
-    known = [row for row in rows if row.default_us and row.policy_us]
-    total = sum(row.step_us for row in known)
-    if not total:
-        return None
-    saved = {row: row.calls.calls_per_step * ((row.default_us or 0.0) - (row.policy_us or 0.0)) for row in known}
-    ordered = sorted(known, key=lambda row: -abs(saved[row]))
-    shown = sorted(ordered[:MOST_SHARES], key=lambda row: -saved[row])
-
-    def percent(us: float, of: float) -> str:
-        return f"{100 * us / of:+.2f} %"
-
-    spans = [
-        Span(
-            row=number,
-            start=min(0.0, 100 * saved[row] / total),
-            end=max(0.0, 100 * saved[row] / total),
-            label=percent(saved[row], total),
-            tone="good" if saved[row] >= 0 else "failed",
-            note=f"{percent(saved[row], total)} of the time, {format_us(saved[row])} µs {study.workload.per}",
-        )
-        for number, row in enumerate(shown)
-    ]
-    more = f" The {len(shown)} of {len(known)} messages with the largest changes." if len(known) > len(shown) else ""
-    return Chart(
-        id="shares-chart",
-        title="Savings by message",
-        description=f"Share of the communication time {study.workload.per} that the {compared} saves; in total "
-        f"{percent(sum(saved.values()), total)}.{more}",
-        x=Axis(label="share of the communication time", unit="percent"),
-        y=Axis(label="", unit="number"),
-        rows=[f"{row.message.collective.value} {format_bytes(row.message.size_bytes)}" for row in shown],
-        spans=[span for span in spans if span.end > span.start],
-        levels=[Level(at=0.0, label="", axis="x")],
-        names_spans=False,
-        table=ChartTable(
-            columns=("Message", "Saved µs", "Share"),
-            rows=[
-                (
-                    row.message.label,
-                    format_us(saved[row]),
-                    percent(saved[row], total),
-                )
-                for row in ordered[:50]
-            ],
-        ),
-    )
-
-
 def proof_charts(
     blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], *, min_effect: float, per: str = "per step"
 ) -> tuple[Chart, Chart] | None:
@@ -712,41 +664,4 @@ def _interval_chart(pairs: list[tuple[float, float]], min_effect: float) -> Char
                 for look, one in zip(looks, found, strict=True)
             ],
         ),
-    )
-
-
-def payback_chart(gain: Gain | None) -> Chart | None:
-    """Draw the balance of GPU-hours over the hours of training; None where there is no payback."""
-    steps = gain.payback_steps if gain else None
-    if gain is None or steps is None or gain.payback_hours is None:
-        return None
-    spent, hours = gain.cost_gpu_s / 3600, gain.payback_hours
-    soonest = steps[1] / steps[0] * hours
-    latest = steps[2] / steps[0] * hours if steps[2] is not None else None
-    ends = [part * 2.5 * hours / 10 for part in range(11)]
-
-    def balance(after: float | None) -> list[float]:
-        return [-spent + (spent * at / after if after else 0.0) for at in ends]
-
-    written = [
-        (f"{at:.3g}", *(f"{balance(one)[i]:+.3g}" for one in (hours, latest, soonest))) for i, at in enumerate(ends)
-    ]
-    return Chart(
-        id="payback-chart",
-        title="Payback",
-        description=f"{spent:,.3g} GPU-hours spent, saved again after {format_hours(hours)} of training.",
-        x=Axis(label="training", unit="hours", low=0.0, high=ends[-1]),
-        y=Axis(label="GPU-hours", unit="number"),
-        lines=[
-            Line(
-                label="GPU-hours saved minus spent, with 95 % CI",
-                tone="good",
-                x=ends,
-                y=balance(hours),
-                low=balance(latest),
-                high=balance(soonest),
-            )
-        ],
-        levels=[Level(at=0.0, label="break-even")],
-        table=ChartTable(columns=("Hours of training", "GPU-hours", "Min", "Max"), rows=written),
     )

@@ -90,7 +90,7 @@ class TrialTable:
 
     def address(self, **changes: Any) -> str:
         """Return the address of the study with this list."""
-        return f"/studies/{quote(self.study, safe='')}{self.choice.query(**changes)}"
+        return f"/studies/{quote(self.study, safe='')}{self.choice.query(**changes, tab='trials')}"
 
 
 def message_key(message: Message) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
+from pydantic import Field
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from ncclt.core.api_key import Role
@@ -26,7 +27,6 @@ from ncclt_api.pages.trials import (
     MOST_REPEATS,
     TrialChoice,
     build_filter,
-    build_table,
     describe_forcing,
     samples_chart,
     trials_as_csv,
@@ -51,51 +51,39 @@ WHOLE_PAGE = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "oute
 """Headers that make htmx replace all of an open page, and not the part that it asked for."""
 
 
-class StudyQuery(TrialChoice, StrictQuery):
-    """Selection of trials, and the form; `live` = only the parts of a running study that change."""
+class StudyQuery(TrialChoice, PageQuery):
+    """Part of the page, selection of trials, and the format in which the result is used."""
 
-    format: Form = "html"
-    live: bool = False
+    tab: Literal["result", "sizes", "search", "trials", "jobs"] = "result"
+    use: str = Field("", max_length=40)
 
 
 class ExportQuery(TrialChoice, StrictQuery):
-    """Selection of trials, and the form: a part of the page, or a file of all that match."""
+    """Selection of trials, and the form of the file."""
 
-    format: Literal["html", "csv", "json"] = "html"
+    format: Literal["csv", "json"] = "json"
 
 
 @router.get("/studies/{id}")
 def show_study(study: CurrentStudy, query: Annotated[StudyQuery, Query()], request: Request) -> Response:
     """Show one study with its evidence."""
     values = request.app.state.study_pages(
-        study, server=request.app.state.public_url, choice=query, now=datetime.now(UTC)
+        study, server=request.app.state.public_url, choice=query, now=datetime.now(UTC), tab=query.tab, use=query.use
     )
     if query.format == "json":
         return json_response(values)
-    is_part = query.live and values["is_live"]
-    answer = page_response(request, "study_live.html" if is_part else "study.html", **values)
-    if query.live and not is_part:  # it has ended: the whole page takes the place of the one that was watched
-        answer.headers.update(WHOLE_PAGE)
-    return answer
+    return page_response(request, "study.html", **values)
 
 
 @router.get("/studies/{id}/trials")
-def show_trials(
-    study: CurrentStudy, query: Annotated[ExportQuery, Query()], store: CurrentStore, request: Request
-) -> Response:
-    """Show the list of trials alone, for a page that is open; or all that match as a file."""
-    if query.format != "html":
-        write, kind = (trials_as_csv, "text/csv") if query.format == "csv" else (trials_as_json, "application/json")
-        headers = {
-            "Content-Disposition": f'attachment; filename="trials-{study.id}.{query.format}"',
-            "Cache-Control": "private, no-cache",
-        }
-        return StreamingResponse(write(store, study, build_filter(study, query)), media_type=kind, headers=headers)
-    table = build_table(store, study, query)
-    page = page_response(request, "_trials.html", trials=table)
-    # Another address than the page's: a browser that goes back must not find a part of the page under it.
-    page.headers["HX-Push-Url"] = table.address() + "#trials"
-    return page
+def export_trials(study: CurrentStudy, query: Annotated[ExportQuery, Query()], store: CurrentStore) -> Response:
+    """Return all trials that match as a file."""
+    write, kind = (trials_as_csv, "text/csv") if query.format == "csv" else (trials_as_json, "application/json")
+    headers = {
+        "Content-Disposition": f'attachment; filename="trials-{study.id}.{query.format}"',
+        "Cache-Control": "private, no-cache",
+    }
+    return StreamingResponse(write(store, study, build_filter(study, query)), media_type=kind, headers=headers)
 
 
 @router.get("/studies/{id}/trials/{number}")

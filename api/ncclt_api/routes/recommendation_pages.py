@@ -37,7 +37,13 @@ _SHOWN = 20
 Verb = Literal["approve", "activate", "rollback", "pin", "unpin", "retire", "stale"]
 
 
-class ServedQuery(PageQuery):
+class RevisionQuery(PageQuery):
+    """Form of the page, and the format in which the revision is used; empty = the recommended one."""
+
+    use: str = Field("", max_length=40)
+
+
+class ServedQuery(RevisionQuery):
     """The job; an omitted part matches anything."""
 
     cluster: str = Field(min_length=1, max_length=5000)
@@ -62,15 +68,15 @@ def show_served(query: Annotated[ServedQuery, Query()], store: CurrentStore, req
         found = select(published, job, partly=True)
     except StaleRecommendationError:
         found = next(one for one in published if not job.refusal(one.fingerprint))
-    return _answer(found, query.format, store, request)
+    return _answer(found, query, store, request)
 
 
 @router.get("/{id}", dependencies=needs(Role.READ))
 def show_revision(
-    found: CurrentRecommendation, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request
+    found: CurrentRecommendation, query: Annotated[RevisionQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
     """Show one revision."""
-    return _answer(found, query.format, store, request)
+    return _answer(found, query, store, request)
 
 
 @router.get("/{id}/rollout", dependencies=needs(Role.READ))
@@ -86,7 +92,7 @@ def show_roll_out(
         address = f"/recommendations/{found.id}/rollout"
         return page_response(request, "_rollout.html", rollouts=rollouts, live=live, id=found.id, address=address)
     # It has ended, and with it the revision's state: the whole page takes the place of the one that was watched.
-    answer = _answer(found, "html", store, request)
+    answer = _answer(found, RevisionQuery(use=""), store, request)
     answer.headers.update(WHOLE_PAGE)
     return answer
 
@@ -142,7 +148,7 @@ def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
     )
 
 
-def _answer(found: Recommendation, format: str, store: Store, request: Request) -> Response:
+def _answer(found: Recommendation, query: RevisionQuery, store: Store, request: Request) -> Response:
     same = (found.fingerprint, found.origin)
     newest = store.recommendations.newest(cluster=found.cluster, model=found.model)
     served = next((one for one in newest if (one.fingerprint, one.origin) == same), None)
@@ -178,9 +184,10 @@ def _answer(found: Recommendation, format: str, store: Store, request: Request) 
         "actions": list_actions(status, rollout),
         "percent": store.revisions.rules(found.cluster).percent,
     }
-    if format == "json":
+    if query.format == "json":
         return json_response({**values, "rollouts": _without_seed(rollouts)})
-    return page_response(request, "recommendation.html", rollout=rollout, rollouts=rollouts, job=_job(found), **values)
+    page = {"rollout": rollout, "rollouts": rollouts, "job": _job(found), "wanted": query.use}
+    return page_response(request, "recommendation.html", **page, **values)
 
 
 _Judged = tuple[RollOut, RollOutVerdict | None, str]

@@ -232,7 +232,7 @@ def test_figures_are_those_of_the_clusters_of_the_key(service):
 def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service, monkeypatch):
     monkeypatch.setattr(service.app.state, "optuna_dashboard_url", "http://127.0.0.1:8081")
     for cluster, is_linked in (("leonardo", False), ("", True)):
-        text = ask(service, "GET", "/studies/5e1f00aa", SECRETS[Role.READ, cluster]).text
+        text = ask(service, "GET", "/studies/5e1f00aa?tab=search", SECRETS[Role.READ, cluster]).text
         assert ("http://127.0.0.1:8081" in text) == is_linked
 
 

@@ -148,7 +148,7 @@ def test_the_json_of_a_page_hides_commands_and_environments(service, empty_store
 
 
 def test_the_pages_show_it(client):
-    page = client.get("/studies/5e1f00aa").text
+    page = client.get("/studies/5e1f00aa?tab=jobs").text
     assert "In real jobs" in page
     assert '<span class="badge tuned">took effect</span>' in page
     assert "40 of 43 calls with a rule used its choice" in page
@@ -156,4 +156,4 @@ def test_the_pages_show_it(client):
     assert "Step speed-up" in page
     assert "1.050×" in page
     assert "in a job: partly" in client.get("/").text
-    assert "No reports yet" in client.get("/studies/7a6bbb02").text
+    assert "No reports yet" in client.get("/studies/7a6bbb02?tab=jobs").text

@@ -75,7 +75,7 @@ def test_hostile_names_and_output_are_escaped(client, samples):
     for path in ("/", "/studies/bad00003", "/studies/5e1f00aa"):
         page = client.get(path).text
         assert samples.HOSTILE not in page
-    assert "rank 3: &lt;script&gt;" in client.get("/studies/5e1f00aa").text
+    assert "rank 3: &lt;script&gt;" in client.get("/studies/5e1f00aa?tab=trials").text
 
 
 def test_a_running_study_promises_nothing(client):
@@ -152,7 +152,7 @@ def test_the_gain_of_a_study_is_its_verdict(empty_store, empty_client, samples):
 
 def test_simulated_studies_are_marked_and_their_cost_too(client):
     for id, is_simulated in (("5e1f00aa", True), ("7a6bbb02", False)):
-        page = client.get(f"/studies/{id}").text
+        page = client.get(f"/studies/{id}?tab=search").text
         assert ("SIMULATED" in page) == is_simulated
         assert ('<p class="note">Total: about ' in page) == is_simulated
 

@@ -15,12 +15,11 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, StudyState
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
 from ncclt.prove.interleave import Proof
-from ncclt.prove.payback import Gain
 from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_recommendation
 from ncclt_api.app import ServiceOptions, create_app
-from ncclt_api.pages.study import build_log, build_study_view, phase_costs
+from ncclt_api.pages.study import TABS, build_log, build_study_view, phase_costs
 from ncclt_api.pages.study_charts import (
     AS_GOOD,
     LEAST_RATIO,
@@ -29,11 +28,9 @@ from ncclt_api.pages.study_charts import (
     MessageLine,
     SizeTimes,
     message_group,
-    payback_chart,
     proof_charts,
     search_chart,
     setting_times,
-    shares_chart,
     size_curves,
     wins_chart,
 )
@@ -147,24 +144,10 @@ def test_the_band_reaches_from_the_fastest_to_the_slowest_launch(study, samples)
 # Savings
 
 
-def test_shares_are_of_the_communication_of_a_step(study):
-    rows = [
-        MessageLine(calls=calls, default_us=100.0, policy_us=policy_us, setting="")
-        for calls, policy_us in zip(study.workload.messages[:2], (50.0, 120.0), strict=True)
-    ]
-    total = sum(100 * row.calls.calls_per_step for row in rows)
-    chart = shares_chart(study, rows, "policy")
-    gains = [50 * rows[0].calls.calls_per_step, -20 * rows[1].calls.calls_per_step]
-    good, bad = sorted(chart.spans, key=lambda span: -span.end)
-    assert (good.start, good.end, good.tone) == (0.0, pytest.approx(100 * gains[0] / total), "good")
-    assert (bad.start, bad.end, bad.tone) == (pytest.approx(100 * gains[1] / total), 0.0, "failed")
-    assert chart.legend == ()
-    assert f"{100 * sum(gains) / total:+.2f} %" in chart.description
-
-
-def test_shares_need_both_times(study):
-    row = MessageLine(calls=study.workload.messages[0], default_us=100.0, policy_us=None, setting="")
-    assert shares_chart(study, [row], "policy") is None
+def test_a_message_saves_the_difference_of_its_calls_and_needs_both_times(study):
+    calls = study.workload.messages[0]
+    assert MessageLine(calls=calls, default_us=100.0, policy_us=50.0, setting="").saved_us == 50 * calls.calls_per_step
+    assert MessageLine(calls=calls, default_us=100.0, policy_us=None, setting="").saved_us is None
 
 
 # Search and proof
@@ -225,30 +208,6 @@ def test_costs_by_phase_add_up(study, samples):
     assert every.gpu_hours == pytest.approx(sum(t.result.wall_s for t in trials) * 8 / 3600)
 
 
-def gain(low_us):
-    return Gain(
-        saved_us=(2000.0, low_us, 3000.0),
-        shorter_us=(2000.0, low_us, 3000.0),
-        default_us=1e4,
-        exposed=None,
-        step_share=None,
-        steps_per_day=864_000.0,
-        assumed_step="",
-        gpus=8,
-        cost_gpu_s=7200.0,
-        is_step_known=False,
-    )
-
-
-def test_payback_crosses_zero_and_a_gain_that_may_be_none_has_no_lower_end():
-    (line,) = payback_chart(gain(1000.0)).lines
-    assert line.y[0] == -2.0
-    assert line.y[line.x.index(pytest.approx(gain(1000.0).payback_hours))] == pytest.approx(0.0, abs=1e-9)
-    assert line.low[-1] < line.y[-1] < line.high[-1]
-    assert set(payback_chart(gain(-10.0)).lines[0].low) == {-2.0}
-    assert payback_chart(None) is None
-
-
 # The link to optuna-dashboard
 
 
@@ -256,7 +215,7 @@ def test_a_study_links_to_optuna_dashboard_where_there_is_one(filled_store):
     link = '<a href="http://127.0.0.1:8081">optuna-dashboard</a>'
     for url, count in (("", 0), ("http://127.0.0.1:8081", 1)):
         with TestClient(create_app(filled_store, ServiceOptions(optuna_dashboard_url=url), fresh_s=0)) as client:
-            assert client.get("/studies/5e1f00aa").text.count(link) == count
+            assert client.get("/studies/5e1f00aa?tab=search").text.count(link) == count
 
 
 # The log
@@ -281,52 +240,53 @@ def test_the_log_has_the_decisions_in_order(study, samples):
 # The page
 
 
-def test_each_chart_has_its_table_and_its_id_is_unique(client):
-    page = client.get("/studies/5e1f00aa").text
-    ids = re.findall(r'<figure class="card chart" id="([^"]+)"', page)
-    assert {"wins-chart", "shares-chart", "search-chart", "pairs-chart", "interval-chart", "time-chart-0"} <= set(ids)
-    every = re.findall(r'\bid="([^"]+)"', page)
-    assert len(every) == len(set(every))
-    assert page.count('<details class="as-table">') >= len(ids)
-    for data in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL):
-        assert json.loads(data)["x"]
+def test_each_chart_has_its_table_and_every_id_of_a_tab_is_unique(client):
+    figures = set()
+    for tab in TABS:
+        page = client.get(f"/studies/5e1f00aa?tab={tab}").text
+        assert page.count('aria-current="page"') == 2  # in the breadcrumb, and among the tabs
+        ids = re.findall(r'<figure class="card chart" id="([^"]+)"', page)
+        figures |= set(ids)
+        every = re.findall(r'\bid="([^"]+)"', page)
+        assert len(every) == len(set(every))
+        assert page.count('<details class="as-table">') >= len(ids)
+        for data in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL):
+            assert json.loads(data)["x"]
+    assert {"wins-chart", "search-chart", "pairs-chart", "interval-chart", "time-chart-0"} <= figures
 
 
-def test_the_answers_come_before_the_command_and_that_before_the_parts(client):
+def test_the_answers_come_before_command_evidence_and_messages(client):
     page = client.get("/studies/5e1f00aa").text
-    places = [
-        page.index(text) for text in ("<dt>Gain</dt>", "<dt>Evidence</dt>", 'id="use-heading"', '<nav class="parts"')
-    ]
+    order = ("<dt>Gain</dt>", "<dt>Evidence</dt>", 'id="use-heading"', 'id="evidence-heading"', 'id="messages-heading"')
+    places = [page.index(text) for text in order]
     assert places == sorted(places)
     assert "<strong>Simulated</strong>" in page
 
 
-def test_only_a_running_study_is_asked_for_again(client, empty_store, empty_client, samples):
-    assert "live=true" not in client.get("/studies/5e1f00aa").text
+def test_the_select_offers_the_formats_that_carry_the_result_and_shows_one(empty_store, empty_client, samples):
+    study = samples.study(simulated=False, launcher="slurm")
+    empty_store.studies.open(study)
+    found = empty_store.revisions.publish(samples.recommendation(study, plain=False))
+    for path in (f"/studies/{study.id}", f"/recommendations/{found.id}"):
+        page = empty_client.get(path).text
+        offered = re.search(r'<select name="use">(.*?)</select>', page, re.DOTALL)[1]
+        assert re.findall(r'value="([^"]*)"', offered) == ["", "json", "tuner-csv", "nvidia-csv", "rccl-csv", "ncclx"]
+        shown = empty_client.get(path, params={"use": "tuner-csv"}).text
+        assert "--format tuner-csv &gt; table.csv" in re.sub("</?span>", "", shown)
+        assert '<option value="tuner-csv" selected>' in shown
+        assert "Output of tuner-csv" in shown
+    assert 'name="use"' not in empty_client.get("/studies/5e1f00aa?tab=search").text
+
+
+def test_only_result_and_search_of_a_running_study_are_read_again(client, empty_store, empty_client, samples):
     study = samples.study(state=StudyState.RUNNING)
     empty_store.studies.open(study)
     empty_store.trials.add(study.id, samples.trial(0, DEFAULT, study))
-    assert (
-        f'hx-get="/studies/{study.id}?live=true" hx-trigger="every 5s"' in empty_client.get(f"/studies/{study.id}").text
-    )
-
-
-def test_what_is_sent_while_a_study_runs_and_when_it_ends(empty_store, empty_client, samples):
-    study = samples.study(state=StudyState.RUNNING)
-    empty_store.studies.open(study)
-    live = f"/studies/{study.id}?live=true"
-    empty_store.trials.add(study.id, samples.trial(0, DEFAULT, study))
-    first = empty_client.get(live)
-    assert "<html" not in first.text
-    assert len(re.findall(r'hx-swap-oob="true"', first.text)) == 2
-    assert "1 launch<" in first.text
-    empty_store.trials.add(study.id, samples.trial(1, samples.TREE, study))
-    assert "2 launches<" in empty_client.get(live).text
-    empty_store.studies.set_state(study.id, StudyState.DONE, "enough")
-    last = empty_client.get(live)
-    assert last.headers["HX-Reselect"] == last.headers["HX-Retarget"] == "#main"
-    assert "<html" in last.text
-    assert "live=true" not in last.text
+    for tab in TABS:
+        assert "every 5s" not in client.get(f"/studies/5e1f00aa?tab={tab}").text
+        again = f'hx-get="/studies/{study.id}?tab={tab}" hx-select="#live" hx-trigger="every 5s"'
+        page = empty_client.get(f"/studies/{study.id}?tab={tab}").text
+        assert (again in page) == (tab in ("result", "search"))
 
 
 def test_a_study_without_trials_has_a_page(empty_store, empty_client, samples):

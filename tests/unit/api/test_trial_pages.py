@@ -40,7 +40,7 @@ def numbers(page):
 
 
 def test_every_page_of_the_list_leads_to_every_trial(long_client):
-    first, last = (long_client.get(f"/studies/{ID}?page={page}").text for page in (1, 99))
+    first, last = (long_client.get(f"/studies/{ID}?tab=trials&page={page}").text for page in (1, 99))
     assert numbers(first) + numbers(last) == list(range(TRIALS_PER_PAGE + 5))
     assert "page 2 of 2" in last
     assert all(f'href="/studies/{ID}/trials/{number}"' in first + last for number in (0, TRIALS_PER_PAGE + 4))
@@ -59,9 +59,8 @@ def test_the_list_is_filtered_and_sorted_by_the_store(empty_store, long_client):
         ],
     }
     for query, expected in asked.items():
-        for path in (f"/studies/{ID}", f"/studies/{ID}/trials"):
-            assert numbers(long_client.get(f"{path}?{query}").text) == expected, query
-    assert "No trial matches" in long_client.get(f"/studies/{ID}?phase=prove").text
+        assert numbers(long_client.get(f"/studies/{ID}?tab=trials&{query}").text) == expected, query
+    assert "No trial matches" in long_client.get(f"/studies/{ID}?tab=trials&phase=prove").text
 
 
 def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
@@ -75,21 +74,17 @@ def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
     ]
     assert [one.call_us for one in part.items] == expected
     assert (part.matching, part.total, part.failed) == (TRIALS_PER_PAGE + 3, TRIALS_PER_PAGE + 5, 2)
-    page = long_client.get(f"/studies/{ID}", params={"message": message_key(message)}).text
+    page = long_client.get(f"/studies/{ID}", params={"tab": "trials", "message": message_key(message)}).text
     assert "Per call of all_reduce" in page
     refused = long_client.get(f"/studies/{ID}?message=nonsense", headers={"Accept": "application/json"})
     assert refused.status_code in (400, 422)
 
 
-def test_links_keep_what_was_chosen_and_the_part_names_the_address_of_the_page(long_client):
-    page = long_client.get(f"/studies/{ID}?outcome=ok&sort=-time").text
-    later = re.search(r'<a href="([^"]*)#trials" hx-get="([^"]*)"[^>]*>Later', page)
-    assert later[1] == f"/studies/{ID}?outcome=ok&amp;sort=-time&amp;page=2"
-    part = long_client.get(later[2].replace("&amp;", "&"), headers={"HX-Request": "true"})
-    assert part.headers["HX-Push-Url"] == later[1].replace("&amp;", "&") + "#trials"
-    assert part.text.lstrip().startswith("<section")
-    assert "<html" not in part.text
-    assert '<option value="ok" selected>' in part.text
+def test_links_keep_what_was_chosen(long_client):
+    page = long_client.get(f"/studies/{ID}?tab=trials&outcome=ok&sort=-time").text
+    later = re.search(r'<a href="([^"]*)">Later', page)[1]
+    assert later == f"/studies/{ID}?outcome=ok&amp;sort=-time&amp;page=2&amp;tab=trials"
+    assert '<option value="ok" selected>' in long_client.get(later.replace("&amp;", "&")).text
 
 
 def test_the_page_of_a_trial(client, filled_store):
@@ -125,6 +120,7 @@ def test_no_page_of_a_whole_file_speaks_of_a_step(empty_store, samples):
             path: client.get(path).text
             for path in (
                 f"/studies/{ID}",
+                f"/studies/{ID}?tab=search",
                 f"/studies/{ID}/trials/0",
                 f"/compare?revision={first.id}&revision={second.id}",
             )
@@ -167,7 +163,7 @@ def test_a_table_that_was_confirmed_is_drawn_and_is_no_launch_of_the_default(emp
         one = samples.trial(number, setting, study, phase=phase, wobble=0.25 if number == 2 else 1.0)
         empty_store.trials.add(study.id, replace(one, policy=Policy(rules=(rule,)) if number == 2 else None))
     with TestClient(create_app(empty_store, fresh_s=0)) as client:
-        page = client.get(f"/studies/{ID}").text
+        page = client.get(f"/studies/{ID}?tab=trials").text
         view = client.get(f"/studies/{ID}?format=json").json()["view"]
     entries = {one["event"]: one["detail"] for one in view["log"]}
     assert "median of 1" in entries["NCCL default measured"]
@@ -227,5 +223,5 @@ def test_kept_outlines_belong_to_their_application(filled_store, empty_store, sa
     other = samples.study(reason="another store")
     empty_store.studies.open(other)
     with TestClient(create_app(filled_store)) as full, TestClient(create_app(empty_store)) as empty:
-        assert "<dd>0</dd>" not in full.get(f"/studies/{ID}").text
-        assert "No trials yet." in empty.get(f"/studies/{ID}").text
+        assert "No trials yet." not in full.get(f"/studies/{ID}?tab=trials").text
+        assert "No trials yet." in empty.get(f"/studies/{ID}?tab=trials").text
