@@ -16,7 +16,7 @@ PARTS = (
 ONCE = {
     *("workloads.add", "clusters.add"),
     *(f"revisions.{name}" for name in ("approve", "activate", "roll_back", "pin", "unpin", "retire", "set_rules")),
-    "revisions.settle_arms",
+    *("revisions.settle_arms", "revisions.pause_rollout", "revisions.resume_rollout"),
 }
 
 
@@ -56,7 +56,8 @@ def ask(part, name):
     method = getattr(part, name)
     wanted = inspect.signature(method).parameters.values()
     needed = [each for each in wanted if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
-    given = {each.name: "a" if each.annotation == "str" else ANYTHING for each in needed}
+    texts = {"str": "a", "Collection[str]": ("a",)}
+    given = {each.name: texts.get(each.annotation, ANYTHING) for each in needed}
     there, part._database = part._database, Away()
     try:
         with pytest.raises(LostTransactionError):
