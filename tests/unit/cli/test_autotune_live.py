@@ -50,6 +50,7 @@ def test_a_win_awaits_approval_as_a_revision_with_evidence_live(tune, command):
     (verification,) = command.store.records.verifications(recommendation=found.id)
     assert verification.verdict == found.table.verdict
     assert found.table.verdict.reason in command(show, found.study)
+    assert json.loads(command(show, found.study, "--json"))["gain_ms"] is None, "the times are of steps"
 
     command.store.revisions.approve(found.id, Actor(who="ada"))
     assert command.store.recommendations.newest(cluster="leonardo", model="bert")[0].id == found.id

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ncclt.core.duration import format_duration
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.study import Study, Trial, gpu_seconds
+from ncclt.core.trial import ON_STEPS
 from ncclt.core.workload import Workload
 
 ASSUMED_STEP_US = 1e6
@@ -103,7 +104,7 @@ class Gain:
 def estimate_gain(
     study: Study, trials: Iterable[Trial], verdict: Verdict | None, *, steps_per_day: int | None = None
 ) -> Gain | None:
-    """Return the savings behind a verdict; None where no gain is validated.
+    """Return the savings behind a verdict; None where no gain of communication time is validated.
 
     Args:
         study: may know how long a step is, and how much of its communication is exposed.
@@ -111,7 +112,7 @@ def estimate_gain(
         verdict: of what is delivered.
         steps_per_day: of the job; None = around the clock, at the recorded length of a step, else one per second.
     """
-    if verdict is None or verdict.decision is not Decision.TUNED or verdict.speedup <= 1:
+    if verdict is None or verdict.decision is not Decision.TUNED or verdict.speedup <= 1 or study.launcher in ON_STEPS:
         return None
     workload, total_us = study.workload, verdict.default_us
 
