@@ -140,7 +140,7 @@ def test_the_trace_of_a_gain_ends_with_the_verdict_s():
     traced = trace_gains(ROLLOUT, 0, jobs, starts, most=5)
     verdict = judge_roll_out(ROLLOUT, jobs, starts, now_s=BEGIN_S)
     assert traced[-1] == (60, verdict.arms[0].gain)
-    assert [reports for reports, _ in traced] == [12, 24, 36, 48, 60]
+    assert [reports for reports, _ in traced] == [16, 32, 48, 60]
 
 
 def test_a_win_needs_the_fewest_pairs_at_least():

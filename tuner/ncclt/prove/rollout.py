@@ -21,6 +21,7 @@ import time as clocks
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -315,7 +316,7 @@ class _Arm:
         return self.jobs.now_s - max(issued) <= TICKET_LIFE_S
 
     def _find_gain(self) -> PairedGain | None:
-        return _estimate_gain(self.jobs.rollout, self.gains) if self.gains else None
+        return _estimate_gain(len(self.jobs.rollout.arms), tuple(self.gains)) if self.gains else None
 
     def _describe_missing(self) -> str:
         return (
@@ -398,9 +399,11 @@ def trace_gains(
     """
     compared = _Jobs(rollout, times, starts, now_s=0.0).compared(times, number)
     found = []
-    for reports in sorted({math.ceil(len(compared) * part / most) for part in range(1, most + 1)}):
+    # A power of two, so that later calls have the same points, which are remembered.
+    every = 1 << max(math.ceil(len(compared) / most) - 1, 0).bit_length()
+    for reports in (*range(every, len(compared), every), len(compared)):
         if gains := paired_gains(rollout, number, compared[:reports]):
-            found.append((reports, _estimate_gain(rollout, gains)))
+            found.append((reports, _estimate_gain(len(rollout.arms), tuple(gains))))
     return found
 
 
@@ -522,8 +525,9 @@ def describe_cost(verdict: RollOutVerdict) -> str:
     return f"cost {verdict.cost_gpu_h:.3g} of {verdict.budget_gpu_h:.3g} GPU hours"
 
 
-def _estimate_gain(rollout: RollOut, gains: Sequence[float]) -> PairedGain:
-    found = estimate_interval(gains, error=INTERVAL_ERROR / len(rollout.arms))
+@lru_cache(maxsize=512)
+def _estimate_gain(arms: int, gains: tuple[float, ...]) -> PairedGain:
+    found = estimate_interval(gains, error=INTERVAL_ERROR / arms)
     return PairedGain(estimate=found.estimate, interval=(found.low, found.high), pairs=len(gains))
 
 
