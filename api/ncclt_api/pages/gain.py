@@ -12,7 +12,7 @@ from ncclt.core.recheck import Recheck
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.revision import HistoryEvent
 from ncclt.core.rollout import JobStart, JobTime, RollOut
-from ncclt.core.trial import ON_JOBS, TimesOrigin
+from ncclt.core.trial import TimesOrigin
 from ncclt.prove.rollout import find_grace
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Tone
 from ncclt_api.pages.overview import ORIGIN_ORDER, REGRESSION
@@ -36,7 +36,7 @@ def group_comparable(found: Iterable[Recommendation]) -> dict[str, list[Recommen
     """
     groups: dict[str, list[Recommendation]] = {}
     for one in sorted(found, key=lambda one: ORIGIN_ORDER[one.origin]):
-        origin = "step times of jobs" if one.launcher == ON_JOBS else one.origin.value
+        origin = "step times of jobs" if one.has_step_times else one.origin.value
         groups.setdefault(f"{format_shape(one.fingerprint)}, {origin}", []).append(one)
     return groups
 
@@ -150,7 +150,7 @@ def gain_chart(
         "95 % intervals; steps are medians per NCCL release.",
         x=Axis(label="", unit="date"),
         y=Axis(
-            label="step time of jobs" if first.launcher == ON_JOBS else "communication per step",
+            label="step time of jobs" if first.has_step_times else "communication per step",
             unit="us",
             high=max(times_us) + 3 * room_us,  # the names of the releases are written there
         ),

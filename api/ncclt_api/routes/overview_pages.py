@@ -243,6 +243,7 @@ def show_gain(
         newest=found[0] if found else None,
         revisions={one.id: one.revision for one in found},
         is_cut=len(found) == MOST_VERDICTS,
+        is_demonstration=bool(ids) and bool(groups[chosen][0].label),
         is_first=query.before is None,
         **values,
     )

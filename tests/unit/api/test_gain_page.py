@@ -14,6 +14,7 @@ from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision
 from ncclt.core.revision import Actor
 from ncclt.core.rollout import JobTime
+from ncclt.core.trial import ON_STEPS
 from ncclt_api.app import create_app
 from ncclt_api.routes.overview_pages import JOBS_PER_PAGE
 
@@ -127,6 +128,27 @@ def test_other_origins_and_jobs_are_a_choice_of_their_own_and_marked(client, pub
         assert drawn["label"].startswith(f"{label}, simulated")
         assert drawn["mark"] == "ring"
         assert all("simulated" in note for note in drawn["notes"])
+
+
+@pytest.mark.parametrize("launcher", sorted(ON_STEPS))
+def test_step_times_are_not_drawn_with_communication_times(client, publish, launcher):
+    publish("a", days=9)
+    publish("b", days=1, launcher=launcher)
+    groups = client.get(PAGE, params={"format": "json"}).json()["groups"]
+    assert [group.partition(", ")[2] for group in groups] == ["step times of jobs", "measured"]
+    assert [timeline(client, jobs=group)["y"]["label"] for group in groups] == [
+        "step time of jobs",
+        "communication per step",
+    ]
+
+
+def test_the_note_on_demonstrations_is_about_the_drawn_jobs(client, publish):
+    publish("a", days=1)
+    publish("b", days=9, simulated=True, launcher="simulate")
+    measured, simulated = client.get(PAGE, params={"format": "json"}).json()["groups"]
+    note = "are demonstrations, not gains"
+    assert note in client.get(PAGE, params={"jobs": simulated}).text
+    assert note not in client.get(PAGE, params={"jobs": measured}).text
 
 
 def test_rechecks_stale_marks_and_roll_outs_are_on_the_same_axis(client, store, publish, samples):

@@ -348,6 +348,10 @@ def test_a_won_roll_out_that_was_paused_awaits_approval_again(store):
     store.revisions.pause_rollout(rollout.id, BOB)
     store.revisions.resume_rollout(rollout.id, BOB)
     assert store.revisions.rollout(rollout.id) == won
+    store.revisions.pause_rollout(rollout.id, BOB)
+    store.revisions.approve("a", BOB)
+    promoted = store.revisions.rollout(rollout.id)
+    assert (promoted.state, promoted.reason) == (RollOutState.PROMOTED, "faster")
 
 
 @ON_SQLITE

@@ -946,7 +946,8 @@ def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor,
             policy_us=steps[found.id],
         )
         _set(connection, row, document=to_text(proven.to_document()))
-    _write_rollout(connection, replace(rollout, state=RollOutState.PROMOTED, ended=now))
+    reason = next(arm.reason for arm in rollout.arms if arm.recommendation == row.id)
+    _write_rollout(connection, replace(rollout, state=RollOutState.PROMOTED, reason=reason, ended=now))
     _activate(connection, row, Action.ACTIVATED, by, now)
 
 
