@@ -23,14 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from ncclt.core.trial import TimesOrigin
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import Store, open_store
 from ncclt.store.job_queue import JobQueue, prepare
@@ -154,18 +152,16 @@ def percentile_95(times: list[float]) -> float:
 
 
 def names(store: Store) -> dict[str, str]:
-    """Return what the braces in `PAGES` stand for: the newest result of a cluster, and the pair with most verdicts."""
+    """Return what the braces in `PAGES` stand for: the newest result and roll-out of a cluster."""
     found = store.recommendations.newest_each(cluster=CLUSTER)[0]
     job = {"cluster": found.cluster, "model": found.model}
-    pairs = Counter((one.cluster, one.model) for one in store.recommendations.find(origin=TimesOrigin.MEASURED))
-    cluster, model = map(quote, pairs.most_common(1)[0][0])
     (rollout, *_) = store.revisions.rollouts(cluster=CLUSTER, limit=1)
     return {
         "study": found.study,
         "recommendation": found.id,
         "job": urlencode(job),
-        "cluster": cluster,
-        "model": model,
+        "cluster": quote(rollout.cluster),
+        "model": quote(rollout.model),
         "rollout": rollout.id,
     }
 

@@ -197,6 +197,7 @@ def test_jobs_are_compared_with_the_median_of_the_control_of_their_roll_out(clie
     assert following["before"] is None
     page = client.get(PAGE).text
     assert "report missing" in page
+    assert page.count(f'href="/roll-outs/{rollout.id}"') == JOBS_PER_PAGE
     assert f"before={view['before']}#jobs" in page
     assert rollout.seed not in page + json.dumps(view)
 
