@@ -37,6 +37,7 @@ from ncclt_api.pages.study_charts import (
     search_chart,
     setting_times,
     size_curves,
+    verification_charts,
     wins_chart,
 )
 from ncclt_api.pages.trials import TrialChoice, build_table
@@ -468,10 +469,12 @@ class StudyPages:
         at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
         read = self._kept if at_rest else self._read
         served = _find_served(store, found) if found else None
+        verifications = store.records.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else ()
         return {
             "view": read(study.id, study.updated, study.state, (found.id, found.stale) if found else None, server),
             "trials": build_table(store, study, choice),
-            "verifications": store.records.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else (),
+            "verifications": verifications,
+            "step_charts": verification_charts(verifications[0]) if verifications else (),
             "attestations": store.records.attestations([found.id], limit=LAST_SHOWN) if found else (),
             "now": now,
             "instead": served if served and found and served.study != study.id and not served.stale else None,

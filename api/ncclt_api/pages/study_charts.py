@@ -14,6 +14,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.recommendation import PolicyVerdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, Trial
+from ncclt.core.verification import Side, Verification
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
@@ -665,3 +666,40 @@ def _interval_chart(pairs: list[tuple[float, float]], min_effect: float) -> Char
             ],
         ),
     )
+
+
+def verification_charts(found: Verification) -> tuple[Chart, ...]:
+    """Draw the step times of a verification in order, and its interval by block.
+
+    The interval is drawn only where the stored times give that of the verdict: live tuning judges by the draws of its
+    blocks, which a verification does not keep.
+    """
+    timed = [(launch.order + 1, launch.side, launch.time_us) for launch in found.launches if launch.time_us is not None]
+    if not timed:
+        return ()
+    base, tuned = ([(order, time_us) for order, of, time_us in timed if of is side] for side in Side)
+    steps = Chart(
+        id="steps-chart",
+        title="Step time in order",
+        description="Median step of each launch; in live tuning, of each block of steps.",
+        x=Axis(label="launch", unit="count"),
+        y=Axis(label="step time", unit="us"),
+        lines=[
+            Line(label="without", tone="default", mark="ring", x=[at for at, _ in base], y=[us for _, us in base]),
+            Line(label="with", tone="policy", mark="dot", x=[at for at, _ in tuned], y=[us for _, us in tuned]),
+        ],
+        table=ChartTable(
+            columns=("Launch", "Side", "Step time"),
+            rows=[(str(order), side.value, format_time(time_us)) for order, side, time_us in timed],
+        ),
+    )
+    pairs = [(default, policy) for (_, default), (_, policy) in zip(base, tuned, strict=False)]
+    pairs = pairs[: len(pairs) // 2 * 2]
+    if not pairs:
+        return (steps,)
+    last = estimate_interval([math.log(default / policy) for default, policy in pairs], error=INTERVAL_ERROR)
+    ends = zip((last.low, last.high), found.verdict.interval, strict=True)
+    if not all(math.isclose(drawn, stored, rel_tol=1e-6) for drawn, stored in ends):
+        return (steps,)
+    interval = _interval_chart(pairs, found.verdict.min_effect)
+    return steps, replace(interval, id="steps-interval-chart", title="95 % CI of the step time by block")

@@ -13,9 +13,11 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, StudyState
+from ncclt.core.verification import Side, StepLaunch
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
 from ncclt.prove.interleave import Proof
 from ncclt.prove.proof import judge_arm
+from ncclt.prove.verdict import Pairs, judge
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_recommendation
 from ncclt_api.app import ServiceOptions, create_app
@@ -32,6 +34,7 @@ from ncclt_api.pages.study_charts import (
     search_chart,
     setting_times,
     size_curves,
+    verification_charts,
     wins_chart,
 )
 from ncclt_api.pages.wording import format_speedup
@@ -196,6 +199,25 @@ def test_a_long_proof_is_bounded_and_half_a_block_is_none():
     assert len(interval.lines[0].x) <= MOST_LOOKS
     assert interval.lines[0].x[-1] == 300
     assert proof_charts(blocks_in([(100.0, 80.0)]), min_effect=0.02) is None
+
+
+def test_step_times_are_drawn_in_order_and_their_interval_only_if_it_is_that_of_the_verdict(samples, study):
+    times_us = [100.0, 80.0, 81.0, 101.0] * 5
+    sides = [Side.BASE, Side.TUNED, Side.TUNED, Side.BASE] * 5
+    launches = tuple(
+        StepLaunch(side=side, order=order, step_us=(time_us,))
+        for order, (side, time_us) in enumerate(zip(sides, times_us, strict=True))
+    )
+    verdict = judge(Pairs(default_us=(100.0, 101.0) * 5, policy_us=(80.0, 81.0) * 5))
+    verified = replace(samples.verification(samples.recommendation(study)), launches=launches, verdict=verdict)
+    steps, interval = verification_charts(verified)
+    assert [list(line.y) for line in steps.lines] == [[100.0, 101.0] * 5, [80.0, 81.0] * 5]
+    (line,) = interval.lines
+    widths = [high - low for low, high in zip(line.low, line.high, strict=True)]
+    assert len(widths) == 5
+    assert widths[-1] < widths[0]
+    live = replace(verified, verdict=replace(verdict, interval=(1.1, 1.4)))
+    assert verification_charts(live) == (steps,)
 
 
 # Cost
