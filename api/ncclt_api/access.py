@@ -224,7 +224,7 @@ class AccessMiddleware:
             return Problem(
                 status=421,
                 detail=f"without keys this service does not answer as {host[:100]!r}",
-                hint="send the Host that it listens on; `ncclt serve --allow-host` adds a name",
+                hint="send the Host that it listens on, or allow another one with `ncclt serve --allow-host`",
             )
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = keys.get(hash_secret(token)) if scheme.lower() == "bearer" and len(token) <= _MOST_TOKEN else None
@@ -234,7 +234,7 @@ class AccessMiddleware:
             return Problem(
                 status=401,
                 detail="this service needs a key" if not token else "unknown key",
-                hint="send `Authorization: Bearer KEY`, or set NCCLT_API_KEY; POST /v1/keys makes one",
+                hint="send `Authorization: Bearer KEY`, or set NCCLT_API_KEY; POST /v1/keys creates one",
                 type="urn:ncclt:problem:unauthorized",
             )
         if why := key.invalid(datetime.now(UTC).isoformat(timespec="milliseconds")):

@@ -115,7 +115,7 @@ def _begin(make: Callable[..., ASGIApp], *arguments: Any) -> None:
 
 
 def _end_with_server() -> None:
-    """End this process after its server, which closes it unless it was killed."""
+    """End this process when its server has gone, even if the server was killed."""
     server = multiprocessing.parent_process()
     assert server is not None, "the pool starts this process"
     server.join()

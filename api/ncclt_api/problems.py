@@ -63,12 +63,12 @@ _REQUESTS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"; --storage or --server name another store", ""),
     (r", or name another store with --storage", ""),
     (r", or add --replace", ""),
-    (r", name another recorded cluster .*", ", or name another cluster of GET /v1/clusters"),
+    (r", name another recorded cluster .*", ", or name another cluster from GET /v1/clusters"),
     (r"; `ncclt cluster detect --name NAME` adds one", ""),
     (r"import it again with `ncclt profile import --steps N`", "upload it again with steps=N"),
     (r"run `ncclt tune [^`]*` to measure again, or `ncclt recheck` .*", "POST /v1/jobs/stale measures it again"),
     (r"`ncclt recheck` measures it again once that is repaired", "POST /v1/jobs/stale measures it again"),
-    (r"the same `ncclt tune` with more --blocks goes on", "POST /v1/jobs with more blocks may decide"),
+    (r"the same `ncclt tune` with more --blocks goes on", "POST /v1/jobs with more blocks continues it"),
     (r"publish it again with `ncclt tune`", "POST /v1/jobs tunes again"),
     (r"(?:run )?`ncclt tune ([^`]*)`", lambda found: f"POST /v1/jobs with {_job_of(found[1])}"),
     (r"`--allow \w+` \((\w+=allow) of the service\)", r"\1"),
@@ -80,9 +80,9 @@ _REQUESTS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"--format ([a-z-]+)", r"format=\1"),
     (r"--(format|shell|unset|channels|group|nodes|gpus_per_node|nccl_version)\b", r"\1"),
 )
-"""Patterns of texts for users of the command line, with the requests and parameters that do the same.
+"""Patterns of commands and options in messages, with the equivalent requests and parameters.
 
-What only a command on the cluster or beside the service does remains a command.
+A command without an equivalent request is kept.
 """
 
 
@@ -155,7 +155,7 @@ def problem_response(problem: Problem, request: Request, headers: dict[str, str]
 
 
 def problem_document(problem: Problem, request: Request) -> dict[str, Any]:
-    """Return a problem for a program, in terms of requests."""
+    """Return a problem for a program, with requests in place of commands."""
     document: dict[str, Any] = {
         "type": problem.type,
         "title": problem.title,
@@ -173,7 +173,7 @@ def problem_document(problem: Problem, request: Request) -> dict[str, Any]:
 
 
 def _name_requests(text: str) -> str:
-    """Return a text with requests in place of commands; what has no request keeps its whole command."""
+    """Return a text with requests in place of the commands that have one."""
     for pattern, words in _REQUESTS:
         text = re.sub(pattern, words, text)
     return text
@@ -222,7 +222,7 @@ def _http(request: Request, error: Exception) -> Response:
         hint = f"use {allowed}; GET /v1/openapi.json lists what can be written"
         problem = Problem(status=405, detail=f"{request.method} is not possible at {path}", hint=hint)
         return problem_response(problem, request, {"Allow": allowed})
-    elif error.status_code == 400:  # of the framework, for what is no text or a broken form
+    elif error.status_code == 400:  # from the framework: the body is not text, or the form is broken
         hint = "send it with the Content-Type that GET /v1/openapi.json names, in UTF-8"
         problem = Problem(status=400, detail="the body cannot be read", hint=hint)
     else:
@@ -234,7 +234,7 @@ def _allowed(request: Request) -> list[str]:
     """Return the methods of a path; the framework names those of its first route alone."""
     routes: list[APIRoute] = request.app.state.routes
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    # /v1/jobs/stale is no job: a path without parameters is not one of those that have some.
+    # /v1/jobs/stale is not the job `stale`: a route without parameters comes first.
     exact = [route for route in matching if route.path == request.url.path]
     methods = {one for route in exact or matching for one in route.methods or ()}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))

@@ -46,7 +46,7 @@ _MOST_COUNT = 10**6
 
 
 class JsonBody(BaseModel):
-    """Body of a request: no unknown field, and no text or boolean in place of a number."""
+    """Request body: no unknown fields, and no text or boolean in place of a number."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -36,12 +36,12 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """One respect: its name, and a value per column.
+    """Row of the comparison.
 
     Attributes:
-        name: of the respect.
+        name: of the compared property.
         values: one per column.
-        has_noise: measured, so that no two are ever the same.
+        has_noise: the values are measured, so they always differ.
     """
 
     name: str

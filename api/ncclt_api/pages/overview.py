@@ -82,9 +82,9 @@ class RecentGain:
 
     Attributes:
         days: its length, until now.
-        verdicts: published in it.
-        tuned: of them, validated gains that are not stale.
-        median: speed-up of those; None = there is none.
+        verdicts: number of those published in it.
+        tuned: number of validated gains that are not stale.
+        median: their median speed-up; None = no gain.
     """
 
     days: int
@@ -94,7 +94,7 @@ class RecentGain:
 
 
 def sum_up(found: Collection[Recommendation], *, days: int) -> RecentGain:
-    """Return the measured revisions of the last days in numbers; one without evidence is no verdict."""
+    """Summarize recent measured revisions; those without evidence are not counted."""
     results = [build_result(one) for one in found if not one.is_untried]
     speedups = [result.verdict.speedup for result in results if result.is_tuned]
     middle = statistics.median(speedups) if speedups else None

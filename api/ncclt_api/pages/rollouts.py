@@ -98,7 +98,7 @@ def list_rollout_actions(one: RollOut) -> list[RollOutAction]:
         else RollOutAction(
             address=f"{own}/pause",
             label="Pause",
-            effect="Jobs that start get the control until it is resumed. Running jobs keep what they have.",
+            effect="Jobs that start get the control until it is resumed. Running jobs keep their settings.",
         )
     ]
     for arm in one.arms:
@@ -106,10 +106,10 @@ def list_rollout_actions(one: RollOut) -> list[RollOutAction]:
         if arm.recommendation == one.winner:
             found.append(RollOutAction(address=f"{of}/approve", label=f"Approve{name}", effect="Serve it to all jobs."))
         elif arm.is_open:
-            effect = "Serve it to all jobs now, without the end of the comparison."
+            effect = "Serve it to all jobs now, before the comparison ends."
             found.append(RollOutAction(address=f"{of}/activate", label=f"Activate{name}", effect=effect))
         if arm.is_open or arm.is_served:
-            effect = "Serve it to no job any more. The roll-out ends without another arm."
+            effect = "Stop serving it. The roll-out ends if no arm is left."
             found.append(RollOutAction(address=f"{of}/retire", label=f"Retire{name}", effect=effect))
     return found
 
@@ -144,7 +144,7 @@ def gain_chart(one: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart
     return Chart(
         id="gain",
         title="Step time against the control",
-        description="By pairs of jobs; below 0 is faster. The 95 % interval holds however often it is looked at.",
+        description="From pairs of jobs; below 0 is faster. The 95 % interval is valid at every look.",
         x=Axis(label="Reports", unit="count", low=0),
         y=Axis(label="Change", unit="percent", low=max(min(ends) - 1, -_WIDEST), high=min(max(ends) + 1, _WIDEST)),
         lines=lines,
@@ -180,7 +180,7 @@ def starts_chart(one: RollOut, times: Sequence[JobTime], starts: Sequence[JobSta
     return Chart(
         id="starts",
         title="Started and reported jobs",
-        description="A gap between the two lines that only grows with a revision: its jobs hang or fail.",
+        description="If the gap between the lines grows only for a revision, its jobs hang or fail.",
         x=Axis(label="Since the first start", unit="hours", low=0),
         y=Axis(label="Jobs", unit="count", low=0),
         lines=[

@@ -43,10 +43,10 @@ PREFLIGHTS, REPORTS = 12, 10
 """Preflights and attestations on the page of a cluster."""
 
 USUAL_DAYS = 30
-"""Days of the sum of recent verdicts where the reader chose none."""
+"""Default period of the summary of recent verdicts, days."""
 
 MOST_STALE = 100
-"""Rows of the list of stale recommendations."""
+"""Max rows of the list of stale recommendations."""
 
 MOST_VERDICTS, MOST_EVENTS, MOST_ROLLOUTS, JOBS_PER_PAGE = 150, 200, 20, 25
 """Revisions, entries of the history, roll-outs and jobs on the page of a workload on a cluster."""
@@ -64,7 +64,7 @@ class Filter(StrictQuery):
 
 
 class HomeQuery(Filter):
-    """Filter of the map, and the days within which changes are shown; `stale` lists what is stale in its place."""
+    """Filter of the map, and the period of changes, days; the state `stale` lists stale recommendations instead."""
 
     days: Annotated[int, Field(ge=1, le=3650)] | Literal[""] = ""
     state: Literal["", "stale"] = ""
@@ -93,7 +93,7 @@ class WorkloadQuery(StrictQuery):
 
 
 class GainQuery(PageQuery):
-    """Jobs whose verdicts are drawn, and the page of the jobs of roll-outs; empty = the first."""
+    """Group of verdicts in the chart, and page of the jobs of roll-outs; empty = the first."""
 
     jobs: str = Field("", max_length=200)
     before: int | None = Field(None, ge=1, le=MOST_NUMBER)
@@ -208,10 +208,10 @@ def show_found(query: Annotated[FindQuery, Query()], store: CurrentStore, reques
 def show_gain(
     name: str, model: str, query: Annotated[GainQuery, Query()], store: CurrentStore, request: Request
 ) -> Response:
-    """Show one workload on one cluster over time: verdicts, their fate, and the jobs of roll-outs."""
+    """Show one workload on one cluster over time: verdicts, later events, and the jobs of roll-outs."""
     now = datetime.now(UTC)
     found = store.recommendations.find(cluster=name, model=model, limit=MOST_VERDICTS)
-    if not found:  # of an unknown name
+    if not found:  # an unknown name is an error
         find_cluster(store, name)
         store.workloads.get(model)
     groups = group_comparable(found)

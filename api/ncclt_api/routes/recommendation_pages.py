@@ -107,7 +107,7 @@ def change(
     percent: Annotated[int | None, Form(ge=1, le=100)] = None,
     rollout: Annotated[str, Form(pattern="^[0-9a-f]{0,12}$")] = "",
 ) -> Response:
-    """Change the life of a revision, and show the page of the form again: the revision's, or that of a roll-out."""
+    """Change the state of a revision, and show the page of the form again, of the revision or of a roll-out."""
     by = Actor(who=who(request), why=why.strip())
     match verb:
         case "approve":

@@ -25,7 +25,7 @@ rules = APIRouter(prefix="/v1/clusters", tags=["revisions"], responses=PROBLEMS)
 
 
 class StateChange(JsonBody):
-    """Reason for a change of a revision; its actor is the key of the request."""
+    """Reason for a change of state; the actor is the key of the request."""
 
     why: str = Field("", max_length=MOST_WHY, description="one line for the history")
 

@@ -80,7 +80,7 @@ def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentS
 
 @router.get("/roll-outs/{id}", dependencies=needs(Role.READ))
 def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request) -> Response:
-    """Show one roll-out with the jobs so far; its progress alone for a page that is open."""
+    """Show one roll-out with its jobs so far; only the progress for an update of the open page."""
     found = store.revisions.rollout(id)
     if query.format == "json":
         return json_response({"rollout": get_roll_out(id, store)})
@@ -107,7 +107,7 @@ def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentS
         events=store.revisions.history(recommendation=ids, limit=_EVENTS),
         **progress,
     )
-    if is_part:  # it has ended: the whole page takes the place of the one that was watched
+    if is_part:  # it has ended: replace the whole open page
         answer.headers.update(WHOLE_PAGE)
     return answer
 

@@ -68,7 +68,7 @@ def get_roll_out(id: str, store: CurrentStore) -> RollOutDetail:
     dependencies=needs(Role.APPROVE),
 )
 def pause_roll_out(id: str, body: StateChange, store: CurrentStore, request: Request) -> RollOutDetail:
-    """Give the control to all jobs that start, until the roll-out is resumed."""
+    """Pause a roll-out: jobs that start get the control until it is resumed."""
     store.revisions.pause_rollout(id, Actor(who=who(request), why=body.why))
     return get_roll_out(id, store)
 
@@ -81,6 +81,6 @@ def pause_roll_out(id: str, body: StateChange, store: CurrentStore, request: Req
     dependencies=needs(Role.APPROVE),
 )
 def resume_roll_out(id: str, body: StateChange, store: CurrentStore, request: Request) -> RollOutDetail:
-    """Give the arms of a paused roll-out to their shares of the jobs again."""
+    """Resume a paused roll-out: its arms get their shares of the jobs again."""
     store.revisions.resume_rollout(id, Actor(who=who(request), why=body.why))
     return get_roll_out(id, store)

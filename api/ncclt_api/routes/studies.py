@@ -73,6 +73,6 @@ def get_evidence(study: CurrentStudy, store: CurrentStore) -> EvidenceDocument:
     published = store.recommendations.find(study=study.id)
     if not published:
         raise NotFoundError(
-            f"study {study.name} has no verdict yet", hint="POST /v1/jobs with its cluster and model tunes again"
+            f"study {study.name} has no verdict yet", hint="POST /v1/jobs with its cluster and model tunes it again"
         )
     return EvidenceDocument.model_validate(evidence_document(published[0], store.trials.find(study.id), study.workload))

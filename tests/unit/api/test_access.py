@@ -400,7 +400,7 @@ def test_what_is_no_key_is_401_and_says_how_to_get_one(service, subtests):
             answer = service.get(ENV, headers={"Authorization": authorization})
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="ncclt"')
             assert answer.json()["type"] == "urn:ncclt:problem:unauthorized"
-            assert "POST /v1/keys makes one" in answer.json()["hint"]
+            assert "POST /v1/keys creates one" in answer.json()["hint"]
             assert "x" * 300 not in answer.text
 
 

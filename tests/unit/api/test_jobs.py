@@ -93,7 +93,7 @@ def test_a_job_of_another_shape_than_a_recording_is_refused_as_tune_refuses_it(t
         refused = service.post("/v1/jobs", json={**other, "nodes": 4})
         said = "mi355x-2x8 was recorded with nodes=2, not 4 (mi355x-2x8 is a recorded cluster)"
         assert (refused.status_code, refused.json()["detail"]) == (422, said)
-        assert refused.json()["hint"] == "leave nodes out, or name another cluster of GET /v1/clusters"
+        assert refused.json()["hint"] == "leave nodes out, or name another cluster from GET /v1/clusters"
         assert service.post("/v1/jobs", json={**other, "nodes": 2}).status_code == 201
 
 

@@ -62,7 +62,7 @@ def test_a_win_awaits_approval_as_a_revision_with_evidence_live(tune, command):
     ("words", "more", "why"),
     [
         ((), {}, "to publish a win, run `ncclt profile record --name "),
-        (("--model", "bert"), {"backend": "gloo"}, "trained over gloo, where no choice of NCCL takes effect"),
+        (("--model", "bert"), {"backend": "gloo"}, "trained over gloo, where NCCL settings have no effect"),
         (("--model", "bert"), {"NCCL_PROTO": "LL"}, "compared with your NCCL_PROTO, not with the NCCL default"),
     ],
 )

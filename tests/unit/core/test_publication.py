@@ -53,7 +53,7 @@ BY_VARIABLES = replace(PROVEN, variables=PROVEN.table)
     ("new", "active", "why"),
     [
         pytest.param(UNDECIDED, PROVEN, "undecided", id="undecided"),
-        pytest.param(tuned(1.2, 1.3, simulated=False, launcher="live"), PROVEN, "one is on step times", id="steps"),
+        pytest.param(tuned(1.2, 1.3, simulated=False, launcher="live"), PROVEN, "is on step times", id="steps"),
         pytest.param(UNDECIDED, replace(PROVEN, stale="moved"), "undecided", id="undecided-against-stale"),
         pytest.param(kept(blocks=0, policy=Policy()), PROVEN, "without an A/B test", id="unproven"),
         pytest.param(kept(deterministic=True), PROVEN, "deterministic", id="deterministic-against-tuned"),

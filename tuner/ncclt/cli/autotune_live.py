@@ -98,7 +98,7 @@ def run_live(
 def _find_job(
     model: str | None, target: Target, argv: tuple[str, ...], storage: str | None
 ) -> tuple[TunedJob | None, str]:
-    """Return workload, cluster and candidates of the job, or else what is missing to publish a win.
+    """Return the workload, cluster and candidates of the job, or the reason why a win cannot be published.
 
     Raises:
         NccltError: a named workload or its cluster is not known.
@@ -132,7 +132,7 @@ def _report(
     ranks: int,
     as_json: bool,
 ) -> None:
-    """Print the verdict and how to use it, store what was compared, and publish a winner."""
+    """Print the verdict and its use, store the comparison, and publish a winner."""
     from ncclt.cli.verify import print_verification
     from ncclt.core.recommendation import Decision
     from ncclt.pipeline.live import EXPERIMENTAL, build_verification, publish_result, read_live

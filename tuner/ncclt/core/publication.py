@@ -67,7 +67,7 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
     if after.decision is Decision.KEEP_DEFAULT:
         return _refuse_refutation(new, after, active, before)
     if new.has_step_times is not active.has_step_times:
-        return "of the two verdicts, one is on step times and the other one on communication time"
+        return "one verdict is on step times, the other on communication time"
     forms = (("variables", new.variables, active.variables), ("table", new.table, active.table))
     if lost := next((name for name, form, was in forms if _is_tuned(was) and not _is_tuned(form)), ""):
         return (

@@ -268,7 +268,7 @@ class Recommendation(Documented):
         return self.launcher in ON_STEPS
 
     def with_verdict(self, verdict: Verdict) -> Recommendation:
-        """Return it with a verdict on the policy that jobs tried, in all its forms."""
+        """Return a copy with this verdict on the table and on the variables."""
         variables = self.variables and replace(self.variables, verdict=verdict)
         return replace(self, table=replace(self.table, verdict=verdict), variables=variables)
 

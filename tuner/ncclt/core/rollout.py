@@ -58,9 +58,8 @@ class ArmState(StrEnum):
 class RollOutState(StrEnum):
     """State of a roll-out.
 
-    A person pauses a roll-out: jobs that start get the control until it is resumed. A `won` one awaits the approval of
-    a person, and its winner keeps its share until then; `promoted` = all jobs get the winner; `lost` = every arm is
-    lost.
+    `paused` = by a person: jobs that start get the control until it is resumed. `won` = it awaits approval, and its
+    winner keeps its share until then; `promoted` = all jobs get the winner; `lost` = every arm is lost.
     """
 
     RUNNING = "running"
@@ -72,7 +71,7 @@ class RollOutState(StrEnum):
 
 
 OPEN_STATES = (RollOutState.RUNNING, RollOutState.PAUSED, RollOutState.WON)
-"""States before the end: arms are served, or may be again."""
+"""States of a roll-out that has not ended."""
 
 MOST_ARMS = 4
 """Max arms of a roll-out."""
@@ -244,7 +243,7 @@ class RollOut(Documented):
 
         An arm that was decided keeps its state, but a won one may still be lost or ended. One that runs pauses where it
         has too many starts without a report. The first one that wins ends the others; without an arm that can win the
-        roll-out ends. While a person has paused it, arms can only be lost or ended.
+        roll-out ends. While it is paused, arms can only be lost or ended.
 
         Args:
             arms: in their new states; those that are left out stay.
@@ -275,20 +274,20 @@ class RollOut(Documented):
         return changed
 
     def pause(self, by: Actor) -> RollOut:
-        """Return the roll-out paused by a person, so that jobs that start get the control.
+        """Return the roll-out, paused: jobs that start get the control.
 
         Raises:
-            ConflictError: it is paused already, or over.
+            ConflictError: it is already paused, or has ended.
         """
         if not self.is_open or self.state is RollOutState.PAUSED:
             raise ConflictError(f"the roll-out {self.id} is {self.state.value}", hint="there is nothing to pause")
         return replace(self, state=RollOutState.PAUSED, reason=f"paused by {by.who}{f': {by.why}' if by.why else ''}")
 
     def resume(self) -> RollOut:
-        """Return the paused roll-out as it was before.
+        """Return the roll-out in its state before the pause.
 
         Raises:
-            ConflictError: no person has paused it.
+            ConflictError: it is not paused.
         """
         if self.state is not RollOutState.PAUSED:
             raise ConflictError(f"the roll-out {self.id} is {self.state.value}", hint="there is nothing to resume")

@@ -112,7 +112,7 @@ def build_study(workload: Workload, cluster: Cluster, *, evidence: str, determin
     Args:
         workload: as it is stored.
         cluster: sized to the job.
-        evidence: word of `ON_STEPS` in place of a launcher.
+        evidence: launcher name of the study, one of `ON_STEPS`.
         deterministic: only policies that keep the bits of the NCCL default.
     """
     what = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
@@ -135,7 +135,7 @@ def build_study(workload: Workload, cluster: Cluster, *, evidence: str, determin
 
 def explain_other_backend(backend: str) -> str:
     """Return the reason why step times over another backend say nothing about NCCL."""
-    return f"the job trained over {backend}, where no choice of NCCL takes effect"
+    return f"the job trained over {backend}, where NCCL settings have no effect"
 
 
 def publish_winner(
@@ -154,8 +154,8 @@ def publish_winner(
         verdict: `tuned`.
         study: of `build_study`.
         store: of revisions.
-        baseline: names of the tuning variables that it was compared with; empty = with the NCCL default.
-        backend: over which the job trained instead of NCCL; empty = over NCCL.
+        baseline: names of the baseline's tuning variables; empty = the NCCL default.
+        backend: of the job, where it is not NCCL; empty = NCCL.
 
     Returns:
         Id of the published revision and the next step in one line; the id is empty if it was not published.
@@ -163,7 +163,7 @@ def publish_winner(
     if backend:
         return "", f"Not published: {explain_other_backend(backend)}"
     if not candidate.is_untried or store.revisions.statuses(id=candidate.id):
-        return candidate.id, f"Revision {candidate.id} was published before; this is one more verification of it"
+        return candidate.id, f"Revision {candidate.id} was published before; this run is stored as another verification"
     if baseline:
         names = ", ".join(sorted(baseline))
         return "", f"Not published: compared with your {names}, not with the NCCL default; unset them and run again"

@@ -64,7 +64,7 @@ class LiveArm:
     Attributes:
         name: as it is shown.
         table: compact.
-        candidate: published or proposed; None = the policy is of no stored workload.
+        candidate: published or proposed; None = the policy belongs to no stored workload.
     """
 
     name: str
@@ -73,7 +73,7 @@ class LiveArm:
 
     @property
     def recommendation(self) -> str:
-        """Return the id of the published revision; empty = it is none."""
+        """Return the id of the published revision; empty = not published."""
         return self.candidate.id if self.candidate and not self.candidate.is_untried else ""
 
 
@@ -129,7 +129,7 @@ class LiveResult:
         steps: until the last block.
         cost: of all arms, as a share of the job's time until then.
         ended: reason of its end inside the job; empty = the job ended before.
-        other_backend: over which the job trained instead of NCCL; empty = over NCCL.
+        other_backend: backend of the job, where it is not NCCL; empty = NCCL.
     """
 
     verdict: Verdict
@@ -323,8 +323,8 @@ def publish_result(
         environ: that the job inherited.
 
     Returns:
-        Id of the revision that was compared, and for a winner the next step in one line; the id is empty if the arm is
-        not published, or was not seen over NCCL.
+        Id of the compared revision, and for a winner the next step in one line; the id is empty if the arm is not
+        published, or the job did not train over NCCL.
     """
     arm = result.find_arm(request)
     if arm is None or result.verdict.decision is not Decision.TUNED:

@@ -94,7 +94,7 @@ class TrainingArm:
 
     @property
     def recommendation(self) -> str:
-        """Return the id of the published revision; empty = it is none."""
+        """Return the id of the published revision; empty = not published."""
         return self.candidate.id if self.candidate and not self.candidate.is_untried else ""
 
 
@@ -591,7 +591,7 @@ class SegmentedTraining:
             race = self._race()
             if ended and (race is None or race.conclude() is None):
                 why = f": {self._off}" if self._off else ""
-                self._say(f"ncclt: ended without a result after {starts}{why}; the same command tries the next arm")
+                self._say(f"ncclt: no result after {starts}{why}; run the same command to try the next arm")
             if race is None:
                 return
             decided = {arm: race.verdict(arm).decision for arm in race.arms}

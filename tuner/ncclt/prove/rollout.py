@@ -376,7 +376,7 @@ def _judge(store: Store, rollout: RollOut, *, now_s: float) -> RollOutVerdict:
 
 
 def fewest_pairs(arms: int) -> int:
-    """Return the fewest pairs of started jobs that can prove a win, if all of them report.
+    """Return the minimum number of pairs of started jobs that can prove a win, if all of them report.
 
     Args:
         arms: of the roll-out.
@@ -389,13 +389,13 @@ def fewest_pairs(arms: int) -> int:
 def trace_gains(
     rollout: RollOut, number: int, times: Sequence[JobTime], starts: Sequence[JobStart], *, most: int
 ) -> list[tuple[int, PairedGain]]:
-    """Return the gain of an arm after rising numbers of reports, as the guard saw it then.
+    """Return the gain of an arm after increasing numbers of reports, as the guard computed it then.
 
     Args:
         rollout: of the jobs.
         number: of the arm.
         times, starts: as of `judge_roll_out`.
-        most: gains at most; the last one is of all reports. None is from before the first pair.
+        most: max number of gains; the last one covers all reports, and each at least one pair.
     """
     compared = _Jobs(rollout, times, starts, now_s=0.0).compared(times, number)
     found = []

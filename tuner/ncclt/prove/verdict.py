@@ -283,11 +283,11 @@ def judge(
 
 
 def state_step_gain(verdict: Verdict, evidence: str) -> Verdict:
-    """Return a verdict on step times whose sentence on a gain is about steps, and not about communication.
+    """Return a verdict on step times with a reason that names steps instead of communication.
 
     Args:
         verdict: on step times.
-        evidence: what it rests on, `12 blocks`.
+        evidence: number of measurements, `12 blocks`.
     """
     if verdict.decision is not Decision.TUNED:
         return verdict

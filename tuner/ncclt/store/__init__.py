@@ -129,8 +129,7 @@ def open_service_store(url: str | None) -> Store:
     try:
         require_current(store.migration(), f"the store {store.shown}")
         store.ticket_secret()  # from now on tickets are issued while the database is away
-        # The queue's library imports it at the first request for a tuning job; queries of other threads would fail
-        # while it is half imported.
+        # Otherwise the queue library imports it with the first tuning job, and meanwhile queries of other threads fail.
         importlib.import_module("sqlalchemy.orm")
     except StoreError:
         store.close()

@@ -33,7 +33,7 @@ RENEW_S = 10.0
 SILENT_S = 60.0
 """Without a renewal for this long a worker on another machine is assumed dead: six renewals were missed."""
 
-ABANDONED = "it ended without a word: it failed, was killed, or could not write its end; the same command resumes it"
+ABANDONED = "no result: it failed, was killed, or could not write to the store; run the same command to resume"
 """Reason given for a running study without a worker."""
 
 _TRIAL = "trial "

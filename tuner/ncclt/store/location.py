@@ -99,7 +99,7 @@ def locate(url: str | None) -> Location:
         return Location(url=f"sqlite:///{name}", path=Path(name), is_default=url is None)
     if scheme in _POSTGRESQL:
         return Location(url=f"postgresql+psycopg://{rest}", path=None)
-    raise UsageError(f"ncclt keeps nothing in {scheme!r}; it knows SQLite and PostgreSQL", hint=URL_HINT)
+    raise UsageError(f"{scheme!r} is not supported: use SQLite or PostgreSQL", hint=URL_HINT)
 
 
 def no_store(location: Location) -> StoreError:

@@ -494,13 +494,13 @@ class Revisions(StorePart):
             return tuple(_read_rollout(row.id, row.document) for row in connection.execute(query))
 
     def pause_rollout(self, id: str, by: Actor) -> None:
-        """Give the control to all jobs that start, until the roll-out is resumed; running jobs still report."""
+        """Pause a roll-out: jobs that start get the control until it is resumed; running jobs still report."""
         with self._database.alone() as connection:
             paused = self._rollout(connection, id).pause(by)
             _hold_rollout(connection, paused, Action.ROLL_OUT_PAUSED, by, self._clock())
 
     def resume_rollout(self, id: str, by: Actor) -> None:
-        """Give the arms of a paused roll-out to their shares of the jobs again."""
+        """Resume a paused roll-out: its arms get their shares of the jobs again."""
         with self._database.alone() as connection:
             resumed = self._rollout(connection, id).resume()
             _hold_rollout(connection, resumed, Action.ROLL_OUT_RESUMED, by, self._clock())
@@ -607,7 +607,7 @@ class Revisions(StorePart):
     def newest_starts(
         self, *, cluster: str, model: str, before: int | None = None, limit: int = MOST_LISTED
     ) -> tuple[tuple[int, JobStart, str], ...]:
-        """Return jobs of the roll-outs of a pair, those stored last first: number, start, and the roll-out's control.
+        """Return the job starts in roll-outs of one workload on one cluster, newest first: number, start, control.
 
         Args:
             cluster, model: names.
@@ -793,7 +793,7 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, n
         return
     new = get_recommendation(connection, row.id)
     if new.is_untried or (new.has_step_times and rules.approve_wins):
-        return  # jobs may try it in a roll-out alone, or a person approves the win
+        return  # only a roll-out serves an untried one, and a person approves a win on step times
     for id in (*connection.scalars(_select_active(row)), *rolled_out):
         if why := refuse_replacement(new, _fresh(connection, id, shipped)):
             _note(connection, row, Action.KEPT, replace(by, why=shorten_reason(why)), now)

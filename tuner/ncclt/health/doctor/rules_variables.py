@@ -137,7 +137,7 @@ def _plain(text: str) -> str:
     id="ENV007",
     severity=Severity.WARNING,
     title="a value is out of range",
-    why="NCCL clamps or ignores it without a word in the usual log.",
+    why="NCCL clamps or ignores it, without a warning in the default log.",
     fix="choose a value within the range",
     source="graph/tuning.cc (getNthreads), init.cc (envConfigOverride), transport/net_socket.cc",
 )
