@@ -8,7 +8,7 @@ client asks for one page after the other on one connection, and each page is ask
 is the median time over that of a FastAPI route that sends the same number of bytes from memory, in the same run. The
 queue of jobs is filled with as many as its page shows. Where there is a Chromium and Playwright, each page is then
 opened by it at 1440 x 900 without a cache: `paint_ms` is the median time to its first contentful paint, `layout_shift`
-the worst sum of layout shifts. Everything stays on loopback.
+the worst sum of layout shifts, `axe` the number of rules of axe-core that it violates. Everything stays on loopback.
 """
 
 from __future__ import annotations
@@ -74,8 +74,11 @@ PAGES = {
     "study as JSON": "/studies/{study}?format=json",
     "study's trials as CSV": "/studies/{study}/trials?format=csv",
     "study of 10,000 trials": f"/studies/{LONG}",
-    "its trials, slowest": f"/studies/{LONG}/trials?sort=-time&page=2",
-    "its trials, filtered": f"/studies/{LONG}/trials?phase=search&algorithm=tree&sort=time",
+    "its sizes": f"/studies/{LONG}?tab=sizes",
+    "its search": f"/studies/{LONG}?tab=search",
+    "its trials, slowest": f"/studies/{LONG}?tab=trials&sort=-time&page=2",
+    "its trials, filtered": f"/studies/{LONG}?tab=trials&phase=search&algorithm=tree&sort=time",
+    "its jobs": f"/studies/{LONG}?tab=jobs",
     "trial": "/studies/{study}/trials/0",
     "trial of the 10,000": f"/studies/{LONG}/trials/500",
     "recommendation": "/recommendations/{recommendation}",
@@ -209,6 +212,23 @@ def painted(chromium: Any, address: str) -> tuple[float, float]:
     return statistics.median(paints), max(shifts)
 
 
+def count_violations(chromium: Any, address: str) -> int | None:
+    """Return the number of rules of axe-core that a page violates; None without axe-core."""
+    try:
+        from axe_playwright_python.sync_playwright import Axe  # only the development extra has it
+    except ImportError:
+        return None
+    # axe-core is injected: only for that, the page's own policy against such scripts is set aside.
+    context = chromium.new_context(viewport={"width": 1440, "height": 900}, bypass_csp=True)
+    page = context.new_page()
+    page.goto(address, wait_until="load")
+    found = Axe().run(page).response["violations"]
+    for one in found:
+        print(f"pages: {address} violates {one['id']}: {one['nodes'][0]['target']}", file=sys.stderr)
+    context.close()
+    return len(found)
+
+
 def measured(url: str, requests: int) -> list[dict[str, Any]]:
     with open_store(url) as store:
         filled = names(store)
@@ -222,9 +242,10 @@ def measured(url: str, requests: int) -> list[dict[str, Any]]:
             count = max(6, requests // 4) if LONG in path else requests
             times, size = timed(ours, path, count)
             empty, _ = timed(bare, f"/{size}", requests)
-            paint = shift = None
+            paint = shift = axe = None
             if chromium and "format=" not in path:
                 paint, shift = painted(chromium, f"http://127.0.0.1:{ours}{path}")
+                axe = None if path == "/live" else count_violations(chromium, f"http://127.0.0.1:{ours}{path}")
             rows.append(
                 {
                     "page": page,
@@ -235,6 +256,7 @@ def measured(url: str, requests: int) -> list[dict[str, Any]]:
                     "ratio": round(statistics.median(times) / statistics.median(empty), 1),
                     "paint_ms": None if paint is None else round(paint),
                     "layout_shift": None if shift is None else round(shift, 4),
+                    "axe": axe,
                 }
             )
     return rows
@@ -261,13 +283,17 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.json:
         print(json.dumps({"rows": rows}, indent=2))
         return
-    print(f"{'page':26} {'ms p50':>8} {'ms p95':>8} {'kB':>8} {'bare ms':>8} {'ratio':>7} {'paint ms':>9} {'shift':>7}")
+    print(
+        f"{'page':26} {'ms p50':>8} {'ms p95':>8} {'kB':>8} {'bare ms':>8} {'ratio':>7} {'paint ms':>9} "
+        f"{'shift':>7} {'axe':>4}"
+    )
     for row in rows:
         print(
             f"{row['page']:26} {row['ms_p50']:>8} {row['ms_p95']:>8} {row['kilobytes']:>8} "
             f"{row['bare_ms_p50']:>8} {row['ratio']:>7} "
             f"{'-' if row['paint_ms'] is None else row['paint_ms']:>9} "
-            f"{'-' if row['layout_shift'] is None else row['layout_shift']:>7}"
+            f"{'-' if row['layout_shift'] is None else row['layout_shift']:>7} "
+            f"{'-' if row['axe'] is None else row['axe']:>4}"
         )
 
 
