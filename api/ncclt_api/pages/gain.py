@@ -1,4 +1,4 @@
-"""Gain over time of one workload on one cluster: its verdicts, what became of them, and the jobs of its roll-outs."""
+"""Gain over time of one workload on one cluster: verdicts, rechecks, stale marks, and the jobs of roll-outs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def group_comparable(found: Iterable[Recommendation]) -> dict[str, list[Recommen
     """Group revisions by what their times depend on besides NCCL: job size, GPU and origin; measured ones first.
 
     Args:
-        found: newest first, an order that groups and members keep.
+        found: newest first; groups and their members keep this order.
     """
     groups: dict[str, list[Recommendation]] = {}
     for one in sorted(found, key=lambda one: ORIGIN_ORDER[one.origin]):
@@ -62,12 +62,12 @@ class _Point:
 
     @property
     def is_gain(self) -> bool:
-        """True for a validated gain, whatever became of it later."""
+        """True for a validated gain, even if it became stale later."""
         return self.result.verdict.decision is Decision.TUNED
 
     @property
     def delivered_us(self) -> float:
-        """Return the time with what the verdict delivers, µs: the policy where it is a gain, else the default."""
+        """Return the time of the delivered settings, µs: of the policy if it is a gain, else of the default."""
         return (self.result.policy_us if self.is_gain else None) or self.default_us
 
     @property
@@ -100,7 +100,7 @@ def gain_chart(
     Args:
         verdicts: of one group of `group_comparable`.
         rechecks, rollouts: those of other revisions are left out.
-        marks: entries of the history that say that a revision became stale, likewise.
+        marks: history entries of revisions that became stale; likewise.
         now: end of the open roll-outs.
     """
     points = _place(verdicts)
@@ -271,12 +271,12 @@ class JobRow:
     """Job of a roll-out with its effect.
 
     Attributes:
-        start: what it was given, and when.
+        start: the revision that it got, and when.
         started: the same time, ISO in UTC.
-        is_control: it was given what the roll-out compares with.
+        is_control: it got the control of the roll-out.
         step_us: median step time that it reported, µs; None = no report yet.
         change: of the step time against the median of the control's jobs, as a share; None = not known.
-        is_missing: it started longer ago than jobs of this roll-out take to report.
+        is_missing: it has not reported in the time that jobs of this roll-out take.
     """
 
     start: JobStart
@@ -291,7 +291,7 @@ def compare_jobs(starts: Iterable[tuple[JobStart, str]], times: Iterable[JobTime
     """Return jobs with their step times against the median of their roll-out's control.
 
     Args:
-        starts: each with what the control of its roll-out gets, in any order, which the rows keep.
+        starts: each with the control of its roll-out; the rows keep their order.
         times: of all jobs of these roll-outs.
         now: for the age of starts without a report.
     """

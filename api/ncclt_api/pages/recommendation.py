@@ -48,7 +48,7 @@ _ACTIONS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """One format that carries a revision.
+    """Format that can express a revision.
 
     Attributes:
         format: as `ncclt env --format` names it.
@@ -69,7 +69,7 @@ class Snippet:
 
 
 def list_snippets(found: Recommendation, *, source: str) -> tuple[Snippet, ...]:
-    """Return the formats that carry a revision; the others would set nothing.
+    """Return the formats that can express a revision; the others would set nothing.
 
     Args:
         found: the revision.

@@ -358,7 +358,7 @@ def test_nobody_whose_interval_overlaps_is_best(empty_store, empty_client, sampl
     for others, best in (("low", 1), ("near", 0)):
         page = empty_client.get(f"/compare?model=bert&cluster=apart&cluster={others}").text
         assert page.count('class="best"') == page.count('<strong class="big">') == best
-        assert ("No best one: intervals overlap" in page) == (not best)
+        assert ("No best result: intervals overlap" in page) == (not best)
 
 
 def test_of_three_columns_only_the_odd_one_is_bold():
