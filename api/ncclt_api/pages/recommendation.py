@@ -43,7 +43,7 @@ _ACTIONS: dict[str, tuple[str, str]] = {
     "stale": ("Mark stale", "Stop serving it until ncclt recheck confirms it."),
     "retire": ("Retire", "Stop serving it; jobs return to the NCCL default."),
 }
-"""Last part of the address of a form -> its button, and its effect; `promote` is an approval, too."""
+"""Last part of a form's address -> its button and its effect; `promote` approves a winner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def list_actions(status: RevisionStatus, rollout: RollOut | None) -> dict[str, t
 
 
 def _carries(found: Recommendation, format: str) -> bool:
-    """Check that a format sets anything."""
+    """Return True if a format sets anything."""
     if format in TABLE_FORMATS:
         return bool(deliver_table(found).rules)
     if format == "json":  # has both

@@ -457,8 +457,8 @@ class StudyPages:
             server: address of the service for the command shown; empty = the command names none.
             choice: which trials are listed.
             now: for ages.
-            tab: part that is shown, a key of `TABS`.
-            use: format in which the result is used; empty = the recommended one.
+            tab: key of `TABS`.
+            use: chosen format of the result; empty = the recommended one.
 
         Raises:
             UsageError: the choice names a message that the workload does not have.
@@ -502,11 +502,11 @@ class StudyPages:
 
 
 def _find_served(store: Store, mine: Recommendation) -> Recommendation | None:
-    """Return the revision that is served to jobs of the shape of another one; None = none."""
+    """Return the revision that jobs of the same shape get; None = none."""
     newest = store.recommendations.newest(cluster=mine.cluster, model=mine.model)
     return next((one for one in newest if one.fingerprint == mine.fingerprint and one.origin is mine.origin), None)
 
 
 def _source(server: str) -> str:
-    """Return the option that names a server, with a space before it; empty for none."""
+    """Return the server option after a space; empty without a server."""
     return f" --server {shlex.quote(server)}" if server else ""

@@ -52,14 +52,14 @@ WHOLE_PAGE = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "oute
 
 
 class StudyQuery(TrialChoice, PageQuery):
-    """Part of the page, selection of trials, and the format in which the result is used."""
+    """Tab, selection of trials, and chosen format of the result."""
 
     tab: Literal["result", "sizes", "search", "trials", "jobs"] = "result"
     use: str = Field("", max_length=40)
 
 
 class ExportQuery(TrialChoice, StrictQuery):
-    """Selection of trials, and the form of the file."""
+    """Selection of trials, and file format."""
 
     format: Literal["csv", "json"] = "json"
 

@@ -38,7 +38,7 @@ Verb = Literal["approve", "activate", "rollback", "pin", "unpin", "retire", "sta
 
 
 class RevisionQuery(PageQuery):
-    """Form of the page, and the format in which the revision is used; empty = the recommended one."""
+    """Format of the page, and chosen format of the revision; empty = the recommended one."""
 
     use: str = Field("", max_length=40)
 

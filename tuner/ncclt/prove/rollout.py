@@ -399,7 +399,7 @@ def trace_gains(
     """
     compared = _Jobs(rollout, times, starts, now_s=0.0).compared(times, number)
     found = []
-    # A power of two, so that later calls have the same points, which are remembered.
+    # A power of two, so that later calls have the same points, which the cache holds.
     every = 1 << max(math.ceil(len(compared) / most) - 1, 0).bit_length()
     for reports in (*range(every, len(compared), every), len(compared)):
         if gains := paired_gains(rollout, number, compared[:reports]):
