@@ -63,6 +63,7 @@ def test_a_win_awaits_approval_as_a_revision_with_evidence_live(tune, command):
     [
         ((), {}, "to publish a win, run `ncclt profile record --name "),
         (("--model", "bert"), {"backend": "gloo"}, "trained over gloo, where NCCL settings have no effect"),
+        (("--model", "bert"), {"backend": "cpu:gloo,cuda:gloo"}, "trained over cpu:gloo,cuda:gloo, where"),
         (("--model", "bert"), {"NCCL_PROTO": "LL"}, "compared with your NCCL_PROTO, not with the NCCL default"),
     ],
 )
@@ -71,4 +72,8 @@ def test_a_win_of_less_than_nccl_default_against_candidate_is_not_published(tune
     assert document["publication"].startswith("Not published: ")
     assert why in document["publication"]
     assert command.store.recommendations.find() == ()
-    assert command.store.records.verifications()[0].recommendation == ""
+    (verification,) = command.store.records.verifications()
+    assert verification.recommendation == ""
+    assert dict(verification.base_env) == {"NCCL_RUNTIME_CONNECT": "0"} | {
+        k: v for k, v in more.items() if k[:4] == "NCCL"
+    }

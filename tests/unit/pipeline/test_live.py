@@ -91,7 +91,7 @@ def test_a_gain_is_proven_again_from_the_blocks(request_):
     assert {launch.side for launch in result.launches} == {Side.BASE, Side.TUNED}
 
     stored = build_verification(
-        request_, result, model="", cluster="", revision="", ranks=2, created="2026-01-01T00:00:00"
+        request_, result, model="", cluster="", environ={}, revision="", ranks=2, created="2026-01-01T00:00:00"
     )
     assert dict(stored.tuned_env)["NCCLT_TABLE"] == request_.arms[0].table
     assert any("live" in note and "not yet seen on several GPUs" in note for note in stored.notes)

@@ -72,6 +72,14 @@ def test_parameter_groups_stepped_in_a_row_are_one_step():
     assert divide(calls(10, 110), (), [*runs(40, 46, 52), *runs(140, 146, 152)]) == ([1, 1], ())
 
 
+def test_parameter_groups_with_a_call_between_them_are_one_step():
+    """As chained optimizers that gather the parameters of each group after its step."""
+    groups = [*runs(40, 46, 140, 146, 240, 246, 340, 346)]
+    sent = [*calls(10, 110, 210, 310), *calls(45.5, 145.5, 245.5, 345.5, size=9_000_000)]
+    assert divide(sent, (), groups)[0] == [2, 2, 2, 2]
+    assert divide(sent, marks(0, 100, 200, 300), groups)[0] == [2, 2, 2, 2]
+
+
 def test_optimizer_slower_than_a_forward_and_backward_pass_ends_a_step_each_time():
     """On the CPU; a slow moment of the machine joined two steps of a recording, and doubled its messages."""
     slow = [*runs(60, length=45), *runs(130, length=40), *runs(250)]

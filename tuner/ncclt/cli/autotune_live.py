@@ -154,6 +154,7 @@ def _report(
             model=job.workload.name if job else "",
             cluster=job.cluster.name if job else cluster,
             revision=revision,
+            environ=os.environ,
             ranks=ranks,
             created=utc_now(),
         )

@@ -25,6 +25,7 @@ class Segment(Documented):
         id: identifies it.
         model: name of the training, and of its workload.
         cluster: where it runs; empty = not known.
+        place: digest of its workload and of the cluster's fingerprint; empty = not known.
         arm: `CONTROL`, or the id of the revision or proposal that its policy is from; the same for its whole life.
         recommendation: id of the published revision of this policy; empty where there is none.
         label: the policy as text.
@@ -63,6 +64,7 @@ class Segment(Documented):
     slower_s: float
     is_stopped: bool
     created: str
+    place: str = ""
 
     @property
     def time_us(self) -> float | None:

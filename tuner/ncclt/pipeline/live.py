@@ -31,7 +31,7 @@ from ncclt.nccl.tuner_plugin.compact_table import MOST_BYTES, POLICY_VARIABLE, T
 from ncclt.nccl.tuner_table import PluginRow, table_text
 from ncclt.nccl.variables import split_variables
 from ncclt.pipeline.candidates import build_study, explain_other_backend, publish_winner
-from ncclt.profile.record.ranks import OTHER_BACKENDS
+from ncclt.profile.record.ranks import is_other_backend
 from ncclt.prove.live_director import (
     ARMS_FILE,
     MIN_BLOCK_S,
@@ -256,7 +256,7 @@ def read_live(request: LiveRequest) -> LiveResult:
         steps=saved[-1].step if saved else 0,
         cost=proof.cost_us() / proof.elapsed_us if proof.elapsed_us else 0.0,
         ended=ended,
-        other_backend=backend if (backend := str(state.get("backend", ""))) in OTHER_BACKENDS else "",
+        other_backend=backend if is_other_backend(backend := str(state.get("backend", ""))) else "",
     )
 
 
@@ -342,7 +342,15 @@ def publish_result(
 
 
 def build_verification(
-    request: LiveRequest, result: LiveResult, *, model: str, cluster: str, revision: str, ranks: int, created: str
+    request: LiveRequest,
+    result: LiveResult,
+    *,
+    model: str,
+    cluster: str,
+    revision: str,
+    environ: Mapping[str, str],
+    ranks: int,
+    created: str,
 ) -> Verification:
     """Return the record of live tuning that the store keeps: its launches are blocks of steps of one job.
 
@@ -350,6 +358,7 @@ def build_verification(
         request, result: of the job.
         model, cluster: names of workload and cluster; empty = not known.
         revision: id of the published winner; empty = it is not published.
+        environ: that the job inherited.
         ranks: of the job; 0 = unknown.
         created: ISO time.
     """
@@ -362,7 +371,7 @@ def build_verification(
         model=model,
         recommendation=revision,
         argv=words_without_secrets(request.argv),
-        base_env=(),
+        base_env=sorted_variables(split_variables(environ).tuning),
         tuned_env=sorted_variables({TABLE_VARIABLE: arm.table} if arm else {}),
         removed_env=(),
         warmup=SWITCH_STEPS,

@@ -271,6 +271,7 @@ class SegmentedTraining:
             return None
         names = tuple(self._arms)
         segments = tuple(s for s in (*self._segments, *more) if s.arm in {CONTROL, *names})
+        segments = _select_comparable(segments, self._place())
         how = self._request.how
         return Race(
             model=self._request.model, arms=names, segments=segments, min_effect=how.min_effect, blocks=how.blocks
@@ -287,6 +288,13 @@ class SegmentedTraining:
             return self._arms_by_name(name), block
         concluded = race.conclude()
         return (control if concluded is None else self._arms_by_name(concluded[0])), -1
+
+    def _place(self) -> str:
+        """Return the digest of workload and fingerprint: times of other ones, as of another NCCL, are not compared."""
+        workload, cluster = self._workload, self._request.cluster
+        if workload is None or cluster is None:
+            return ""
+        return hashlib.sha256(f"{workload.digest()} {cluster.fingerprint().digest()}".encode()).hexdigest()[:12]
 
     def _arms_by_name(self, name: str) -> TrainingArm:
         return (self._arms or {}).get(name) or TrainingArm(name=CONTROL)
@@ -555,6 +563,7 @@ class SegmentedTraining:
             slower_s=0.0,
             is_stopped=bool(start.stopped_at),
             created=self._now(),
+            place=self._place(),
         )
         control_us = self._control_us(segment)
         if arm.name == CONTROL or not control_us or segment.time_us is None or not start.first_step_at:
@@ -614,7 +623,7 @@ class SegmentedTraining:
                 )
                 for number, segment in enumerate(s for s in race.segments if s.arm in (CONTROL, name) and s.block >= 0)
             )
-            content = f"{race.model}\0{name}\0{len(launches)}"
+            content = f"{race.model}\0{name}\0{self._request.today}\0{len(launches)}"
             id = hashlib.sha256(content.encode()).hexdigest()[:12]
             if id in {one.id for one in self._store.records.verifications(model=self._request.model)}:
                 continue
@@ -690,6 +699,11 @@ def _find_workload(store: Store, name: str) -> Workload | None:
         return None
 
 
+def _select_comparable(segments: Sequence[Segment], place: str) -> tuple[Segment, ...]:
+    """Return the segments without those of a block of another place."""
+    return tuple(one for one in segments if one.block < 0 or one.place == place)
+
+
 def describe_training(request: RestartRequest, store: Store) -> list[str]:
     """Return the state of the experiment of a training: of its live runs, then of its stored segments."""
     running = [line for state in read_run_states(request.how.directory, request.model) for line in state.describe()]
@@ -698,9 +712,9 @@ def describe_training(request: RestartRequest, store: Store) -> list[str]:
         return running or ["not started: the first start runs with today's settings and records the workload"]
     arms = tuple(dict.fromkeys(one.arm for one in segments if one.arm != CONTROL))
     labels = {one.arm: one.label for one in segments}
-    how = request.how
+    how, starts = request.how, count_noun(len(segments), "start")
+    segments = _select_comparable(segments, segments[-1].place)
     race = Race(model=request.model, arms=arms, segments=segments, min_effect=how.min_effect, blocks=how.blocks)
-    starts = count_noun(len(segments), "start")
     if not arms:
         return [*running, f"{starts} ended, all with today's settings"]
     return [*running, f"{starts} ended", *describe_race(race), *(f"{arm} is {labels[arm]}" for arm in arms)]

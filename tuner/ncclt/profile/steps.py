@@ -77,8 +77,11 @@ def divide_into_steps(
     Returns:
         The steps in order, none where none is marked or none holds a call; and notes on what was left out.
     """
-    runs = _runs(optimizers, sorted(map(at, calls)))
+    runs = _runs(optimizers)
     steps = _find_steps(calls, at, marks, runs)
+    if not _is_repeated(steps):
+        runs = _runs(optimizers, sorted(map(at, calls)))
+        steps = _find_steps(calls, at, marks, runs)
     inside = sum(len(step.calls) for step in steps)
     if not inside:
         return [], ["no collective is inside the marked steps"] if steps else []
@@ -106,12 +109,12 @@ def _runs(optimizers: Iterable[TimeRange], moments: Sequence[float] = ()) -> lis
     """Return the steps of the optimizer that counts: the first one, as for the recorder.
 
     Parameter groups that are stepped one after the other, and optimizers of one class, are one step: the gap between
-    them is shorter than they are and no call is made in it. An optimizer on the CPU can take longer than a forward and
-    backward pass, but those make calls.
+    them is shorter than they are. An optimizer on the CPU can take longer than a forward and backward pass, too; calls
+    tell those apart, but some optimizers make calls between their groups.
 
     Args:
         optimizers: their ranges, in any order.
-        moments: when calls were made, in order; empty where that is not known.
+        moments: when calls were made, in order, which end a step; empty = calls do not.
     """
     ordered = sorted(optimizers, key=lambda span: span.start)
     runs: list[TimeRange] = []
@@ -192,6 +195,13 @@ def _kind(step: Step[Sent]) -> _Kind:
         for message, count in counted.items()
         if message.size_bytes * count >= least
     )
+
+
+def _is_repeated(steps: Sequence[Step[Sent]]) -> bool:
+    """Return True if most of the steps with calls are of one kind, at least two of them."""
+    kinds = Counter(_kind(step) for step in steps if step.calls)
+    most = max(kinds.values(), default=0)
+    return most > 1 and 2 * most > kinds.total()
 
 
 def _keep_commonest(steps: list[Step[Sent]], *, optimized: bool) -> list[Step[Sent]]:

@@ -81,14 +81,18 @@ def read_reports(folder: Path) -> tuple[RankReport, ...]:
     return tuple(sorted(reports, key=lambda report: (report.rank is None, report.rank or 0)))
 
 
-OTHER_BACKENDS = frozenset({"gloo", "mpi"})
-"""Backends of PyTorch that never call NCCL; `ucc` may, and a backend per device as `cpu:gloo,cuda:nccl` does."""
+_OTHER_BACKENDS = frozenset({"gloo", "mpi"})
+
+
+def is_other_backend(backend: str) -> bool:
+    """Return True for a backend of PyTorch that never calls NCCL; `ucc` may, and `cpu:gloo,cuda:nccl` does."""
+    return {part.rpartition(":")[2] for part in backend.split(",")} <= _OTHER_BACKENDS
 
 
 def find_other_backends(reports: Sequence[RankReport]) -> str:
     """Return the backends over which the ranks trained, if NCCL was none of them; empty = that is not known."""
     found = {report.backend for report in reports if report.steps_seen}
-    return " and ".join(sorted(found)) if found and found <= OTHER_BACKENDS else ""
+    return " and ".join(sorted(found)) if found and all(map(is_other_backend, found)) else ""
 
 
 def measure_overhead(reports: Sequence[RankReport]) -> Overhead | None:
