@@ -68,7 +68,7 @@ _REQUESTS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"import it again with `ncclt profile import --steps N`", "upload it again with steps=N"),
     (r"run `ncclt tune [^`]*` to measure again, or `ncclt recheck` .*", "POST /v1/jobs/stale measures it again"),
     (r"`ncclt recheck` measures it again once that is repaired", "POST /v1/jobs/stale measures it again"),
-    (r"the same `ncclt tune` with more --blocks goes on", "POST /v1/jobs with more blocks continues it"),
+    (r"run the same `ncclt tune` with more --blocks to continue", "POST /v1/jobs with more blocks continues it"),
     (r"publish it again with `ncclt tune`", "POST /v1/jobs tunes again"),
     (r"(?:run )?`ncclt tune ([^`]*)`", lambda found: f"POST /v1/jobs with {_job_of(found[1])}"),
     (r"`--allow \w+` \((\w+=allow) of the service\)", r"\1"),

@@ -136,7 +136,7 @@ def test_a_study_is_readable_without_scripts(browser, server):
 
 
 def test_a_running_study_changes_without_reload_until_it_ends(browser, serving, tmp_path):
-    """What is polled replaces the part of the page that is open; after the end it polls no more."""
+    """Polling replaces the open part of the page, and stops with the study."""
     study = samples.study(state=StudyState.RUNNING)
     with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
         store.studies.open(study)

@@ -669,7 +669,7 @@ def _interval_chart(pairs: list[tuple[float, float]], min_effect: float) -> Char
 
 
 def verification_charts(found: Verification) -> tuple[Chart, ...]:
-    """Draw the step times of a verification in order, and its interval by block.
+    """Draw the step times of a verification by launch, and its interval by block.
 
     The interval is drawn only where the stored times give that of the verdict: live tuning judges by the draws of its
     blocks, which a verification does not keep.
@@ -680,7 +680,7 @@ def verification_charts(found: Verification) -> tuple[Chart, ...]:
     base, tuned = ([(order, time_us) for order, of, time_us in timed if of is side] for side in Side)
     steps = Chart(
         id="steps-chart",
-        title="Step time in order",
+        title="Step time by launch",
         description="Median step of each launch; in live tuning, of each block of steps.",
         x=Axis(label="launch", unit="count"),
         y=Axis(label="step time", unit="us"),

@@ -1,4 +1,4 @@
-"""`ncclt autotune --live`: what becomes of a win inside a job."""
+"""`ncclt autotune --live`: publication of a win inside a job."""
 
 import json
 import sys

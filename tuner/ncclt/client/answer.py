@@ -349,7 +349,7 @@ def written(text: str, form: str, asked: Mapping[str, Any]) -> str:
     if form == "json":
         return json.dumps(document, indent=2) + "\n"
     if document["decision"] == "undecided":
-        hint = "keeping the NCCL default; the same `ncclt tune` with more --blocks goes on"
+        hint = "keeping the NCCL default; run the same `ncclt tune` with more --blocks to continue"
         raise AnswerError(f"undecided: {' '.join(document['remarks'][:1])}", hint=hint)
     return write(document, form, asked.get("nccl_version"), group=asked.get("group") or "")
 

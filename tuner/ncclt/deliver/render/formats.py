@@ -137,7 +137,7 @@ def _refuse_undecided(recommendation: Recommendation, format: str) -> None:
     if open_ones and not any(verdict.decision is Decision.TUNED for verdict in verdicts):
         raise NoRecommendationError(
             f"{recommendation.model} on {recommendation.cluster} is undecided: {open_ones[0].reason}",
-            hint="keeping the NCCL default; the same `ncclt tune` with more --blocks goes on",
+            hint="keeping the NCCL default; run the same `ncclt tune` with more --blocks to continue",
         )
 
 
