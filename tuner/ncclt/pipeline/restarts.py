@@ -290,7 +290,7 @@ class SegmentedTraining:
         return (control if concluded is None else self._arms_by_name(concluded[0])), -1
 
     def _place(self) -> str:
-        """Return the digest of workload and fingerprint: times of other ones, as of another NCCL, are not compared."""
+        """Return the digest of workload and fingerprint; segments with another one are not compared."""
         workload, cluster = self._workload, self._request.cluster
         if workload is None or cluster is None:
             return ""
@@ -700,7 +700,7 @@ def _find_workload(store: Store, name: str) -> Workload | None:
 
 
 def _select_comparable(segments: Sequence[Segment], place: str) -> tuple[Segment, ...]:
-    """Return the segments without those of a block of another place."""
+    """Return the segments without blocks of another place."""
     return tuple(one for one in segments if one.block < 0 or one.place == place)
 
 

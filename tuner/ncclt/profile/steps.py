@@ -109,8 +109,8 @@ def _runs(optimizers: Iterable[TimeRange], moments: Sequence[float] = ()) -> lis
     """Return the steps of the optimizer that counts: the first one, as for the recorder.
 
     Parameter groups that are stepped one after the other, and optimizers of one class, are one step: the gap between
-    them is shorter than they are. An optimizer on the CPU can take longer than a forward and backward pass, too; calls
-    tell those apart, but some optimizers make calls between their groups.
+    them is shorter than they are. An optimizer on the CPU can take longer than a forward and backward pass, too;
+    calls separate these steps, but some optimizers make calls between their groups.
 
     Args:
         optimizers: their ranges, in any order.
