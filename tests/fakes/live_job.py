@@ -1,4 +1,4 @@
-"""A job that was tuned live, without ranks: python live_job.py GAIN BACKEND writes blocks as rank 0 would have."""
+"""A job that was tuned live: python live_job.py GAIN BACKEND RANKS writes the blocks of rank 0."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from ncclt.prove.live_director import BLOCKS_FILE, STATE_FILE
 
 
-def write_blocks(folder, gain, *, blocks=40, finished="", backend="nccl"):
+def write_blocks(folder, gain, *, blocks=40, finished="", backend="nccl", ranks=8):
     """Write blocks of the default and the first arm in turn, as if the coin had drawn them."""
     lines = []
     for number in range(blocks):
@@ -28,8 +28,8 @@ def write_blocks(folder, gain, *, blocks=40, finished="", backend="nccl"):
             }
         )
     (folder / BLOCKS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / STATE_FILE).write_text(json.dumps({"finished": finished, "backend": backend}))
+    (folder / STATE_FILE).write_text(json.dumps({"finished": finished, "backend": backend, "ranks": ranks}))
 
 
 if __name__ == "__main__":
-    write_blocks(Path(os.environ["NCCLT_LIVE_FOLDER"]), float(sys.argv[1]), backend=sys.argv[2])
+    write_blocks(Path(os.environ["NCCLT_LIVE_FOLDER"]), float(sys.argv[1]), backend=sys.argv[2], ranks=int(sys.argv[3]))

@@ -28,9 +28,9 @@ def tune(command, tmp_path, monkeypatch):
     app = typer.Typer()
     app.command(context_settings={"allow_interspersed_args": False})(autotune)
 
-    def call(*words, backend="nccl", **more):
+    def call(*words, backend="nccl", ranks="8", **more):
         done = CliRunner(env=environ | more).invoke(
-            app, ["--live", *SHAPE, *words, "--", *JOB, backend], catch_exceptions=False
+            app, ["--live", *SHAPE, *words, "--", *JOB, backend, ranks], catch_exceptions=False
         )
         assert done.exit_code == 0, done.output
         return done
@@ -64,6 +64,7 @@ def test_a_win_awaits_approval_as_a_revision_with_evidence_live(tune, command):
         ((), {}, "to publish a win, run `ncclt profile record --name "),
         (("--model", "bert"), {"backend": "gloo"}, "trained over gloo, where NCCL settings have no effect"),
         (("--model", "bert"), {"backend": "cpu:gloo,cuda:gloo"}, "trained over cpu:gloo,cuda:gloo, where"),
+        (("--model", "bert"), {"ranks": "2"}, "the job had 2 ranks, not 2x4; set --nodes"),
         (("--model", "bert"), {"NCCL_PROTO": "LL"}, "compared with your NCCL_PROTO, not with the NCCL default"),
     ],
 )

@@ -54,6 +54,7 @@ BY_VARIABLES = replace(PROVEN, variables=PROVEN.table)
     [
         pytest.param(UNDECIDED, PROVEN, "undecided", id="undecided"),
         pytest.param(tuned(1.2, 1.3, simulated=False, launcher="live"), PROVEN, "is on step times", id="steps"),
+        pytest.param(kept(), replace(PROVEN, simulated=False, launcher="live"), "is on step times", id="refuted-steps"),
         pytest.param(UNDECIDED, replace(PROVEN, stale="moved"), "undecided", id="undecided-against-stale"),
         pytest.param(kept(blocks=0, policy=Policy()), PROVEN, "without an A/B test", id="unproven"),
         pytest.param(kept(deterministic=True), PROVEN, "deterministic", id="deterministic-against-tuned"),

@@ -36,7 +36,7 @@ class Job:
         if not (folder / ARMS_FILE).exists():
             told = {"arms": arms, "min_effect": 0.02, "max_cost": 0.005, "min_block_s": 2.0}
             (folder / ARMS_FILE).write_text(json.dumps(told))
-        self.director = LiveDirector(folder, backend="gloo")
+        self.director = LiveDirector(folder, backend="gloo", ranks=2)
         self.director._proof.coin = random.Random(1)
         self.step, self.plan, self.since, self.outcome = 0, "", 0, None
         self.proposals, self.commits, self.next = 0, commits, None

@@ -64,10 +64,10 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
         return "it is undecided, and the active revision is validated"
     if active.stale:
         return ""  # what was proven under other conditions stands against nothing
-    if after.decision is Decision.KEEP_DEFAULT:
-        return _refuse_refutation(new, after, active, before)
     if new.has_step_times is not active.has_step_times:
         return "one verdict is on step times, the other on communication time"
+    if after.decision is Decision.KEEP_DEFAULT:
+        return _refuse_refutation(new, after, active, before)
     forms = (("variables", new.variables, active.variables), ("table", new.table, active.table))
     if lost := next((name for name, form, was in forms if _is_tuned(was) and not _is_tuned(form)), ""):
         return (

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
 from ncclt.core.setting import Setting
@@ -146,6 +147,7 @@ def publish_winner(
     *,
     baseline: Collection[str],
     backend: str,
+    ranks: int,
 ) -> tuple[str, str]:
     """Publish a candidate that won inside a job, with the step times of this job as evidence.
 
@@ -156,12 +158,17 @@ def publish_winner(
         store: of revisions.
         baseline: names of the baseline's tuning variables; empty = the NCCL default.
         backend: of the job, where it is not NCCL; empty = NCCL.
+        ranks: of the job; 0 = not known.
 
     Returns:
         Id of the published revision and the next step in one line; the id is empty if it was not published.
     """
     if backend:
         return "", f"Not published: {explain_other_backend(backend)}"
+    if ranks and ranks != study.cluster.world_size:
+        size = f"{study.cluster.nodes}x{study.cluster.gpus_per_node}"
+        had = count_noun(ranks, "rank")
+        return "", f"Not published: the job had {had}, not {size}; set --nodes and --gpus-per-node and run again"
     if not candidate.is_untried or store.revisions.statuses(id=candidate.id):
         return candidate.id, f"Revision {candidate.id} was published before; this run is stored as another verification"
     if baseline:

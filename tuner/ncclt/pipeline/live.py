@@ -130,6 +130,7 @@ class LiveResult:
         cost: of all arms, as a share of the job's time until then.
         ended: reason of its end inside the job; empty = the job ended before.
         other_backend: backend of the job, where it is not NCCL; empty = NCCL.
+        ranks: of the job; 0 = not known.
     """
 
     verdict: Verdict
@@ -140,6 +141,7 @@ class LiveResult:
     cost: float
     ended: str
     other_backend: str = ""
+    ranks: int = 0
 
     def find_arm(self, request: LiveRequest) -> LiveArm | None:
         """Return the arm of the verdict."""
@@ -257,6 +259,7 @@ def read_live(request: LiveRequest) -> LiveResult:
         cost=proof.cost_us() / proof.elapsed_us if proof.elapsed_us else 0.0,
         ended=ended,
         other_backend=backend if is_other_backend(backend := str(state.get("backend", ""))) else "",
+        ranks=int(state.get("ranks", 0)),
     )
 
 
@@ -338,6 +341,7 @@ def publish_result(
         store,
         baseline=split_variables(environ).tuning.keys() - {"NCCL_RUNTIME_CONNECT"},
         backend=result.other_backend,
+        ranks=result.ranks,
     )
 
 

@@ -205,7 +205,7 @@ class SegmentedTraining:
         self._missed: list[int] = []
         self._before: _Start | None = None
         self._decided: dict[str, Decision] = {}
-        self._other_backends = ""
+        self._other_backends, self._ranks = "", 0
         self._is_resume_checked = False
         self._slowest_window_s = 0.0
 
@@ -439,6 +439,7 @@ class SegmentedTraining:
             start.done_before = next((r.resumed_after for r in ranks if r.resumed_after is not None), None)
             self._compare_with_before(start)
         self._other_backends = find_other_backends(ranks) or self._other_backends
+        self._ranks = max((report.world_size for report in ranks), default=self._ranks)
         stopped = [report for report in ranks if report.stopped_after]
         if any(report.state == "not stopped" for report in stopped):
             start.stopped_at = 0.0
@@ -665,6 +666,7 @@ class SegmentedTraining:
             self._store,
             baseline=dict(self._request.today),
             backend=self._other_backends,
+            ranks=self._ranks,
         )
         self._say(f"ncclt: {line}")
         return id

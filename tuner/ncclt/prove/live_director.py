@@ -46,15 +46,16 @@ class LiveDirector:
     Args:
         folder: with `arms.json`.
         backend: over which the job trains, as PyTorch names it.
+        ranks: of the job.
 
     Attributes:
         finished: how it ended; empty = it goes on.
     """
 
-    def __init__(self, folder: Path, *, backend: str) -> None:
+    def __init__(self, folder: Path, *, backend: str, ranks: int) -> None:
         told = json.loads((folder / ARMS_FILE).read_text(encoding="utf-8"))
         self.finished = ""
-        self._backend = backend
+        self._backend, self._ranks = backend, ranks
         self._folder, self._min_block_us = folder, 1e6 * told["min_block_s"]
         self._names: list[str] = [arm["name"] for arm in told["arms"]]
         self._plans: list[str] = ["", *(arm["table"] for arm in told["arms"])]
@@ -142,6 +143,7 @@ class LiveDirector:
             "in_force": in_force,
             "restarts": self._restarts,
             "backend": self._backend,
+            "ranks": self._ranks,
             "finished": self.finished,
             "dropped": {self._names[arm - 1]: why for arm, why in self._proof.dropped.items()},
         }

@@ -169,11 +169,11 @@ def find_director() -> Any:
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return None
-    from torch.distributed import get_backend
+    from torch.distributed import get_backend, get_world_size
 
     from .live_director import LiveDirector  # type: ignore[import-untyped]  # of ncclt.prove, copied beside this
 
-    return LiveDirector(Path(folder), backend=str(get_backend()))
+    return LiveDirector(Path(folder), backend=str(get_backend()), ranks=get_world_size())
 
 
 def optimizer_hook(session: LiveSession) -> Callable[..., None]:
