@@ -136,7 +136,7 @@ class LeasesContract:
         assert seen() == {StudyState.RUNNING}
         shared.leases.leave("abc123", ME)
         assert seen() == {StudyState.INTERRUPTED}
-        assert "resumes" in shared.studies.get("abc123").reason
+        assert "to resume" in shared.studies.get("abc123").reason
 
         shared.studies.set_state("abc123", StudyState.RUNNING, "")
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
