@@ -47,7 +47,7 @@ def log(*texts):
     reader, lines = LogReader(), []
     for text in texts:
         pid, said = re.fullmatch(r"(?:(\d)> )?(.*)", text).groups()
-        level = "" if said.startswith("NCCL WARN") else "NCCL INFO "
+        level = "" if said.startswith(("NCCL WARN", "NCCL ATTN")) else "NCCL INFO "
         lines.append(f"node{pid or 1}:{pid or 1}:7 [0] {level}{said}\n")
     reader.read(lines, "job.log")
     return reader.facts()
@@ -444,6 +444,11 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
         "LOG001",
         {"log": log("NCCL WARN RMA/Socket : no peer")},
         {"log": log("NCCL WARN RMA/Socket : rma_socket requires GDRCopy; and GDR Copy is not available")},
+    ),
+    (
+        "LOG001",
+        {"log": log(shape(2), "NCCL ATTN Failed to initialize NET plugin IB")},
+        {"log": log(shape(1), "NCCL ATTN Failed to initialize NET plugin IB")},
     ),
     ("LOG002", {"log": log("AllReduce: opCount 1 sendbuff 0x1")}, {"log": log(ONE)}),
     ("GPU001", {"gpu_reports": gpus() + H100}, {"gpu_reports": gpus() + gpus()}),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.plural import count_noun
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
 from ncclt.health.doctor.gpu_report import gpu_model
@@ -96,18 +97,23 @@ def _no_starts(facts: Facts) -> Iterator[Observation]:
 _EVERY_START = ("RMA/Socket : rma_socket requires GDRCopy", "lib wrapper not initialized")
 """Warnings of NCCL 2.32 at every start over sockets: one-sided transfers and InfiniBand, of no use there."""
 
+_NO_NETWORK = "Failed to initialize NET plugin"
+"""Of NCCL 2.32 where a network has no device, which a job on one node does not need."""
+
 
 @rule(
     id="LOG001",
     severity=Severity.WARNING,
     title="NCCL warned",
-    why="NCCL warns only of what went wrong or will.",
+    why="NCCL warns of what failed or may fail.",
     fix="read the lines; the first one is usually the cause of the others",
     source="NCCL_DEBUG=WARN",
 )
 def _nccl_warned(facts: Facts) -> Iterator[Observation]:
-    if lines := [line for line in facts.log.warnings if not any(text in line.text for text in _EVERY_START)]:
-        yield Observation(what=f"NCCL itself warned: {len(lines)} different texts", evidence=tuple(lines))
+    starts = facts.log.starts
+    harmless = (*_EVERY_START, _NO_NETWORK) if starts and all(start.nodes == 1 for start in starts) else _EVERY_START
+    if lines := [line for line in facts.log.warnings if not any(text in line.text for text in harmless)]:
+        yield Observation(what=f"NCCL logged {count_noun(len(lines), 'warning')}", evidence=tuple(lines))
 
 
 @rule(

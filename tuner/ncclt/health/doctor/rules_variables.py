@@ -81,7 +81,7 @@ def _seen(variable: Variable, what: str, fix: str = "") -> Observation:
     severity=Severity.ERROR,
     title="LL128 is forced",
     why="LL128 needs stores of 128 bytes to arrive whole; where they do not, data is corrupted silently.",
-    fix="unset NCCL_PROTO, or write Simple, `LL,Simple` or ^LL128; only a tuner table asks for LL128 safely",
+    fix="unset NCCL_PROTO, or write Simple or `LL,Simple`; only a tuner table asks for LL128 safely",
     source="NCCL user guide, NCCL_PROTO; NVIDIA/nccl#740, #831, #1261, pull request 2053",
 )
 def _ll128(facts: Facts) -> Iterator[Observation]:
