@@ -213,7 +213,7 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, serving, t
         jobs = page.locator("#rollout tbody td:nth-of-type(4)")
         expect(badge).to_have_text("running")
         expect(jobs).to_have_text("0")
-        expect(page.get_by_text("This revision is not served")).to_be_visible()
+        expect(page.get_by_text("serves it to 50 %")).to_be_visible()
         report_step_times(store, rollout, range(first))
         expect(jobs).to_have_text("1", timeout=60_000)
         report_step_times(store, rollout, range(first, 500))
