@@ -134,7 +134,7 @@ def test_training_that_ends_by_itself_tries_an_arm_at_each_of_its_own_starts(tra
         before = segments
         code, said, segments = training(steps, ["FAST"], NO_HANDLER="1")
         assert (code, segments[:-1]) == (0, before)
-        assert ("the same command tries the next arm" in said) != ("fast wins" in said)
+        assert ("run the same command to try the next arm" in said) != ("fast wins" in said)
         steps += 15
     assert {one.restart_s for one in segments} == {0.0}
     (found,) = training.published
@@ -163,6 +163,34 @@ def test_training_that_cannot_be_tuned_is_left_alone(training, name, why):
     assert code == 0
     assert why in said
     assert len(segments) == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "code", "why"),
+    [
+        ({}, 0, "no optimizer step was seen; --restarts needs"),
+        ({"BROKEN": "1"}, 3, "the command failed with exit code 3"),
+    ],
+)
+def test_first_start_without_a_step_stops_the_experiment(training, environ, code, why):
+    """The program makes no step: it has none left, or it fails before."""
+    for _ in range(2):
+        found, said, _segments = training(0, ["FAST"], **environ)
+        assert found == code
+        assert said.splitlines()[-1].startswith(f"ncclt: stopped: {why}")
+        assert "the same command" not in said
+
+
+def test_dry_run_refuses_a_missing_cluster_as_the_run_does(tmp_path):
+    words = ("autotune", "--restarts", "--dir", str(tmp_path), "--", "python", "train.py")
+    environ = os.environ | {"NCCLT_STORAGE": f"sqlite:///{tmp_path / 'store.db'}", "CUDA_VISIBLE_DEVICES": ""}
+    errors = []
+    for dry in ((), ("--dry-run",)):
+        argv = [sys.executable, "-m", "ncclt", *words[:2], *dry, *words[2:]]
+        done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        errors.append((done.returncode, done.stdout, done.stderr))
+    assert errors[0] == errors[1]
+    assert "--cluster" in errors[1][2]
 
 
 def test_signal_before_a_start_ends_the_run_and_leaves_nothing(training):

@@ -107,7 +107,18 @@ def test_a_job_that_ends_early_is_undecided(request_):
 
 
 def test_a_job_without_blocks_says_why(request_):
-    assert read_live(request_).verdict.reason == "the job ended before any arm was compared"
+    state = {"ranks": 8, "backend": "nccl"}
+    for written, why, is_training in (
+        (None, "no NCCL communicator was seen; --live needs", False),
+        ({**state, "step": 0}, "fewer than 6 optimizer steps were seen; --live needs", False),
+        ({**state, "step": 6}, "the job ended before any arm was compared", True),
+        ({**state, "step": 6, "backend": "gloo"}, "the job ended before any arm was compared", False),
+    ):
+        if written is not None:
+            (request_.folder / STATE_FILE).write_text(json.dumps(written))
+        result = read_live(request_)
+        assert result.verdict.reason.startswith(why)
+        assert result.is_training is is_training
 
     (request_.folder / STATE_FILE).write_text(json.dumps({"finished": "rank 1 has no plugin"}))
 

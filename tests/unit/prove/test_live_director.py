@@ -142,6 +142,14 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     assert read_blocks(tmp_path) == blocks[:-1]
 
 
+def test_state_tells_whether_steps_were_made(tmp_path):
+    job = Job(tmp_path, {"fast": 0.1})
+    state = json.loads((tmp_path / STATE_FILE).read_text())
+    assert (state["step"], state["backend"]) == (0, "gloo")
+    job.boundary()
+    assert json.loads((tmp_path / STATE_FILE).read_text())["step"] == EVERY
+
+
 def test_the_reason_for_an_end_inside_the_job_is_kept(tmp_path):
     job = Job(tmp_path, {"fast": 0.1})
     job.director.end("rank 1 captured a CUDA graph")

@@ -273,6 +273,7 @@ def _run_restarts(request: RestartRequest, target: Target, storage: str | None, 
 
     if dry_run:
         with open_to_read(storage, would_be_made=True) as store:
+            choose_job_cluster(target, request.argv, store.clusters.get, environ=os.environ)  # refuses as the run does
             lines = describe_training(request, store)
         if as_json:
             print_json({"schema": AUTOTUNE_SCHEMA, "model": request.model, "restarts": lines})

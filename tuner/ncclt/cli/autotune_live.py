@@ -144,7 +144,8 @@ def _report(
         if as_json:
             print_json(_document(request, result))
         else:
-            say(f"ncclt: live tuning: {result.verdict.decision}: {result.verdict.reason}; {_OTHER_WAY}")
+            other_way = f"; {_OTHER_WAY}" if result.is_training else ""
+            say(f"ncclt: live tuning: {result.verdict.decision}: {result.verdict.reason}{other_way}")
         return
     with open_store(storage) as store:
         revision, publication = publish_result(request, result, job, store, missing=missing, environ=os.environ)
@@ -167,7 +168,7 @@ def _report(
     if publication:
         print(publication)
     if result.verdict.decision is not Decision.TUNED or result.other_backend:
-        print(f"Use:      nothing; {_OTHER_WAY}")
+        print(f"Use:      nothing{f'; {_OTHER_WAY}' if result.is_training else ''}")
     else:
         table = dict(stored.tuned_env)[TABLE_VARIABLE]
         print_bold(f"Use:      NCCL_TUNER_PLUGIN={request.plugin} {TABLE_VARIABLE}={table} ({EXPERIMENTAL})")

@@ -49,6 +49,10 @@ FIRST_VERSION = NcclVersion(2, 28, 3)
 
 EXPERIMENTAL = "experimental, not yet seen on several GPUs"
 
+_NEEDS = "--live needs a PyTorch training that uses NCCL"
+_NO_COMMUNICATOR = f"no NCCL communicator was seen; {_NEEDS}, and a folder of --dir that its rank 0 sees"
+_NO_STEPS = f"fewer than {SWITCH_STEPS + MIN_COUNTED} optimizer steps were seen; {_NEEDS} and a torch optimizer"
+
 _GROUPED = ("allreduce", "allgather", "reducescatter")
 """Collectives of data-parallel trainings, sharded or not."""
 
@@ -131,6 +135,7 @@ class LiveResult:
         ended: reason of its end inside the job; empty = the job ended before.
         other_backend: backend of the job, where it is not NCCL; empty = NCCL.
         ranks: of the job; 0 = not known.
+        is_training: rank 0 saw optimizer steps and no other backend than NCCL.
     """
 
     verdict: Verdict
@@ -142,6 +147,7 @@ class LiveResult:
     ended: str
     other_backend: str = ""
     ranks: int = 0
+    is_training: bool = False
 
     def find_arm(self, request: LiveRequest) -> LiveArm | None:
         """Return the arm of the verdict."""
@@ -157,7 +163,7 @@ def explain_obstacle(environ: Mapping[str, str], *, plugin: Path | None, version
     if table := next((name for name in (TABLE_VARIABLE, POLICY_VARIABLE) if environ.get(name)), ""):
         return f"the job has a tuner table already ({table})"
     if version is None:
-        return "the NCCL version of the job is unknown (name it with NCCL_VERSION)"
+        return "the NCCL version of the job is unknown (if it uses NCCL, name the version with NCCL_VERSION)"
     if version < FIRST_VERSION:
         return f"it needs NCCL {FIRST_VERSION} or later, the job has {version}"
     return ""
@@ -250,16 +256,21 @@ def read_live(request: LiveRequest) -> LiveResult:
     except (OSError, ValueError):
         state = {}
     ended = str(state.get("finished", ""))
+    backend = str(state.get("backend", ""))
+    other_backend = backend if is_other_backend(backend) else ""
+    has_steps = bool(saved or ended or state.get("step"))
+    missing = "" if has_steps else _NO_STEPS if state else _NO_COMMUNICATOR
     return LiveResult(
-        verdict=_judge(proof, best, results[best - 1][1] if best else None, ended=ended),
+        verdict=_judge(proof, best, results[best - 1][1] if best else None, ended=ended or missing),
         arm=request.arms[best - 1].name if best else "",
         results=results,
         launches=tuple(_launches([one.block for one in saved], best)),
         steps=saved[-1].step if saved else 0,
         cost=proof.cost_us() / proof.elapsed_us if proof.elapsed_us else 0.0,
         ended=ended,
-        other_backend=backend if is_other_backend(backend := str(state.get("backend", ""))) else "",
+        other_backend=other_backend,
         ranks=int(state.get("ranks", 0)),
+        is_training=has_steps and not other_backend,
     )
 
 

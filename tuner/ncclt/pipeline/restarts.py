@@ -75,6 +75,8 @@ _STARTS = 3
 _PAUSE_S = 5.0
 """Time before another attempt: a port or a GPU may not be free yet."""
 
+_NO_STEP = "no optimizer step was seen; --restarts needs a PyTorch training that uses NCCL"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingArm:
@@ -258,6 +260,8 @@ class SegmentedTraining:
             # Without ncclt the training would not have ended here: it was started again, or with this arm.
             is_start_lost = code != 0 and self._before is not None and not start.first_step_at and failed < _STARTS
             if not (is_arm_out or is_start_lost):
+                if not (start.first_step_at or self._off or self._is_measured):
+                    self._off = f"the command failed with exit code {code}" if code else _NO_STEP
                 self._report(ended=True)
                 return code
             failed += 1
@@ -589,6 +593,10 @@ class SegmentedTraining:
 
     # --- reports ---
 
+    @property
+    def _is_measured(self) -> bool:
+        return any(segment.step_us for segment in self._segments)
+
     def _report(self, *, ended: bool = False) -> None:
         """Say the result of the last segment and, where it has changed, of the experiment; store verdicts."""
         with suppress(Exception):
@@ -601,6 +609,9 @@ class SegmentedTraining:
             race = self._race()
             if ended and (race is None or race.conclude() is None):
                 why = f": {self._off}" if self._off else ""
+                if self._off and not self._is_measured:
+                    self._say(f"ncclt: stopped{why}")
+                    return
                 self._say(f"ncclt: no result after {starts}{why}; run the same command to try the next arm")
             if race is None:
                 return

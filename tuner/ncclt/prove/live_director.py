@@ -69,12 +69,16 @@ class LiveDirector:
         self._steps = 0
         self._chosen: int | None = None
         self._restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        if not (folder / STATE_FILE).exists():
+            self._write_state(step=0, in_force=None)
 
     def decide(self, boundary: Any) -> str | None:
         """Return the plan of the next block; None = the current plan."""
         times_us = [max(times) for times in zip(*boundary.times_us.values())]  # noqa: B905  # Python 3.8
-        self._elapsed_us += sum(times_us)
         in_force = self._plans.index(boundary.plan)
+        if not self._elapsed_us:
+            self._write_state(step=boundary.step, in_force=in_force)
+        self._elapsed_us += sum(times_us)
         if boundary.outcome is not None and not boundary.outcome.committed:
             self._is_drawn = False  # the block is void, and its coin with it
         if self._is_drawn:
