@@ -36,12 +36,12 @@ _FOR: dict[str, tuple[str, str]] = {
 _ACTIONS: dict[str, tuple[str, str]] = {
     "approve": ("Approve", "Serve it as the rules of the cluster require, or to a share of the jobs."),
     "promote": ("Approve", "It won its roll-out: serve it to all jobs."),
-    "activate": ("Activate", "Serve it to all jobs now, even during its roll-out."),
-    "rollback": ("Roll back", "Make this revision active again."),
-    "pin": ("Pin", "Keep serving this revision, whatever is published later."),
+    "activate": ("Activate", "Serve it to all jobs now. Open roll-outs for the same jobs end."),
+    "rollback": ("Roll back", "Make this revision active again. Open roll-outs for the same jobs end."),
+    "pin": ("Pin", "Keep serving this revision, whatever is published later. Open roll-outs for the same jobs end."),
     "unpin": ("Unpin", "Let later revisions replace it again."),
     "stale": ("Mark stale", "Stop serving it until ncclt recheck confirms it."),
-    "retire": ("Retire", "Stop serving it; jobs return to the NCCL default."),
+    "retire": ("Retire", "Stop serving it; jobs return to the NCCL default. A roll-out against it ends."),
 }
 """Last part of a form's address -> its button and its effect; `promote` approves a winner."""
 

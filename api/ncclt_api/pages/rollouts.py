@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.rollout import JobStart, JobTime, PairedGain, RollOut, RollOutState
-from ncclt.prove.rollout import fewest_pairs, trace_gains
+from ncclt.prove.rollout import count_excess, fewest_pairs, trace_gains
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Tone
 from ncclt_api.pages.wording import format_change
 
@@ -30,6 +30,8 @@ class RollOutRow:
     Attributes:
         rollout: the roll-out.
         reports, controls: of jobs with an arm, and of those with the control.
+        unreported, unreported_controls: of their starts, those without a report so far.
+        lacks_reports: an arm has clearly more of them than the control, for its starts.
         missing_pairs: fewest further pairs of reports that can prove a win; None = it is decided, or only the gain
             is missing.
         verdict: one sentence.
@@ -38,6 +40,9 @@ class RollOutRow:
     rollout: RollOut
     reports: int
     controls: int
+    unreported: int
+    unreported_controls: int
+    lacks_reports: bool
     missing_pairs: int | None
     verdict: str
 
@@ -66,8 +71,10 @@ def build_rows(rollouts: Iterable[RollOut], counts: Mapping[tuple[str, str], tup
     """
     rows = []
     for one in rollouts:
-        reports = [counts.get((one.id, arm.recommendation), (0, 0))[1] for arm in one.arms]
-        controls = counts.get((one.id, one.control), (0, 0))[1]
+        jobs = [counts.get((one.id, arm.recommendation), (0, 0)) for arm in one.arms]
+        of_control = counts.get((one.id, one.control), (0, 0))
+        reports, controls = [reported for _, reported in jobs], of_control[1]
+        missing_controls = of_control[0] - controls
         missing = fewest_pairs(len(one.arms)) - min(max(reports), controls)
         is_undecided = one.is_open and not one.winner
         said = [
@@ -80,6 +87,12 @@ def build_rows(rollouts: Iterable[RollOut], counts: Mapping[tuple[str, str], tup
                 rollout=one,
                 reports=sum(reports),
                 controls=controls,
+                unreported=sum(started - reported for started, reported in jobs),
+                unreported_controls=missing_controls,
+                lacks_reports=any(
+                    count_excess(started - reported, started, missing_controls, of_control[0])
+                    for started, reported in jobs
+                ),
                 missing_pairs=missing if is_undecided and missing > 0 else None,
                 verdict=one.reason or "; ".join(said) or "no job has reported yet",
             )
@@ -87,8 +100,8 @@ def build_rows(rollouts: Iterable[RollOut], counts: Mapping[tuple[str, str], tup
     return rows
 
 
-def list_rollout_actions(one: RollOut) -> list[RollOutAction]:
-    """Return the actions that the state of a roll-out allows."""
+def list_rollout_actions(one: RollOut, untried: Collection[str] = ()) -> list[RollOutAction]:
+    """Return the actions that the state of a roll-out allows; its untried arms cannot be activated."""
     if not one.is_open:
         return []
     own = f"/roll-outs/{one.id}"
@@ -105,7 +118,7 @@ def list_rollout_actions(one: RollOut) -> list[RollOutAction]:
         of, name = f"/recommendations/{arm.recommendation}", f" {arm.recommendation}" if len(one.arms) > 1 else ""
         if arm.recommendation == one.winner:
             found.append(RollOutAction(address=f"{of}/approve", label=f"Approve{name}", effect="Serve it to all jobs."))
-        elif arm.is_open:
+        elif arm.is_open and arm.recommendation not in untried:
             effect = "Serve it to all jobs now, before the comparison ends."
             found.append(RollOutAction(address=f"{of}/activate", label=f"Activate{name}", effect=effect))
         if arm.is_open or arm.is_served:

@@ -112,11 +112,13 @@ class RevisionDocument(BaseModel):
     publisher: str
     created: str
     rollouts: list[RollOutDocument]
+    ended_rollouts: list[str] = Field(description="ids of the roll-outs that this request ended")
 
 
-def _revision(store: Store, id: str) -> RevisionDocument:
+def _revision(store: Store, id: str, ended: tuple[str, ...] = ()) -> RevisionDocument:
     shown: list[dict[str, Any]] = [one.to_document() for one in store.revisions.rollouts(recommendation=id, limit=10)]
-    return RevisionDocument.model_validate(store.revisions.status(id).to_document() | {"rollouts": shown})
+    more = {"rollouts": shown, "ended_rollouts": ended}
+    return RevisionDocument.model_validate(store.revisions.status(id).to_document() | more)
 
 
 @router.get(
@@ -154,8 +156,7 @@ def activate(
     found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request
 ) -> RevisionDocument:
     """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
-    store.revisions.activate(found.id, _by(request, body))
-    return _revision(store, found.id)
+    return _revision(store, found.id, store.revisions.activate(found.id, _by(request, body)))
 
 
 @router.post(
@@ -169,8 +170,7 @@ def roll_back(
     found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request
 ) -> RevisionDocument:
     """Make an earlier revision active again."""
-    store.revisions.roll_back(found.id, _by(request, body))
-    return _revision(store, found.id)
+    return _revision(store, found.id, store.revisions.roll_back(found.id, _by(request, body)))
 
 
 @router.post(
@@ -182,8 +182,7 @@ def roll_back(
 )
 def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
     """Pin jobs to this revision, whatever is published later."""
-    store.revisions.pin(found.id, _by(request, body))
-    return _revision(store, found.id)
+    return _revision(store, found.id, store.revisions.pin(found.id, _by(request, body)))
 
 
 @router.post(
@@ -208,8 +207,7 @@ def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, 
 )
 def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
     """Retire a revision; without an active one jobs keep the NCCL default."""
-    store.revisions.retire(found.id, _by(request, body))
-    return _revision(store, found.id)
+    return _revision(store, found.id, store.revisions.retire(found.id, _by(request, body)))
 
 
 @rules.get(

@@ -57,6 +57,9 @@ def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentS
                 "rollout": RollOutDocument.model_validate(row.rollout.to_document()),
                 "reports": row.reports,
                 "controls": row.controls,
+                "unreported": row.unreported,
+                "unreported_controls": row.unreported_controls,
+                "lacks_reports": row.lacks_reports,
                 "missing_pairs": row.missing_pairs,
                 "verdict": row.verdict,
             }
@@ -96,6 +99,7 @@ def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentS
     if is_part and found.is_open:
         return page_response(request, "_rollout.html", **progress)
     ids = [arm.recommendation for arm in found.arms]
+    untried = [id for id in ids if store.recommendations.get(id).is_untried]
     answer = page_response(
         request,
         "rollout.html",
@@ -103,7 +107,7 @@ def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentS
         verdict=found.reason or verdict.reason,
         row=build_rows([found], store.revisions.count_jobs([id]))[0],
         charts=[drawn for draw in (gain_chart, starts_chart) if (drawn := draw(found, times, starts))],
-        actions=list_rollout_actions(found),
+        actions=list_rollout_actions(found, untried),
         events=store.revisions.history(recommendation=ids, limit=_EVENTS),
         **progress,
     )

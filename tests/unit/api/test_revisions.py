@@ -305,6 +305,14 @@ def test_roll_outs_are_listed_with_their_state_and_shown_with_their_progress(sto
     assert client.get("/v1/roll-outs/none").status_code == 404
 
 
+def test_an_answer_names_the_roll_outs_that_the_request_ended(store, client):
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = store.revisions.rollouts()
+    assert client.post("/v1/recommendations/a/pin", json={}).json()["ended_rollouts"] == [rollout.id]
+    assert client.get("/v1/recommendations/a/state").json()["ended_rollouts"] == []
+
+
 def test_a_roll_out_is_paused_and_resumed(store, client):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
     store.revisions.publish(sample_recommendation("b"))

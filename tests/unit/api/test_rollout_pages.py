@@ -10,8 +10,9 @@ from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Action, Actor, ClusterRules
 from ncclt.core.rollout import ArmState, JobTime
 from ncclt.prove.rollout import fewest_pairs
-from ncclt.testing.samples import settle
+from ncclt.testing.samples import sample_roll_out, settle
 from ncclt_api.app import create_app
+from ncclt_api.pages.rollouts import build_rows, list_rollout_actions
 
 
 @pytest.fixture
@@ -76,6 +77,23 @@ def test_the_list_tells_what_is_rolling_out_and_how_many_pairs_a_win_needs(brows
     assert (row["missing_pairs"], row["verdict"]) == (None, "faster")
 
 
+def test_the_list_marks_an_arm_whose_jobs_lack_more_reports_than_the_control(browser, store, rollout):
+    arm, control = report(store, rollout, 40)
+    (row,) = browser.get("/roll-outs?format=json").json()["rollouts"]
+    assert row["unreported"] + row["unreported_controls"] == 40 - arm - control
+    assert row["lacks_reports"] is False
+    starts = {("f00d", ""): (30, 20)}
+    for reported, lacks in ((10, True), (20, False)):
+        counts = starts | {("f00d", "b"): (30, reported)}
+        (built,) = build_rows([sample_roll_out("b", control="")], counts)
+        assert (built.unreported, built.unreported_controls, built.lacks_reports) == (30 - reported, 10, lacks)
+
+
+def test_an_untried_arm_is_not_offered_for_all_jobs(rollout):
+    labels = [one.label for one in list_rollout_actions(rollout, ["0c0ffee9"])]
+    assert labels == ["Pause", "Retire"]
+
+
 def test_a_page_of_the_list_asks_the_store_as_often_for_many_roll_outs_as_for_few(browser, store, samples):
     many = []
     for number in range(30):
@@ -103,6 +121,7 @@ def test_a_roll_out_shows_the_guard_s_charts(browser, store, rollout):
     assert "data-chart" not in browser.get(f"/roll-outs/{rollout.id}").text
     arm, _ = report(store, rollout, 200)
     page = browser.get(f"/roll-outs/{rollout.id}").text
+    assert "GPU hours (0.5 % of the GPU hours of all its jobs so far)" in page
     assert re.findall(r'class="card chart" id="(\w+)"', page) == ["gain", "starts"]
     table = re.search(r'id="starts".*?<th scope="row">revision 0c0ffee9</th>(.*?)</tr>', page, re.DOTALL)[1]
     assert re.findall(r">(\d+)<", table)[1] == str(arm)
@@ -159,7 +178,7 @@ def test_a_candidate_in_a_roll_out_says_who_gets_it_and_is_not_approved_twice(br
 
 def test_the_cluster_shows_its_rules_and_its_delivery_is_switched(browser, store):
     page = browser.get("/clusters/leonardo").text
-    assert "to 50 % of the jobs at first" in page
+    assert "<dt>New revisions</dt><dd>go to 50 % of the jobs at first" in page
     assert '/roll-outs?cluster=leonardo&amp;state=open">1 open' in page
     assert send(browser, "/clusters/leonardo/delivery", on="false", why="fabric").status_code == 303
     assert store.revisions.rules("leonardo") == ClusterRules(cluster="leonardo", percent=50, delivery=False)
@@ -168,6 +187,9 @@ def test_the_cluster_shows_its_rules_and_its_delivery_is_switched(browser, store
     assert (event.action, event.who) == (Action.RULES_CHANGED, "local user of the service")
     assert event.why.endswith(": fabric")
     assert send(browser, "/clusters/none/delivery", on="false").status_code == 404
+    store.revisions.set_rules(ClusterRules(cluster="leonardo"), Actor(who="ann"))
+    page = browser.get("/clusters/leonardo").text
+    assert "<dt>New revisions</dt><dd>go to all jobs at once, without a roll-out</dd>" in page
 
 
 def test_the_map_marks_an_open_roll_out(browser, store, rollout):

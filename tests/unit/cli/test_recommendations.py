@@ -124,6 +124,34 @@ def test_a_roll_out_is_paused_and_resumed(call, command):
     assert f"roll-out {rollout.id}: running" in call("show", "a")
 
 
+@pytest.mark.parametrize("words", [("pin", "a"), ("activate", "b"), ("retire", "a"), ("retire", "b")])
+def test_a_change_names_the_roll_out_that_it_ends(command, words):
+    command.store.revisions.publish(sample_recommendation("a"))
+    command.store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    command.store.revisions.publish(sample_recommendation("b"))
+    (rollout,) = command.store.revisions.rollouts()
+    done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words])
+    assert f"; this ended the roll-out {rollout.id};" in done.stderr
+    assert not command.store.revisions.rollout(rollout.id).is_open
+
+
+def test_a_roll_out_is_found_and_paused_by_its_revision(call, command):
+    command.store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    command.store.revisions.publish(sample_recommendation("a"))
+    (rollout,) = command.store.revisions.rollouts()
+    assert f"candidate, in roll-out {rollout.id}" in call("list")
+    assert json.loads(call("list", "--json"))["recommendations"][0]["rollout"] == rollout.id
+    call("pause", "a")
+    assert "  a: paused, 0 instead of 50 % of the jobs, " in call("show", "a")
+    command.store.revisions.publish(sample_recommendation("b"), for_rollout=True)
+    with pytest.raises(ConflictError, match=f"revision a is in the roll-out {rollout.id}, which is paused"):
+        call("approve", "b")
+    call("pause", "a", "--off")
+    assert "  a: running, 50 % of the jobs, " in call("show", "a")
+    with pytest.raises(NotFoundError, match="no roll-out 'b'"):
+        call("pause", "b")
+
+
 def test_the_history_continues_before_an_entry(call, command):
     for id in ("a", "b"):
         command.store.revisions.publish(sample_recommendation(id))

@@ -25,6 +25,7 @@ from ncclt.prove.rollout import (
     report_job_time,
     trace_gains,
 )
+from ncclt.prove.verdict import format_change
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation, sample_roll_out, sample_ticket
 
@@ -145,6 +146,17 @@ def test_the_trace_of_a_gain_ends_with_the_verdict_s():
 
 def test_a_win_needs_the_fewest_pairs_at_least():
     assert [fewest_pairs(arms) for arms in (1, 4)] == [123, 153]
+
+
+def test_an_undecided_arm_has_one_change_and_names_its_open_condition():
+    found = times(-0.03, jobs=100)
+    verdicts = [judge(found[:jobs]).arms[0] for jobs in range(10, 100, 10)]
+    undecided = [arm for arm in verdicts if arm.reason.startswith("undecided")]
+    assert {arm.gain.interval[0] > 1 for arm in undecided} == {True, False}
+    for arm in undecided:
+        assert arm.reason.startswith(f"undecided: {format_change(1 / arm.gain.estimate)} time")
+        condition = "; a win needs 99 % confidence that steps are faster"
+        assert arm.reason.endswith(condition) == (arm.gain.interval[0] > 1)
 
 
 def test_few_jobs_decide_nothing():

@@ -15,6 +15,7 @@ from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor, HistoryEvent, RevisionState, RevisionStatus
+from ncclt.core.rollout import OPEN_STATES
 from ncclt.user_dirs import account_name
 
 if TYPE_CHECKING:
@@ -38,8 +39,11 @@ def list_recommendations(
 
     with open_to_read(storage_url()) as store:
         found = store.revisions.statuses(cluster=cluster, model=model, limit=limit)
+        rolling = store.revisions.rollouts(cluster=cluster, model=model, state=OPEN_STATES)
+    arms = {arm.recommendation: one.id for one in rolling for arm in one.arms if arm.is_open or arm.is_served}
     if as_json:
-        print_json({"schema": 1, "recommendations": [one.to_document() for one in found]})
+        documents = [one.to_document() | {"rollout": arms.get(one.id, "")} for one in found]
+        print_json({"schema": 1, "recommendations": documents})
         return
     rows = [
         (
@@ -50,7 +54,7 @@ def list_recommendations(
             f"{one.nodes}x{one.gpus_per_node}",
             one.nccl_version,
             one.origin,
-            _state(one),
+            _state(one) + (f", in roll-out {arms[one.id]}" if one.id in arms else ""),
             one.publisher,
             one.created[:16].replace("T", " "),
         )
@@ -98,7 +102,10 @@ def show(id: Id, as_json: AsJson = False) -> None:
         print(f"roll-out {each.id}: {each.state}, against {against}, {describe_cost(verdict_now)}")
         for arm, now in zip(each.arms, verdict_now.arms, strict=True):
             counts = f"{count_noun(now.starts, 'start')}, {count_noun(now.reports, 'report')}"
-            print(f"  {arm.recommendation}: {arm.state}, {100 * arm.share:.3g} % of the jobs, {counts}")
+            state, share = arm.state.value, f"{100 * arm.share:.3g} % of the jobs"
+            if each.is_open and (arm.is_open or arm.is_served) and not each.percent_of(arm.recommendation):
+                state, share = "paused", f"0 instead of {share}"
+            print(f"  {arm.recommendation}: {state}, {share}, {counts}")
             print(f"    {now.reason if arm.is_open else arm.reason}")
         if bits[each.id]:
             print(f"  warning: {bits[each.id]}")
@@ -159,31 +166,36 @@ def approve(
 def activate(id: Id, why: Why = "") -> None:
     """Activate a candidate for all jobs, or restore a revision.
 
-    Ends the roll-out of the candidate.
+    Ends open roll-outs for the same jobs.
     """
 
     def work(store: Store, by: Actor) -> str:
         if store.revisions.status(id).state is RevisionState.RETIRED:
-            store.revisions.roll_back(id, by)
-            return "active again"
-        store.revisions.activate(id, by)
-        return "active for all jobs"
+            return _with_ended("active again", store.revisions.roll_back(id, by))
+        return _with_ended("active for all jobs", store.revisions.activate(id, by))
 
     _change(id, why, storage_url(), work)
 
 
 @app.command("pin")
 def pin(id: Id, off: Annotated[bool, typer.Option("--off", help="Unpin it instead.")] = False, why: Why = "") -> None:
-    """Keep a revision active, whatever is published later."""
-    if off:
-        _change(id, why, storage_url(), lambda store, by: store.revisions.unpin(id, by), "no longer pinned")
-    else:
-        _change(id, why, storage_url(), lambda store, by: store.revisions.pin(id, by), "pinned")
+    """Keep a revision active, whatever is published later.
+
+    Ends open roll-outs for the same jobs.
+    """
+
+    def work(store: Store, by: Actor) -> str:
+        if off:
+            store.revisions.unpin(id, by)
+            return "no longer pinned"
+        return _with_ended("pinned", store.revisions.pin(id, by))
+
+    _change(id, why, storage_url(), work)
 
 
 @app.command("pause")
 def pause(
-    rollout: Annotated[str, typer.Argument(help="Id of the roll-out, see `ncclt admin recommendations show`.")],
+    rollout: Annotated[str, typer.Argument(help="Id of the roll-out, or of a revision in an open one.")],
     off: Annotated[bool, typer.Option("--off", help="Resume it instead.")] = False,
     why: Why = "",
 ) -> None:
@@ -192,6 +204,8 @@ def pause(
 
     with open_store(storage_url(), makes=False) as store:
         change = store.revisions.resume_rollout if off else store.revisions.pause_rollout
+        for one in store.revisions.rollouts(recommendation=rollout, state=OPEN_STATES, limit=1):
+            rollout = one.id
         change(rollout, Actor(who=account_name(), why=why))
     say(f"ncclt: the roll-out {rollout} is {'resumed' if off else 'paused'}; services see it within a second")
 
@@ -200,9 +214,9 @@ def pause(
 def retire(id: Id, why: Why = "") -> None:
     """Stop serving a revision.
 
-    Without an active revision, jobs keep the NCCL default.
+    Without an active revision, jobs keep the NCCL default. Ends a roll-out that compares with it, or has no other arm.
     """
-    _change(id, why, storage_url(), lambda store, by: store.revisions.retire(id, by), "retired")
+    _change(id, why, storage_url(), lambda store, by: _with_ended("retired", store.revisions.retire(id, by)))
 
 
 @app.command("rules")
@@ -258,12 +272,17 @@ def rules(
     print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep the NCCL default"))
 
 
-def _change(id: str, why: str, storage: str | None, work: Callable[[Store, Actor], object], said: str = "") -> None:
+def _change(id: str, why: str, storage: str | None, work: Callable[[Store, Actor], str]) -> None:
     from ncclt.store import open_store
 
     with open_store(storage, makes=False) as store:
         done = work(store, Actor(who=account_name(), why=why))
-    say(f"ncclt: the revision {id} is {said or done}; services see it within a second")
+    say(f"ncclt: the revision {id} is {done}; services see it within a second")
+
+
+def _with_ended(said: str, ended: tuple[str, ...]) -> str:
+    """Add the roll-outs that a change ended to its message."""
+    return f"{said}; this ended the roll-out{'s' if len(ended) > 1 else ''} {', '.join(ended)}" if ended else said
 
 
 def _state(one: RevisionStatus) -> str:

@@ -247,8 +247,7 @@ class _Arm:
         """
         loss = max(-float(estimate_centre(np.array(self.gains))), 0.0) if self.gains else 0.0
         mean_s = statistics.fmean(time.waited_s for time in self.jobs.times) if self.jobs.times else 0.0
-        expected = self.due * (self.missing_controls + 1) / (self.due_controls + 2)
-        excess = max(self.missing - expected - _EXCESS_ERRORS * math.sqrt(expected), 0.0)
+        excess = count_excess(self.missing, self.due, self.missing_controls, self.due_controls)
         spent_s = [
             self.jobs.spent_s(start) if start.job in self.jobs.reported else max(self.jobs.spent_s(start), mean_s)
             for start in self.starts
@@ -263,7 +262,7 @@ class _Arm:
         most_unreported = max(FIRST_STARTS, self._allow_unreported())
         gain = self._find_gain()
         refuted, won = -math.log(FALSE_ROLL_BACK / arms), -math.log(FALSE_WIN / arms)
-        state, reason = ArmState.RUNNING, _describe_pairs(self.gains, self.reports)
+        state, reason = ArmState.RUNNING, _describe_open(gain, self.reports)
         missing = self._describe_missing()
         is_faster = len(gains) > 0 and float(log_capital(gains)) >= won
         may_win = arm.is_open
@@ -373,6 +372,18 @@ def _judge(store: Store, rollout: RollOut, *, now_s: float) -> RollOutVerdict:
     # Reports before starts: each report has its start then.
     times = store.revisions.job_times(rollout.id)
     return judge_roll_out(rollout, times, store.revisions.job_starts(rollout.id), now_s=now_s)
+
+
+def count_excess(missing: int, starts: int, missing_controls: int, controls: int) -> float:
+    """Return the number of an arm's jobs without a report beyond the control's rate and chance; 0 = none.
+
+    Args:
+        missing: jobs with the arm without a report.
+        starts: of jobs with the arm.
+        missing_controls, controls: likewise, of jobs with the control.
+    """
+    expected = starts * (missing_controls + 1) / (controls + 2)
+    return max(missing - expected - _EXCESS_ERRORS * math.sqrt(expected), 0.0)
 
 
 def fewest_pairs(arms: int) -> int:
@@ -531,17 +542,23 @@ def _estimate_gain(arms: int, gains: tuple[float, ...]) -> PairedGain:
     return PairedGain(estimate=found.estimate, interval=(found.low, found.high), pairs=len(gains))
 
 
-def _describe_pairs(gains: Sequence[float], reports: int) -> str:
-    if not gains:
+def _describe_open(gain: PairedGain | None, reports: int) -> str:
+    """Describe an undecided arm, and the open condition where its interval already excludes a loss."""
+    if gain is None:
         return f"no pair of jobs to compare yet, {count_noun(reports, 'report')} from jobs with it"
-    ratio = math.exp(-statistics.median(gains))
-    return f"undecided: median change {format_change(ratio)} time in {count_noun(len(gains), 'pair')} of jobs"
+    needed = f"; a win needs {100 * (1 - FALSE_WIN):g} % confidence that steps are faster"
+    return f"undecided: {_describe_gain(gain)}{needed if gain.interval[0] > 1 else ''}"
 
 
 def _decided(verb: str, gain: PairedGain | None) -> str:
     assert gain is not None, "only pairs decide"
+    return f"steps are {verb}: {_describe_gain(gain)}"
+
+
+def _describe_gain(gain: PairedGain) -> str:
     # An interval of speed-ups is one of step times upside down.
     low, high = (1 / end if end > 0 else math.inf for end in reversed(gain.interval))
     bounds = f"95 % CI {format_change(low)} to {format_change(high)}"
     change = format_change(1 / gain.estimate)
-    return f"steps are {verb}: {change} time ({bounds}) in {count_noun(gain.pairs, 'pair')} of jobs"
+    shown = f" ({bounds})" if low > 0 and math.isfinite(high) else ""
+    return f"{change} time{shown} in {count_noun(gain.pairs, 'pair')} of jobs"

@@ -67,7 +67,7 @@ def unknown_recommendation(id: str) -> NotFoundError:
 
 def unknown_rollout(id: str) -> NotFoundError:
     """Return the error of an id that no roll-out has."""
-    return NotFoundError(f"there is no roll-out {id!r}", hint="`ncclt admin recommendations list` shows all")
+    return NotFoundError(f"there is no roll-out {id!r}", hint="`ncclt admin recommendations list` names open ones")
 
 
 def _close_names(name: str, names: Iterable[str], kind: str) -> str:

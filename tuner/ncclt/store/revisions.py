@@ -241,8 +241,8 @@ class Revisions(StorePart):
                 rules = replace(rules, percent=share_equally(len(rows)))
             return _roll_out(connection, rows, rules, by, now, max_cost=max_cost)
 
-    def activate(self, id: str, by: Actor) -> None:
-        """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
+    def activate(self, id: str, by: Actor) -> tuple[str, ...]:
+        """Give a candidate that awaits nothing to all jobs; return the ids of the roll-outs that this ends."""
         with self._database.alone() as connection:
             now = self._clock()
             row = self._candidate(connection, id)
@@ -256,10 +256,10 @@ class Revisions(StorePart):
                     hint=f"another person: `ncclt admin recommendations approve {id}`",
                 )
             _require_no_pin(connection, row)
-            _activate(connection, row, Action.ACTIVATED, by, now)
+            return _activate(connection, row, Action.ACTIVATED, by, now)
 
-    def roll_back(self, id: str, by: Actor) -> None:
-        """Make an earlier revision active again."""
+    def roll_back(self, id: str, by: Actor) -> tuple[str, ...]:
+        """Make an earlier revision active again; return the ids of the roll-outs that this ends."""
         with self._database.alone() as connection:
             row = self._row(connection, id)
             if stale := _fresh(connection, id, self._shipped).stale:
@@ -267,10 +267,10 @@ class Revisions(StorePart):
                     f"the revision {id} is stale: {stale}",
                     hint="`ncclt recheck` measures it again once that is repaired",
                 )
-            _roll_back(connection, row, by, self._clock())
+            return _roll_back(connection, row, by, self._clock())
 
-    def pin(self, id: str, by: Actor) -> None:
-        """Give jobs this active or retired revision, whatever is published later."""
+    def pin(self, id: str, by: Actor) -> tuple[str, ...]:
+        """Give jobs this active or retired revision, whatever is published later; return the ids of ended roll-outs."""
         with self._database.alone() as connection:
             now = self._clock()
             row = self._row(connection, id)
@@ -280,11 +280,11 @@ class Revisions(StorePart):
                 )
             if row.pinned:
                 raise ConflictError(f"the revision {id} is pinned already")
-            if row.state == RevisionState.RETIRED:
-                _roll_back(connection, row, by, now)
-            _end_rollouts(connection, row, f"{id} was pinned", by, now)
+            ended = _roll_back(connection, row, by, now) if row.state == RevisionState.RETIRED else ()
+            ended += _end_rollouts(connection, row, f"{id} was pinned", by, now)
             _set(connection, row, pinned=True)
             _note(connection, row, Action.PINNED, by, now)
+            return ended
 
     def unpin(self, id: str, by: Actor) -> None:
         """Let later revisions replace this one again."""
@@ -296,8 +296,8 @@ class Revisions(StorePart):
             _set(connection, row, pinned=False)
             _note(connection, row, Action.UNPINNED, by, now)
 
-    def retire(self, id: str, by: Actor) -> None:
-        """Give a revision to no job any more."""
+    def retire(self, id: str, by: Actor) -> tuple[str, ...]:
+        """Give a revision to no job any more; return the ids of the roll-outs that this ends."""
         with self._database.alone() as connection:
             now = self._clock()
             row = self._row(connection, id)
@@ -307,16 +307,20 @@ class Revisions(StorePart):
                 raise ConflictError(
                     f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations pin {id} --off`"
                 )
+            ended = []
             for found in _open_rollouts(connection, row.cluster, row.model):
-                said = replace(by, why=f"{id} was retired")
+                said, after = replace(by, why=f"{id} was retired"), found
                 if found.control == id:
-                    _end_rollout(connection, found, said, now)
+                    after = _end_rollout(connection, found, said, now)
                 for arm in found.arms:
                     if arm.recommendation == id and (arm.is_open or arm.is_served):
-                        _settle(connection, found, [replace(arm, state=ArmState.ENDED, reason=said.why)], said, now)
+                        dropped = replace(arm, state=ArmState.ENDED, reason=said.why)
+                        after = _settle(connection, found, [dropped], said, now)
+                ended += [] if after.is_open else [after.id]
             _set(connection, row, state=RevisionState.RETIRED.value)
             _note(connection, row, Action.RETIRED, by, now)
             note_change(connection, cluster=row.cluster, model=row.model)
+            return tuple(ended)
 
     @repeatable
     def rules(self, cluster: str) -> ClusterRules:
@@ -850,7 +854,7 @@ def _roll_out(
     return rollout.id
 
 
-def _roll_back(connection: Connection, row: Row[Any], by: Actor, now: str) -> None:
+def _roll_back(connection: Connection, row: Row[Any], by: Actor, now: str) -> tuple[str, ...]:
     """Make an earlier revision active again."""
     if row.state != RevisionState.RETIRED:
         hint = (
@@ -862,7 +866,7 @@ def _roll_back(connection: Connection, row: Row[Any], by: Actor, now: str) -> No
     if not _has_done(connection, row.id, _MADE_ACTIVE):  # it may not have been approved
         raise ConflictError(f"the revision {row.id} was never active", hint="publish it again with `ncclt tune`")
     _require_no_pin(connection, row)
-    _activate(connection, row, Action.ROLLED_BACK, by, now)
+    return _activate(connection, row, Action.ROLLED_BACK, by, now)
 
 
 def _settle(
@@ -951,20 +955,23 @@ def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor,
     _activate(connection, row, Action.ACTIVATED, by, now)
 
 
-def _end_rollout(connection: Connection, rollout: RollOut, by: Actor, now: str) -> None:
+def _end_rollout(connection: Connection, rollout: RollOut, by: Actor, now: str) -> RollOut:
     """End an open roll-out without a decision: its revisions are candidates."""
     ended = [replace(arm, state=ArmState.ENDED, reason=by.why) for arm in rollout.arms]
-    _settle(connection, rollout, ended, by, now)
+    return _settle(connection, rollout, ended, by, now)
 
 
-def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
-    """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin."""
+def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> tuple[str, ...]:
+    """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin.
+
+    Return the ids of the roll-outs that this ends.
+    """
     if get_recommendation(connection, row.id).is_untried:
         raise ConflictError(
             f"the revision {row.id} has no evidence, so only a share of the jobs may try it",
             hint=f"`ncclt admin recommendations approve {row.id} --percent 50` rolls it out",
         )
-    _end_rollouts(connection, row, f"{row.id} became active", by, now)
+    ended = _end_rollouts(connection, row, f"{row.id} became active", by, now)
     active = (*_same_jobs(row), recommendations.c.state == RevisionState.ACTIVE.value)
     for before in connection.execute(select(recommendations).where(*active)).all():
         _set(connection, before, state=RevisionState.RETIRED.value, pinned=False)
@@ -972,12 +979,13 @@ def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, 
     _set(connection, row, state=RevisionState.ACTIVE.value)
     _note(connection, row, action, by, now)
     note_change(connection, cluster=row.cluster, model=row.model)
+    return ended
 
 
-def _end_rollouts(connection: Connection, row: Row[Any], reason: str, by: Actor, now: str) -> None:
-    for found in _open_rollouts(connection, row.cluster, row.model):
-        if _is_for_same_jobs(connection, row, found):
-            _end_rollout(connection, found, replace(by, why=reason), now)
+def _end_rollouts(connection: Connection, row: Row[Any], reason: str, by: Actor, now: str) -> tuple[str, ...]:
+    rolling = _open_rollouts(connection, row.cluster, row.model)
+    found = [one for one in rolling if _is_for_same_jobs(connection, row, one)]
+    return tuple(_end_rollout(connection, one, replace(by, why=reason), now).id for one in found)
 
 
 def _is_for_same_jobs(connection: Connection, row: Row[Any], rollout: RollOut) -> bool:
@@ -1026,8 +1034,9 @@ def _require_no_rollout(connection: Connection, row: Row[Any]) -> None:
     for found in _open_rollouts(connection, row.cluster, row.model):
         if _is_for_same_jobs(connection, row, found):
             first = found.winner or found.arms[0].recommendation
+            share = f"being rolled out to {found.percent:g} % of these jobs"
             raise ConflictError(
-                f"the revision {first} is being rolled out to {found.percent:g} % of these jobs",
+                f"the revision {first} is {share if found.running else f'in the roll-out {found.id}, which is paused'}",
                 hint=f"end that first: `ncclt admin recommendations activate {first}`, or `retire`",
             )
 
