@@ -55,7 +55,7 @@ _REQUESTS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"`ncclt studies list`", "GET /v1/studies"),
     (r"`ncclt admin keys list`", "GET /v1/keys"),
     (r"`ncclt admin jobs list` or ", ""),
-    (r"`ncclt admin recommendations list` shows all", "GET /v1/roll-outs lists all"),
+    (r"`ncclt admin recommendations list` names open ones", "GET /v1/roll-outs lists all"),
     (r"`ncclt admin recommendations list`", "GET /v1/recommendations"),
     (r"`ncclt admin recommendations rules`", "PUT /v1/clusters/CLUSTER/rules"),
     (r"`ncclt admin recommendations pin (\S+) --off`", r"POST /v1/recommendations/\1/unpin"),
