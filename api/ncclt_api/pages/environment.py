@@ -55,6 +55,7 @@ def _environment() -> Environment:
         "quoted": shlex.quote,
         "range": wording.format_range,
         "result": build_result,
+        "sentence": wording.write_sentence,
         "shade": shade,
         "shape": wording.format_shape,
         "size": format_bytes,

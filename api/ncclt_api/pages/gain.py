@@ -49,11 +49,13 @@ class _Point:
         at: Unix time of its publication, whole seconds; no two points have the same.
         result: of the revision.
         default_us: time of the NCCL default, µs.
+        is_changed: the workload changed since the point before.
     """
 
     at: int
     result: Result
     default_us: float
+    is_changed: bool
 
     @property
     def found(self) -> Recommendation:
@@ -84,6 +86,7 @@ class _Point:
         return (
             f"{format_state(self.found.verdict_word(verdict))}{gain}, {self.found.origin}, "
             f"NCCL {self.found.fingerprint.nccl_version}, revision {self.found.revision}"
+            f"{', changed workload' if self.is_changed else ''}"
         )
 
 
@@ -172,7 +175,8 @@ def _place(verdicts: Iterable[Recommendation]) -> list[_Point]:
     for result in map(build_result, sorted(verdicts, key=lambda one: one.created)):
         if result.default_us:
             at = max(_seconds(result.recommendation.created), points[-1].at + 1 if points else 0)
-            points.append(_Point(at=at, result=result, default_us=result.default_us))
+            changed = bool(points) and points[-1].found.workload_digest != result.recommendation.workload_digest
+            points.append(_Point(at=at, result=result, default_us=result.default_us, is_changed=changed))
     return points
 
 

@@ -11,7 +11,6 @@ from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.trial import TimesOrigin
 from ncclt.store.recommendations import Pair
 from ncclt_api.pages.results import Result, build_result
-from ncclt_api.pages.wording import format_speedup
 
 MOST_ROWS, MOST_COLUMNS = 40, 24
 """Largest map on one page; a filter shows the rest."""
@@ -36,6 +35,7 @@ class Counts:
 
     Attributes:
         tuned, kept, undecided: pairs whose result is served, by its verdict.
+        other_version: pairs tuned for another NCCL version than the cluster's; not in `tuned`.
         stale: pairs whose result is no longer served.
         running: studies.
         changed: pairs whose result is another one than at the earlier time; 0 without one.
@@ -46,6 +46,7 @@ class Counts:
     tuned: int
     kept: int
     undecided: int
+    other_version: int
     stale: int
     running: int
     changed: int
@@ -63,6 +64,7 @@ class HomeMap:
         rows: the pairs of each cluster, by the columns; None where there is nothing.
         changes: cluster -> workload -> earlier result as text, of the pairs that changed since the earlier time; None
             without one.
+        other_version: cluster and workload of the pairs tuned for another NCCL version than the cluster's.
         counts: of all pairs, on the page or not.
         clusters_left, models_left: that did not fit.
     """
@@ -71,6 +73,7 @@ class HomeMap:
     clusters: tuple[str, ...]
     rows: tuple[tuple[Pair | None, ...], ...]
     changes: Mapping[str, Mapping[str, str]] | None
+    other_version: tuple[tuple[str, str], ...]
     counts: Counts
     clusters_left: int
     models_left: int
@@ -84,28 +87,36 @@ class RecentGain:
         days: its length, until now.
         verdicts: number of those published in it.
         tuned: number of validated gains that are not stale.
-        median: their median speed-up; None = no gain.
+        stale: number of pairs on the map whose measured result became stale in it, and still is.
+        median: median speed-up of the tuned ones; None = no gain.
     """
 
     days: int
     verdicts: int
     tuned: int
+    stale: int
     median: float | None
 
 
-def sum_up(found: Collection[Recommendation], *, days: int) -> RecentGain:
-    """Summarize recent measured revisions; those without evidence are not counted."""
+def sum_up(found: Collection[Recommendation], *, stale: int, days: int) -> RecentGain:
+    """Summarize recent measured revisions, and the number that became stale; those without evidence do not count."""
     results = [build_result(one) for one in found if not one.is_untried]
     speedups = [result.verdict.speedup for result in results if result.is_tuned]
     middle = statistics.median(speedups) if speedups else None
-    return RecentGain(days=days, verdicts=len(results), tuned=len(speedups), median=middle)
+    return RecentGain(days=days, verdicts=len(results), tuned=len(speedups), stale=stale, median=middle)
 
 
-def build_map(pairs: Collection[Pair], *, before: Mapping[tuple[str, str], Recommendation] | None = None) -> HomeMap:
+def build_map(
+    pairs: Collection[Pair],
+    *,
+    nccl_versions: Mapping[str, str],
+    before: Mapping[tuple[str, str], Recommendation] | None = None,
+) -> HomeMap:
     """Return the map of some pairs.
 
     Args:
         pairs: in any order.
+        nccl_versions: cluster -> its NCCL version, where that is known.
         before: what was published at an earlier time, by names; None = no comparison.
     """
     placed: dict[str, dict[str, Pair]] = {}
@@ -116,15 +127,26 @@ def build_map(pairs: Collection[Pair], *, before: Mapping[tuple[str, str], Recom
     models = sorted(sorted(used), key=lambda name: -used[name])
     clusters = sorted(placed, key=lambda name: (_rank(placed[name].values()), -len(placed[name]), name))
     changes = None if before is None else _find_changes(pairs, before)
+    other_version = tuple(
+        (pair.cluster, pair.model)
+        for pair in pairs
+        if pair.recommendation and is_for_other_version(pair.recommendation, nccl_versions.get(pair.cluster, ""))
+    )
     return HomeMap(
         models=tuple(models[:MOST_COLUMNS]),
         clusters=tuple(clusters[:MOST_ROWS]),
         rows=tuple(tuple(placed[name].get(model) for model in models[:MOST_COLUMNS]) for name in clusters[:MOST_ROWS]),
         changes=changes,
-        counts=_count(pairs, changed=sum(map(len, changes.values())) if changes else 0),
+        other_version=other_version,
+        counts=_count(pairs, other_version, changed=sum(map(len, changes.values())) if changes else 0),
         clusters_left=max(0, len(clusters) - MOST_ROWS),
         models_left=max(0, len(models) - MOST_COLUMNS),
     )
+
+
+def is_for_other_version(found: Recommendation, nccl_version: str) -> bool:
+    """Return True for a gain that was tuned for another NCCL version than the cluster's; empty = not known."""
+    return bool(nccl_version) and build_result(found).is_tuned and found.fingerprint.nccl_version != nccl_version
 
 
 def shade(result: Result) -> int:
@@ -148,9 +170,7 @@ def _find_changes(pairs: Iterable[Pair], before: Mapping[tuple[str, str], Recomm
         if was is None:
             changes.setdefault(pair.cluster, {})[pair.model] = "new"
         elif _differs(was, build_result(pair.recommendation)):
-            is_tuned = was.verdict.decision is Decision.TUNED
-            text = format_speedup(was.speedup) if is_tuned else was.verdict.decision.partition("-")[0]
-            changes.setdefault(pair.cluster, {})[pair.model] = f"was {text}"
+            changes.setdefault(pair.cluster, {})[pair.model] = f"was {was.former}"
     return changes
 
 
@@ -163,18 +183,23 @@ def _differs(was: Result, now: Result) -> bool:
     return now.is_tuned and (now.interval[0] > was.interval[1] or now.interval[1] < was.interval[0])
 
 
-def _count(pairs: Iterable[Pair], *, changed: int) -> Counts:
+def _count(pairs: Iterable[Pair], other_version: Collection[tuple[str, str]], *, changed: int) -> Counts:
     pairs = list(pairs)
     results = [build_result(pair.recommendation) for pair in pairs if pair.recommendation]
     served = [result for result in results if result.status != "stale"]
     decisions = [result.verdict.decision for result in served]
-    tuned = [result for result in served if result.is_tuned]
+    tuned = [
+        result
+        for result in served
+        if result.is_tuned and (result.recommendation.cluster, result.recommendation.model) not in other_version
+    ]
     measured = [result for result in tuned if result.recommendation.origin is TimesOrigin.MEASURED]
     speedups = [result.speedup for result in measured or tuned if result.speedup]
     return Counts(
         tuned=len(tuned),
         kept=decisions.count(Decision.KEEP_DEFAULT),
         undecided=decisions.count(Decision.UNDECIDED),
+        other_version=len(other_version),
         stale=len(results) - len(served),
         running=sum(pair.running for pair in pairs),
         changed=changed,
@@ -189,11 +214,14 @@ class Release:
 
     Attributes:
         result: of the newest revision under it.
-        slowdown: of the NCCL default against the version before, as a share; None = it is the first with a time.
+        slowdown: of the NCCL default against the version before, as a share; None = it is the first with a time, or
+            the workload changed.
+        is_changed: the workload changed since the version before.
     """
 
     result: Result
     slowdown: float | None
+    is_changed: bool
 
     @property
     def tone(self) -> str:
@@ -208,7 +236,8 @@ def compare_releases(
 ) -> tuple[tuple[str, ...], dict[str, tuple[Release | None, ...]]]:
     """Return the NCCL versions, oldest first, and each workload over them; None where it was not tuned.
 
-    Times of different jobs cannot be compared: of each workload the shape with most versions is taken.
+    Times of different jobs cannot be compared: of each workload the shape with most versions is taken, and a change of
+    the workload ends the comparison.
     """
     by_model: dict[str, dict[str, dict[str, Recommendation]]] = {}
     for one in newest:
@@ -221,14 +250,18 @@ def compare_releases(
     for model, found in chosen.items():
         releases: list[Release | None] = []
         before_us: float | None = None
+        digest = ""
         for version in versions:
             if version not in found:
                 releases.append(None)
                 continue
             result = build_result(found[version])
+            is_changed = digest not in ("", found[version].workload_digest)
+            if is_changed:
+                before_us = None
             slowdown = result.default_us / before_us - 1 if before_us and result.default_us else None
-            releases.append(Release(result=result, slowdown=slowdown))
-            before_us = result.default_us or before_us
+            releases.append(Release(result=result, slowdown=slowdown, is_changed=is_changed))
+            before_us, digest = result.default_us or before_us, found[version].workload_digest
         rows[model] = tuple(releases)
     return tuple(versions), rows
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
 from ncclt.deliver.render.delivery import choose_form
+from ncclt_api.pages.wording import format_speedup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,12 @@ class Result:
     def interval(self) -> tuple[float, float] | None:
         """Return its 95 % interval; None where too little was measured for one."""
         return self.verdict.interval if self.verdict.blocks and math.isfinite(self.verdict.interval[1]) else None
+
+    @property
+    def former(self) -> str:
+        """Return its verdict before it became stale, in one word: the speed-up of a gain."""
+        decision = self.verdict.decision
+        return format_speedup(self.speedup) if decision is Decision.TUNED else decision.partition("-")[0]
 
     @property
     def default_us(self) -> float | None:

@@ -237,6 +237,15 @@ def with_code(text: str) -> Markup:
     )
 
 
+def write_sentence(text: str) -> Markup:
+    """Write text as of `with_code`, with a capital first letter; a command at its beginning keeps its case.
+
+    >>> str(write_sentence("use it")), str(write_sentence("`ncclt tune` again"))
+    ('Use it', '<code>ncclt tune</code> again')
+    """
+    return with_code(text[:1].upper() + text[1:])
+
+
 def whole_options(command: str) -> Markup:
     """Write a command whose options are not broken after a hyphen at the end of a line; its text stays the same.
 

@@ -29,7 +29,7 @@ from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
 from ncclt_api.pages.gain import compare_jobs, gain_chart, group_comparable
-from ncclt_api.pages.overview import build_map, compare_releases, sum_up
+from ncclt_api.pages.overview import build_map, compare_releases, is_for_other_version, sum_up
 from ncclt_api.routes.pages import Form, PageQuery, json_response, page_response
 from ncclt_api.schemas import StudySummaryDocument, study_summary_document
 
@@ -117,12 +117,16 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
     then = (datetime.now(UTC) - timedelta(days=days or USUAL_DAYS)).isoformat(timespec="milliseconds")
     before = store.recommendations.preferred_before(then, cluster=cluster, model=model) if days else None
     verdicts = store.recommendations.find(cluster=cluster, model=model, origin=TimesOrigin.MEASURED, since=then)
-    gain = sum_up(verdicts, days=days or USUAL_DAYS)
     pairs = store.recommendations.pairs(cluster=cluster, model=model)
-    stale = None
-    if query.state:
-        stale = [pair.recommendation for pair in pairs if pair.recommendation and pair.recommendation.stale]
-    shown, running = build_map(pairs, before=before), _running(store, query)
+    lost = [pair.recommendation for pair in pairs if pair.recommendation and pair.recommendation.stale]
+    stale = lost if query.state else None
+    measured = [one.id for one in lost if one.origin is TimesOrigin.MEASURED]
+    marks = store.revisions.history(recommendation=measured, action=Action.STALE) if measured else ()
+    recent_marks = {mark.recommendation for mark in marks if mark.created >= then}
+    gain = sum_up(verdicts, stale=len(recent_marks), days=days or USUAL_DAYS)
+    catalogue = [cluster for cluster, _ in store.clusters.entries()]
+    versions = {cluster.name: str(cluster.version) for cluster in catalogue}
+    shown, running = build_map(pairs, nccl_versions=versions, before=before), _running(store, query)
     recent = store.studies.recent(limit=RECENT, cluster=cluster, model=model)
     rolling = {
         (one.cluster, one.model): {"id": one.id, "percent": one.percent}
@@ -150,7 +154,7 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
         effects=_effects(store, recent),
         days=days,
         query=_query(query),
-        clusters=list_names((cluster.name for cluster, _ in store.clusters.entries()), query.cluster),
+        clusters=list_names(versions, query.cluster),
         models=list_names((workload.name for workload, _ in store.workloads.entries()), query.model),
         chosen={"cluster": query.cluster, "model": query.model, "days": str(query.days), "state": query.state},
         filtered=bool(query.cluster or query.model or query.days or query.state),
@@ -254,7 +258,9 @@ def show_cluster(name: str, query: Annotated[PageQuery, Query()], store: Current
     """Show one cluster: what jobs get there, its releases of NCCL, the health of its fabric."""
     pairs = store.recommendations.pairs(cluster=name)
     cluster, in_catalogue = find_cluster(store, name)
-    ids = [pair.recommendation.id for pair in pairs if pair.recommendation]
+    shown = [pair.recommendation for pair in pairs if pair.recommendation]
+    ids = [one.id for one in shown]
+    installed = str(cluster.version) if in_catalogue else ""
     newest, described = store.recommendations.newest_each(cluster=name), cluster.fingerprint()
     # The catalogue does not know the variables of the site, which measurements add.
     current = next((one.fingerprint for one in newest if not described.mismatches(one.fingerprint)), described)
@@ -279,6 +285,7 @@ def show_cluster(name: str, query: Annotated[PageQuery, Query()], store: Current
         "heat_maps": heat_maps(mapped) if mapped else (),
         "attestations": store.records.attestations(ids, limit=REPORTS),
         "rules": store.revisions.rules(name),
+        "other_version": [one.model for one in shown if is_for_other_version(one, installed)],
         "open_rollouts": len(store.revisions.rollouts(cluster=name, state=OPEN_STATES)),
     }
     if query.format == "json":

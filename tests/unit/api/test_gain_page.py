@@ -96,7 +96,9 @@ def test_medians_step_with_the_nccl_release_and_a_slower_default_is_marked(clien
 def test_times_before_and_after_a_change_of_the_workload_are_not_compared(client, publish):
     publish("a", days=9)
     publish("b", days=3, factor=2.0, workload_digest="0" * 12)
-    assert timeline(client)["levels"][1]["label"] == "NCCL 2.22.3, changed workload"
+    chart = timeline(client)
+    assert chart["levels"][1]["label"] == "NCCL 2.22.3, changed workload"
+    assert [row[1].endswith(", changed workload") for row in chart["table"]["rows"]] == [True, False]
 
 
 def test_each_verdict_has_its_interval_and_one_that_tuned_nothing_delivers_the_default(client, publish):
@@ -254,13 +256,15 @@ def test_the_map_sums_up_the_measured_verdicts_of_the_last_days(client, publish)
         "days": 30,
         "verdicts": 1,
         "tuned": 0,
+        "stale": 0,
         "median": None,
     }
 
 
 def test_a_gain_that_is_lost_is_not_summed_up(client, store, publish):
     recheck(store, publish("a"), "lost", Freshness.STALE, "the gain is lost")
-    assert "1 measured verdict, 0 tuned" in client.get("/").text
+    recheck(store, publish("b", days=90, model="gpt2"), "lost too", Freshness.STALE, "the gain is lost")
+    assert "1 measured verdict, 0 tuned, 2 became stale" in client.get("/").text
 
 
 def test_the_number_of_stale_results_leads_to_their_list(client, store, publish):

@@ -119,6 +119,27 @@ def test_a_stale_cell_promises_nothing(empty_store, empty_client, samples):
     assert "1 stale" in page
 
 
+def test_a_stale_cell_shows_the_gain_as_the_former_one(empty_store, empty_client, samples):
+    publish(empty_store, samples, "aa", source_digest="0" * 12)
+    assert '<span class="range">was 1.083×</span>' in empty_client.get("/").text
+
+
+def test_a_gain_for_another_nccl_version_is_neither_green_nor_counted(empty_store, empty_client, samples):
+    empty_store.clusters.add(replace(samples.cluster("hall"), nccl_version="2.28.9"))
+    publish(empty_store, samples, "aa", cluster="hall")
+    page = empty_client.get("/").text
+    assert '<td class="cell other shade0">' in page
+    assert '<span class="range">for NCCL 2.22.3</span>' in page
+    assert '<p class="lead">0 tuned' in page
+    assert "1 for another NCCL version" in page
+    page = empty_client.get("/clusters/hall").text
+    served = page[page.index("served-heading") : page.index("history-heading")]
+    assert '<span class="badge open">for NCCL 2.22.3</span>' in served
+    assert "not served to jobs with NCCL 2.28.9" in served
+    publish(empty_store, samples, "bb", cluster="gone")  # its version is not known
+    assert '<td class="cell tuned' in empty_client.get("/?cluster=gone").text
+
+
 def test_the_best_setting_of_the_search_is_hidden_by_a_verdict(empty_store, empty_client, samples):
     kept = PolicyVerdict(policy=Policy(), verdict=keep_default(8_000.0, why="below the minimum"))
     publish(empty_store, samples, "aa", table=kept, plain=False)
@@ -260,6 +281,16 @@ def test_releases_of_nccl_are_compared_on_the_default(empty_store, empty_client,
     assert re.findall(r'<span class="(\w*)">(\+[^<]*)</span>', page) == [("loss", "+10.0 %"), ("", "+0.9 %")]
     assert [era["revisions"] for era in view["eras"]] == [1, 1, 1]
     assert page.count(">current</span>") == 1
+
+
+def test_releases_are_not_compared_over_a_change_of_the_workload(empty_store, empty_client, samples):
+    for id, version, changes in (("a1", "2.22.3", {}), ("a2", "2.28.9", {"workload_digest": "0" * 12})):
+        study = replace(samples.study(id), cluster=replace(samples.cluster(), nccl_version=version))
+        empty_store.studies.open(study)
+        empty_store.revisions.publish(samples.recommendation(study, f"r{id}", **changes))
+    (_, second) = empty_client.get("/clusters/leonardo?format=json").json()["by_release"]["bert"]
+    assert (second["slowdown"], second["is_changed"]) == (None, True)
+    assert "workload changed · " in empty_client.get("/clusters/leonardo").text
 
 
 def preflight(id, *, slow):

@@ -269,3 +269,10 @@ def test_a_value_of_another_type_is_refused(client):
     for name, value in (("delivery", 0), ("delivery", None), ("percent", True), ("percent", "5"), ("loss_limit", "0")):
         problem = client.put(path, json={name: value}).json()
         assert (problem["status"], problem["errors"][0]["where"]) == (422, f"body.{name}")
+
+
+def test_a_command_at_the_beginning_of_a_hint_keeps_its_case(client):
+    page = client.get("/studies/nope", headers={"Accept": "text/html"}).text
+    assert "<code>ncclt studies list</code> lists all" in page
+    assert "There is no study" in page
+    assert "first-letter" not in client.get("/assets/ncclt.css").text

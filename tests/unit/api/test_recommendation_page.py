@@ -177,7 +177,8 @@ def test_a_running_roll_out_is_followed(browser, store):
     assert "<html" not in part
     assert "may differ in the last bits" in row["numerics"]
     assert "Warning: jobs of this roll-out may differ in the last bits" in part
-    assert row["verdict"]["reason"].split(":")[0] in part
+    reason = row["verdict"]["reason"].split(":")[0]
+    assert reason[0].upper() + reason[1:] in part
     assert "of at most" in part
     assert send(browser, "activate", "0c0ffee9").status_code == 303
     assert "hx-trigger" not in browser.get(path).text

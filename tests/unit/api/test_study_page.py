@@ -10,7 +10,9 @@ from fastapi.testclient import TestClient
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict
+from ncclt.core.revision import Actor
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, StudyState
 from ncclt.core.verification import Side, StepLaunch
@@ -64,6 +66,47 @@ def times(study, factor, label="default"):
 
 def spans_of(chart, row):
     return [(span.start, span.end, span.label, span.gap) for span in chart.spans if chart.rows[span.row] == row]
+
+
+# What jobs get
+
+
+def test_a_candidate_says_what_jobs_get_today(empty_store, empty_client, samples):
+    study = samples.study(simulated=False, launcher="slurm")
+    empty_store.studies.open(study)
+    active = empty_store.revisions.publish(samples.recommendation(study, "active"))
+    new = empty_store.revisions.publish(samples.revised(replace(active, revision=0), "new"), for_rollout=True)
+
+    def banner():
+        page = empty_client.get(f"/studies/{study.id}").text
+        (found,) = re.findall(r'<p class="banner" role="note">(.*?)</p>', page[: page.index("use-heading")], re.DOTALL)
+        return found
+
+    assert banner() == "<strong>Not active.</strong> Jobs get revision 1."
+    rollout = empty_store.revisions.approve(new.id, Actor(who="olga"), percent=50)
+    assert "50 % of the jobs get it in a roll-out; the others get revision 1." in banner()
+    assert f'href="/roll-outs/{rollout}"' in banner()
+    empty_store.revisions.pause_rollout(rollout, Actor(who="olga"))
+    assert "Its roll-out is paused: all jobs get revision 1." in banner()
+    empty_store.records.add_recheck(
+        Recheck(
+            id="lost",
+            recommendation=active.id,
+            cluster=active.cluster,
+            model=active.model,
+            freshness=Freshness.STALE,
+            reasons=("the gain is lost",),
+            changes=(),
+            launches=6,
+            launcher="slurm",
+            created="2026-11-21T10:00:00+00:00",
+        )
+    )
+    assert "No job gets it, as revision 1, the active one, is stale." in banner()
+    job = {"model": active.model, "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "job": "one"}
+    assert empty_client.get(f"/v1/clusters/{active.cluster}/env", params=job).status_code == 410
+    empty_store.revisions.activate(new.id, Actor(who="olga"))
+    assert 'role="note"' not in empty_client.get(f"/studies/{study.id}").text
 
 
 # What wins at which size
