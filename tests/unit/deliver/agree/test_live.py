@@ -320,7 +320,7 @@ def test_rank_that_stops_answering_ends_it_at_the_second_boundary(start):
 def test_director_that_fails_ends_it(start):
     job = start(director=SimpleNamespace(boundaries=[], decide=lambda _boundary: 1 / 0, end=lambda _reason: None))
     job.step()
-    job.wait(lambda: job.sessions[2].ended)
+    job.wait(lambda: all(session.ended for session in job.sessions))
     assert {session.ended for session in job.sessions} == {"the director failed: division by zero"}
 
 
