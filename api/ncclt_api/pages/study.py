@@ -70,8 +70,8 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """State of a revision that not all jobs get.
+class RevisionNotice:
+    """Notice of a revision that not all jobs get.
 
     Attributes:
         label, sentence: the state, and what jobs get today.
@@ -526,7 +526,7 @@ def _find_served(store: Store, mine: Recommendation) -> Recommendation | None:
 
 def _describe_delivery(
     found: Recommendation, active: Recommendation | None, rollout: RollOut | None
-) -> Delivery | None:
+) -> RevisionNotice | None:
     """Return what jobs get in place of a revision or next to it; None = all get it, or that of another study.
 
     Args:
@@ -550,7 +550,7 @@ def _describe_delivery(
         return None
     else:
         label, sentence = "Not active.", f"Jobs get {others}."
-    return Delivery(label=label, sentence=sentence, rollout=rollout.id if rollout else "")
+    return RevisionNotice(label=label, sentence=sentence, rollout=rollout.id if rollout else "")
 
 
 def _source(server: str) -> str:
