@@ -155,7 +155,7 @@ def percentile_95(times: list[float]) -> float:
 
 
 def names(store: Store) -> dict[str, str]:
-    """Return what the braces in `PAGES` stand for: the newest result and roll-out of a cluster."""
+    """Return the values for the names in `PAGES`: those of the newest result and roll-out of a cluster."""
     found = store.recommendations.newest_each(cluster=CLUSTER)[0]
     job = {"cluster": found.cluster, "model": found.model}
     (rollout, *_) = store.revisions.rollouts(cluster=CLUSTER, limit=1)

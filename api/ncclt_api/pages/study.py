@@ -527,7 +527,7 @@ def _find_served(store: Store, mine: Recommendation) -> Recommendation | None:
 def _describe_delivery(
     found: Recommendation, active: Recommendation | None, rollout: RollOut | None
 ) -> RevisionNotice | None:
-    """Return what jobs get in place of a revision or next to it; None = all get it, or that of another study.
+    """Return the notice of a revision that not all jobs get; None = all get it, or one of another study.
 
     Args:
         found: newest revision of the study.

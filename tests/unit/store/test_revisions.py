@@ -316,8 +316,12 @@ def test_a_paused_roll_out_gives_its_jobs_to_the_control_until_it_is_resumed(sto
     (rollout,) = store.revisions.rollouts()
     jobs = [f"job {number}" for number in range(9)]
     number = store.recommendations.changes(0)[0]
+    early = next(job for job in map(str, range(99)) if rollout.find_arm(job) is not None)
+    began = store.revisions.claim_start(rollout.id, early, issued_s=0.0)
     store.revisions.pause_rollout(rollout.id, BOB)
     assert store.recommendations.changes(number)[1] == {("pair", "toy")}
+    assert served(store, url) == ["a"], "the later ranks of a job that began before ask here for its start"
+    assert store.revisions.claim_start(rollout.id, early, issued_s=9.0) == began
     ((paused, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (paused.state, paused.percent, paused.reason) == (RollOutState.PAUSED, 0, "paused by bob: looks right")
     starts = [store.revisions.claim_start(rollout.id, job, issued_s=0.0) for job in jobs]
@@ -339,13 +343,14 @@ def test_a_paused_roll_out_gives_its_jobs_to_the_control_until_it_is_resumed(sto
 
 
 @ON_SQLITE
-def test_a_won_roll_out_that_was_paused_awaits_approval_again(store):
+def test_a_won_roll_out_that_was_paused_awaits_approval_again(store, url):
     store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
     publish(store, "a")
     (rollout,) = store.revisions.rollouts()
     settle(store, rollout, ArmState.WON, "faster")
     won = store.revisions.rollout(rollout.id)
     store.revisions.pause_rollout(rollout.id, BOB)
+    assert served(store, url) == ["a"]
     store.revisions.resume_rollout(rollout.id, BOB)
     assert store.revisions.rollout(rollout.id) == won
     store.revisions.pause_rollout(rollout.id, BOB)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
+from ncclt.core.rollout import OPEN_STATES
 from ncclt.errors import StoreError, UsageError
 from ncclt.store.documents import stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
@@ -31,18 +32,19 @@ _COLUMNS = """
     (SELECT document FROM records WHERE kind = 'recheck' AND recommendation = r.id ORDER BY sequence DESC LIMIT 1),
     (SELECT document FROM workloads WHERE name = r.model), (SELECT document FROM clusters WHERE name = r.cluster)
 """
+_OPEN = ", ".join(f"'{state}'" for state in OPEN_STATES)
 _PUBLISHED = f"""
     SELECT {_COLUMNS} FROM recommendations AS r WHERE r.sequence IN (
         SELECT sequence FROM recommendations WHERE cluster = ?1 AND model = ?2 AND state = 'active'
         UNION ALL SELECT c.sequence FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id
         JOIN recommendations AS c ON c.id = a.recommendation
-        WHERE o.cluster = ?1 AND o.model = ?2 AND o.state IN ('running', 'won') AND o.control = '')
+        WHERE o.cluster = ?1 AND o.model = ?2 AND o.state IN ({_OPEN}) AND o.control = '')
     ORDER BY r.sequence DESC
 """  # noqa: S608  no input
 _ROLLED_OUT = f"""
     SELECT {_COLUMNS}, o.document FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id
     JOIN recommendations AS r ON r.id = a.recommendation
-    WHERE o.cluster = ? AND o.model = ? AND o.state IN ('running', 'won') ORDER BY o.sequence
+    WHERE o.cluster = ? AND o.model = ? AND o.state IN ({_OPEN}) ORDER BY o.sequence
 """  # noqa: S608  no input
 _TICKET_SECRET = "SELECT value FROM secrets WHERE name = 'tickets'"  # noqa: S105  a query
 _RULES = "SELECT document FROM cluster_rules WHERE cluster = ?"
