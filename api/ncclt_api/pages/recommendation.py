@@ -86,17 +86,20 @@ def list_snippets(found: Recommendation, *, source: str) -> tuple[Snippet, ...]:
     return tuple(snippets)
 
 
-def list_actions(status: RevisionStatus, rollout: RollOut | None) -> dict[str, tuple[str, str]]:
+def list_actions(
+    status: RevisionStatus, rollout: RollOut | None, *, is_untried: bool = False
+) -> dict[str, tuple[str, str]]:
     """Return the actions that the state of a revision allows, with button and effect.
 
     Args:
         status: of the revision.
         rollout: open one with it as an arm; None = none.
+        is_untried: it has no evidence, so only a share of the jobs may try it.
     """
     if rollout is not None and status.id == rollout.winner:
         return {"approve": _ACTIONS["promote"], "retire": _ACTIONS["retire"]}
     verbs = {
-        RevisionState.CANDIDATE: ("approve", "activate", "retire"),
+        RevisionState.CANDIDATE: ("approve", "retire") if is_untried else ("approve", "activate", "retire"),
         RevisionState.ACTIVE: ("unpin", "stale") if status.pinned else ("pin", "stale", "retire"),
         RevisionState.STALE: ("unpin",) if status.pinned else ("retire",),
         RevisionState.RETIRED: ("rollback",),

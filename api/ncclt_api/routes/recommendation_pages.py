@@ -181,7 +181,7 @@ def _answer(found: Recommendation, query: RevisionQuery, store: Store, request: 
         "events": events,
         "rechecks": store.records.rechecks(found.id)[:_SHOWN],
         "differences": differences,
-        "actions": list_actions(status, rollout),
+        "actions": list_actions(status, rollout, is_untried=found.is_untried),
         "percent": store.revisions.rules(found.cluster).percent,
     }
     if query.format == "json":

@@ -200,3 +200,4 @@ def test_no_page_says_that_an_untried_candidate_was_measured(empty_store, empty_
         assert not re.search(r"no policy beat|no candidate reached|1\.0+[x×]|faster than", plain), plain
     assert "Nothing to do" not in texts[2]
     assert "No evidence yet: jobs try it in a roll-out." in texts[2]
+    assert "activate" not in empty_client.get(f"/recommendations/{candidate}?format=json").json()["actions"]
