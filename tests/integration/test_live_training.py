@@ -15,8 +15,10 @@ import pytest
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision
 from ncclt.nccl.tuner_plugin.build import build, compiler
-from ncclt.pipeline.live import LiveRequest, build_arms, plan_live, read_live, write_live
+from ncclt.pipeline.live import LiveRequest, build_arms, build_verification, plan_live, read_live, write_live
 from ncclt.prove.live_director import BLOCKS_FILE, STATE_FILE, read_blocks
+from ncclt_api.pages.study_charts import verification_charts
+from ncclt_api.pages.wording import format_interval
 
 pytest.importorskip("torch.distributed")
 
@@ -84,6 +86,15 @@ def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, pl
     assert json.loads((tmp_path / STATE_FILE).read_text())["restarts"] == 1
     assert any(before.step > after.step for before, after in pairwise(read_blocks(tmp_path)))
     assert result.other_backend == "gloo"
+    drawn = verification_charts(
+        build_verification(
+            job.request, result, model="", cluster="", revision="", environ={}, ranks=2, created="2026-01-01T00:00:00"
+        )
+    )
+    assert [one.id for one in drawn] == ["steps-chart", "steps-interval-chart"]
+    (line,) = drawn[1].lines
+    assert drawn[1].table.rows[-1][-1] == format_interval(result.verdict.interval)
+    assert line.high[-1] - line.low[-1] < line.high[0] - line.low[0]
     assert re.search(r"live tuning ended: steps are \d+\.\d % faster with ring/ll128, which stays", err)
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 from ncclt.core.message import Collective, Message, format_bytes
@@ -16,7 +17,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, Trial
 from ncclt.core.verification import Side, Verification
 from ncclt.core.workload import MessageCalls, Workload
-from ncclt.prove.confidence import estimate_interval
+from ncclt.prove.confidence import Interval, estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
 from ncclt.prove.study_summary import proven_times_us
 from ncclt.prove.verdict import INTERVAL_ERROR
@@ -590,7 +591,7 @@ def proof_charts(
     ]
     if not pairs:
         return None
-    return _pairs_chart(pairs, per), _interval_chart(pairs, min_effect)
+    return _pairs_chart(pairs, per), _interval_chart(_looks_at(pairs), min_effect)
 
 
 def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
@@ -629,19 +630,26 @@ def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
     )
 
 
-def _interval_chart(pairs: list[tuple[float, float]], min_effect: float) -> Chart:
+def _looks_at(pairs: list[tuple[float, float]]) -> list[tuple[int, Interval]]:
+    """Return the interval after some numbers of blocks."""
     gains = [math.log(default / policy) for default, policy in pairs]
     blocks = len(pairs) // 2
+    if not blocks:
+        return []
     looks = sorted({1 + round(place * (blocks - 1) / max(1, MOST_LOOKS - 1)) for place in range(MOST_LOOKS)})
-    found = [estimate_interval(gains[: 2 * look], error=INTERVAL_ERROR) for look in looks]
-    last = found[-1]
+    return [(look, estimate_interval(gains[: 2 * look], error=INTERVAL_ERROR)) for look in looks]
+
+
+def _interval_chart(looks_at: Sequence[tuple[int, Interval]], min_effect: float) -> Chart:
+    looks, found = zip(*looks_at, strict=True)
+    last, after = found[-1], count_noun(looks[-1], "block")
     ends = [last.low, last.high, *(one.estimate for one in found)]
     reach = max(0.03, *(1.6 * abs(end - 1) for end in ends if 0 < end < 3))
     bottom, top = max(0.0, 1 - reach), 1 + reach
     return Chart(
         id="interval-chart",
         title="95 % CI by block",
-        description=f"{format_interval((last.low, last.high))} after {count_noun(blocks, 'block')}; valid at any time.",
+        description=f"{format_interval((last.low, last.high))} after {after}; valid at any time.",
         x=Axis(label="block", unit="count"),
         y=Axis(label="speed-up", unit="ratio", low=bottom, high=top),
         lines=[
@@ -671,8 +679,7 @@ def _interval_chart(pairs: list[tuple[float, float]], min_effect: float) -> Char
 def verification_charts(found: Verification) -> tuple[Chart, ...]:
     """Draw the step times of a verification by launch, and its interval by block.
 
-    The interval is drawn only where the stored times give that of the verdict: live tuning judges by the draws of its
-    blocks, which a verification does not keep.
+    The interval is that of the verdict: as it is stored with the launches, else where their times give the same.
     """
     timed = [(launch.order + 1, launch.side, launch.time_us) for launch in found.launches if launch.time_us is not None]
     if not timed:
@@ -694,12 +701,13 @@ def verification_charts(found: Verification) -> tuple[Chart, ...]:
         ),
     )
     pairs = [(default, policy) for (_, default), (_, policy) in zip(base, tuned, strict=False)]
-    pairs = pairs[: len(pairs) // 2 * 2]
-    if not pairs:
+    looks = [
+        (launch.order + 1, Interval(estimate=launch.estimate[0], low=launch.estimate[1], high=launch.estimate[2]))
+        for launch in found.launches
+        if launch.estimate is not None
+    ] or _looks_at(pairs[: len(pairs) // 2 * 2])
+    ends = (looks[-1][1].low, looks[-1][1].high) if looks else ()
+    if not looks or not all(map(partial(math.isclose, rel_tol=1e-6), ends, found.verdict.interval)):
         return (steps,)
-    last = estimate_interval([math.log(default / policy) for default, policy in pairs], error=INTERVAL_ERROR)
-    ends = zip((last.low, last.high), found.verdict.interval, strict=True)
-    if not all(math.isclose(drawn, stored, rel_tol=1e-6) for drawn, stored in ends):
-        return (steps,)
-    interval = _interval_chart(pairs, found.verdict.min_effect)
+    interval = _interval_chart(looks, found.verdict.min_effect)
     return steps, replace(interval, id="steps-interval-chart", title="95 % CI of the step time by block")

@@ -1,6 +1,7 @@
 """The page of a study: what its charts are made of, and how it stays up to date."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -244,7 +245,7 @@ def test_a_long_proof_is_bounded_and_half_a_block_is_none():
     assert proof_charts(blocks_in([(100.0, 80.0)]), min_effect=0.02) is None
 
 
-def test_step_times_are_drawn_in_order_and_their_interval_only_if_it_is_that_of_the_verdict(samples, study):
+def test_step_times_are_drawn_in_order_with_the_interval_of_the_verdict_alone(samples, study):
     times_us = [100.0, 80.0, 81.0, 101.0] * 5
     sides = [Side.BASE, Side.TUNED, Side.TUNED, Side.BASE] * 5
     launches = tuple(
@@ -261,6 +262,11 @@ def test_step_times_are_drawn_in_order_and_their_interval_only_if_it_is_that_of_
     assert widths[-1] < widths[0]
     live = replace(verified, verdict=replace(verdict, interval=(1.1, 1.4)))
     assert verification_charts(live) == (steps,)
+    estimates = {1: (1.2, 0.9, math.inf), 19: (1.25, 1.1, 1.4)}
+    stored = tuple(replace(launch, estimate=estimates.get(launch.order)) for launch in launches)
+    _steps, interval = verification_charts(replace(live, launches=stored))
+    assert (interval.lines[0].x, interval.lines[0].y) == ((2, 20), [1.2, 1.25])
+    assert interval.table.rows[-1] == ("20", "1.250×", "1.100–1.400")
 
 
 # Cost

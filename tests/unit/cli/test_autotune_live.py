@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from ncclt.cli.autotune import autotune
@@ -13,6 +14,7 @@ from ncclt.cli.studies import show
 from ncclt.core.recommendation import Decision
 from ncclt.core.revision import Actor, RevisionState
 from ncclt.core.trial import LIVE
+from ncclt_api.app import create_app
 
 JOB = (sys.executable, str(Path(__file__).parents[2] / "fakes" / "live_job.py"), "0.05")
 SHAPE = ("--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "4")
@@ -51,6 +53,10 @@ def test_a_win_awaits_approval_as_a_revision_with_evidence_live(tune, command):
     assert verification.verdict == found.table.verdict
     assert found.table.verdict.reason in command(show, found.study)
     assert json.loads(command(show, found.study, "--json"))["gain_ms"] is None, "the times are of steps"
+    with TestClient(create_app(command.store)) as client:
+        page = client.get(f"/studies/{found.study}?tab=jobs").text
+    assert "steps-chart" in page
+    assert "steps-interval-chart" in page
 
     command.store.revisions.approve(found.id, Actor(who="ada"))
     assert command.store.recommendations.newest(cluster="leonardo", model="bert")[0].id == found.id

@@ -89,6 +89,9 @@ def test_a_gain_is_proven_again_from_the_blocks(request_):
     assert result.verdict.interval[0] > 1.02
     assert "20 blocks inside one job; live: experimental, not yet seen on several GPUs" in result.verdict.reason
     assert {launch.side for launch in result.launches} == {Side.BASE, Side.TUNED}
+    looks = [launch.estimate for launch in result.launches if launch.estimate]
+    assert looks[-1] == (result.verdict.speedup, *result.verdict.interval), "what is drawn is what was judged"
+    assert looks[-1][2] - looks[-1][1] < looks[0][2] - looks[0][1]
 
     stored = build_verification(
         request_, result, model="", cluster="", environ={}, revision="", ranks=2, created="2026-01-01T00:00:00"

@@ -35,14 +35,17 @@ class StepLaunch(Documented):
         order: counts all launches from 0, which shows the interleaving.
         step_us: time of each measured step on its slowest rank, µs; empty where the launch failed.
         failure: what went wrong, with the last lines of output; empty without a failure.
+        estimate: speed-up after this launch, and the ends of its interval, where the other launches do not show them:
+            live tuning judges by the draws of its blocks; None = it is the same as before, or the launches show it.
     """
 
-    SHAPE: ClassVar = Shape(complete=True)
+    SHAPE: ClassVar = Shape(complete=True, omitted=("estimate",), unbounded=("estimate",))
 
     side: Side
     order: int
     step_us: tuple[float, ...] = ()
     failure: str = ""
+    estimate: tuple[float, float, float] | None = None
 
     @property
     def time_us(self) -> float | None:

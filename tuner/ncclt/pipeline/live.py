@@ -38,9 +38,10 @@ from ncclt.prove.live_director import (
     MIN_COUNTED,
     STATE_FILE,
     SWITCH_STEPS,
+    SavedBlock,
     read_blocks,
 )
-from ncclt.prove.live_proof import DEFAULT, ArmResult, LiveProof, StepBlock
+from ncclt.prove.live_proof import DEFAULT, ArmResult, Draw, LiveProof, StepBlock
 from ncclt.prove.verdict import describe_gain, state_step_gain
 from ncclt.store.store import Store
 
@@ -264,7 +265,7 @@ def read_live(request: LiveRequest) -> LiveResult:
         verdict=_judge(proof, best, results[best - 1][1] if best else None, ended=ended or missing),
         arm=request.arms[best - 1].name if best else "",
         results=results,
-        launches=tuple(_launches([one.block for one in saved], best)),
+        launches=tuple(_build_launches(saved, best, request)),
         steps=saved[-1].step if saved else 0,
         cost=proof.cost_us() / proof.elapsed_us if proof.elapsed_us else 0.0,
         ended=ended,
@@ -310,12 +311,25 @@ def _median_us(blocks: Sequence[StepBlock], arm: int) -> float:
     return times_us[len(times_us) // 2] if times_us else 0.0
 
 
-def _launches(blocks: Sequence[StepBlock], best: int) -> list[StepLaunch]:
-    return [
-        StepLaunch(side=Side.BASE if block.arm == DEFAULT else Side.TUNED, order=order, step_us=block.step_us)
-        for order, block in enumerate(blocks)
-        if block.arm in (DEFAULT, best)
-    ]
+def _build_launches(saved: Sequence[SavedBlock], best: int, request: LiveRequest) -> list[StepLaunch]:
+    """Return the blocks of default and arm; those that tell something have the estimate that they led to."""
+    proof, launches = LiveProof(arms=len(request.arms), min_effect=request.min_effect), list[StepLaunch]()
+    for one in saved:
+        block = one.block
+        proof.add(block, elapsed_us=one.elapsed_us)
+        if block.arm not in (DEFAULT, best):
+            continue
+        tells = block.draw != Draw(DEFAULT) or one is saved[-1]
+        found = proof.result(best) if tells and math.isfinite(proof.estimate(best)) else None
+        launches.append(
+            StepLaunch(
+                side=Side.BASE if block.arm == DEFAULT else Side.TUNED,
+                order=len(launches),
+                step_us=block.step_us,
+                estimate=found and (found.speedup, found.low, found.high),
+            )
+        )
+    return launches
 
 
 def publish_result(
@@ -393,7 +407,7 @@ def build_verification(
         steps=MIN_COUNTED,
         ranks=ranks,
         hosts=0,
-        launches=tuple(replace(launch, order=order) for order, launch in enumerate(result.launches)),
+        launches=result.launches,
         verdict=result.verdict,
         notes=(
             f"live: launches are blocks of steps inside one job ({EXPERIMENTAL})",
