@@ -103,11 +103,12 @@ class StoreContract:
             ({"cluster": sample_cluster(nodes=4)}, "nodes"),
             ({"workload": sample_workload(messages=1)}, "workload"),
             ({"simulated": False}, "simulated"),
+            ({"way": "+variables"}, r"\(--through, --persistent\): stored \+plugin, asked for \+variables"),
         ]:
             with subtests.test(changed=changed):
-                store.studies.open(sample_study())
+                kept = store.studies.open(replace(sample_study(), way="+plugin"))
                 with pytest.raises(UsageError, match=said):
-                    store.studies.open(replace(sample_study(), **changed))  # type: ignore[arg-type]  # one field by name
+                    store.studies.open(replace(kept, **changed))  # type: ignore[arg-type]  # one field by name
 
     def test_a_study_is_found_by_id_name_and_beginning(self, store: Store) -> None:
         """Several matches are an error, and so is none, with close names in the hint."""

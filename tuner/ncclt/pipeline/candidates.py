@@ -107,13 +107,16 @@ def _build(policy: Policy, placed: Workload, workload: Workload, cluster: Cluste
     )
 
 
-def build_study(workload: Workload, cluster: Cluster, *, evidence: str, deterministic: bool = False) -> Study:
+def build_study(
+    workload: Workload, cluster: Cluster, *, evidence: str, reason: str = "", deterministic: bool = False
+) -> Study:
     """Return the study of candidates, which has no trials; the same request gives the same study.
 
     Args:
         workload: as it is stored.
         cluster: sized to the job.
         evidence: launcher name of the study, one of `ON_STEPS`.
+        reason: of its end.
         deterministic: only policies that keep the bits of the NCCL default.
     """
     what = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
@@ -129,7 +132,8 @@ def build_study(workload: Workload, cluster: Cluster, *, evidence: str, determin
         simulated=False,
         process_wide=(),
         seed=0,
-        state=StudyState.RUNNING,
+        state=StudyState.DONE,
+        reason=reason,
         deterministic=deterministic,
     )
 
@@ -174,10 +178,8 @@ def publish_winner(
     if baseline:
         names = ", ".join(sorted(baseline))
         return "", f"Not published: compared with your {names}, not with the NCCL default; unset them and run again"
-    store.studies.open(study)
-    store.studies.set_state(study.id, StudyState.DONE, verdict.reason)
     won = replace(candidate.with_verdict(verdict), study=study.id, launcher=study.launcher)
-    published = store.revisions.publish(won).id
+    published = store.revisions.publish(won, study=study).id
     return published, store.revisions.publication(published) or f"Revision {published} is active"
 
 

@@ -362,7 +362,7 @@ def publish_result(
     return publish_winner(
         replace(arm.candidate, variables=None),  # the ranks switched tables
         result.verdict,
-        build_study(job.workload, job.cluster, evidence=LIVE),
+        build_study(job.workload, job.cluster, evidence=LIVE, reason=result.verdict.reason),
         store,
         baseline=split_variables(environ).tuning.keys() - {"NCCL_RUNTIME_CONNECT"},
         backend=result.other_backend,

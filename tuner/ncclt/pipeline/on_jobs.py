@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.plural import count_noun
@@ -11,7 +11,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.revision import Actor
 from ncclt.core.rollout import share_equally
-from ncclt.core.study import Study, StudyState
+from ncclt.core.study import Study
 from ncclt.core.trial import ON_JOBS, TimesOrigin
 from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError
@@ -84,7 +84,7 @@ def plan_on_jobs(
         )
     alone = len(candidates) == 1 and store.revisions.rules(cluster.name).percent == 100
     return OnJobsPlan(
-        study=study,
+        study=replace(study, reason=f"no launches: {count_noun(len(candidates), 'candidate')} for real jobs to try"),
         candidates=candidates,
         control=measured[0].id if measured else "",
         percent=share_equally(1) if alone else None,
@@ -103,10 +103,7 @@ def start_on_jobs(plan: OnJobsPlan, store: Store, *, by: Actor, max_cost: float)
     Raises:
         ConflictError: another roll-out of these jobs is open, or a pin or a rule of the cluster is in the way.
     """
-    reason = f"no launches: {count_noun(len(plan.candidates), 'candidate')} for real jobs to try"
-    store.studies.open(plan.study)
-    store.studies.set_state(plan.study.id, StudyState.DONE, reason)
-    first, *others = [store.revisions.publish(one, by=by).id for one in plan.candidates]
+    first, *others = [store.revisions.publish(one, by=by, study=plan.study).id for one in plan.candidates]
     if store.revisions.rules(plan.study.cluster.name).require_approval:
         return ""
     return store.revisions.approve(first, by, arms=others, percent=plan.percent, max_cost=max_cost)

@@ -673,7 +673,7 @@ class SegmentedTraining:
         id, line = publish_winner(
             arm.candidate,
             verdict,
-            build_study(workload, cluster, evidence=RESTARTS),
+            build_study(workload, cluster, evidence=RESTARTS, reason=verdict.reason),
             self._store,
             baseline=dict(self._request.today),
             backend=self._other_backends,

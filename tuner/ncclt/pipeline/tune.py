@@ -253,6 +253,7 @@ def build_study(request: TuneRequest, testbed: Testbed, workload: Workload, *, c
         sampler=request.budget.sampler,
         today=() if testbed.inert else testbed.today,
         deterministic=request.budget.deterministic,
+        way=testbed.way,
     )
 
 
@@ -589,7 +590,7 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
     for summary in store.studies.page(limit=500, cluster=cluster.name, model=workload.name).items:
         study = summary.study
         same = build_study(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
-        is_same = same.id == study.id and same.deterministic == study.deterministic
+        is_same = same.id == study.id and same.deterministic == study.deterministic and study.way in (None, same.way)
         if is_same and not request.budget.more:
             published = _find_published(request, store, study)
             if published is not None:

@@ -42,6 +42,7 @@ from ncclt.core.rollout import (
     prove_by_jobs,
     share_equally,
 )
+from ncclt.core.study import Study
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, StoreError, UsageError
 from ncclt.store.documents import stored, to_text
@@ -58,6 +59,7 @@ from ncclt.store.recommendations import (
     read_recommendation,
 )
 from ncclt.store.staleness import with_staleness
+from ncclt.store.studies import open_study, write_state
 from ncclt.store.tables import (
     Names,
     cluster_rules,
@@ -99,6 +101,7 @@ class Revisions(StorePart):
         by: Actor | None = None,
         unverified: bool = False,
         for_rollout: bool = False,
+        study: Study | None = None,
     ) -> Recommendation:
         """Store a recommendation and return it with its assigned revision; a revision in the argument is ignored.
 
@@ -110,17 +113,22 @@ class Revisions(StorePart):
             by: who publishes it, and why; None = this account.
             unverified: jobs get it once `ncclt verify` has shown a gain of step time.
             for_rollout: it stays a candidate until `approve` makes it an arm of a roll-out.
+            study: without trials, stored with it as it is, or neither is; None = it is stored already.
 
         Raises:
+            UsageError: the stored study of this name differs.
             StoreError: another one of this id is already published, or the file is damaged.
         """
         self._require_visible(recommendation.cluster)
         conflict = f"the recommendation {recommendation.id} is already published"
         self._database.require_sound()
         with self._database.alone(conflict=conflict) as connection:
+            now = self._clock()
+            if study is not None:
+                write_state(connection, open_study(connection, study, now=now).id, study.state, study.reason, now=now)
             kept = _find_equal(connection, recommendation)
             if kept is None:
-                now, by = self._clock(), by or Actor(who=account_name())
+                by = by or Actor(who=account_name())
                 kept = _insert(connection, recommendation, now=now)
                 connection.execute(
                     update(recommendations)

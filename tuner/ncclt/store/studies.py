@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, insert, literal, not_, select, union_all, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, literal, not_, select, union_all, update
 
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Study, StudyEntry, StudyPage, StudyState
@@ -56,21 +56,7 @@ class Studies(StorePart):
         """
         self._require_visible(study.cluster.name)
         with self._database.alone(conflict=f"a study with the id {study.id!r} is already stored") as connection:
-            row = connection.execute(select(studies).where(studies.c.name == study.name)).first()
-            if row is None:
-                now = self._clock()
-                fresh = replace(study, created=study.created or now, updated=now)
-                connection.execute(insert(studies).values(**study_row(fresh)))
-                if worker:
-                    register(connection, fresh.id, worker)
-                return fresh
-            (there,) = _read(connection, [row])
-        if different := _differences(there, study):
-            raise UsageError(
-                f"the study {study.name!r} exists and differs: {'; '.join(different)}",
-                hint="give the new study another name, or repeat the options of the stored one",
-            )
-        return there
+            return open_study(connection, study, now=self._clock(), worker=worker)
 
     @repeatable
     def get(self, key: str, *, cluster: Names = None) -> Study:
@@ -146,14 +132,8 @@ class Studies(StorePart):
             NotFoundError: there is no such study.
         """
         with self._database.alone() as connection:
-            mine = (studies.c.id == id, *is_named(studies.c.cluster, self._within(None)))
-            text = connection.execute(select(studies.c.document).where(*mine)).scalar()
-            if text is None:
-                raise NotFoundError(f"there is no study with the id {id!r}", hint="`ncclt studies list` lists all")
-            with stored(f"the study {id}"):
-                document = json.loads(text) | {"reason": reason}
-            values = {"state": state.value, "updated": self._clock(), "document": to_text(document)}
-            connection.execute(update(studies).where(studies.c.id == id).values(**values))
+            mine = is_named(studies.c.cluster, self._within(None))
+            write_state(connection, id, state, reason, now=self._clock(), mine=mine)
 
     @repeatable
     def search(self, text: str, *, cluster: Names = None) -> tuple[tuple[str, str, str], ...]:
@@ -226,6 +206,43 @@ class Studies(StorePart):
         )
 
 
+def open_study(connection: Connection, study: Study, *, now: str, worker: str = "") -> Study:
+    """Do the work of `Studies.open` in a transaction that is alone."""
+    row = connection.execute(select(studies).where(studies.c.name == study.name)).first()
+    if row is None:
+        fresh = replace(study, created=study.created or now, updated=now)
+        connection.execute(insert(studies).values(**study_row(fresh)))
+        if worker:
+            register(connection, fresh.id, worker)
+        return fresh
+    (there,) = _read(connection, [row])
+    if different := _differences(there, study):
+        raise UsageError(
+            f"the study {study.name!r} exists and differs: {'; '.join(different)}",
+            hint="give the new study another name, or repeat the options of the stored one",
+        )
+    return there
+
+
+def write_state(
+    connection: Connection,
+    id: str,
+    state: StudyState,
+    reason: str,
+    *,
+    now: str,
+    mine: Sequence[ColumnElement[bool]] = (),
+) -> None:
+    """Do the work of `Studies.set_state` in a transaction that is alone, for a study in `mine`."""
+    text = connection.execute(select(studies.c.document).where(studies.c.id == id, *mine)).scalar()
+    if text is None:
+        raise NotFoundError(f"there is no study with the id {id!r}", hint="`ncclt studies list` lists all")
+    with stored(f"the study {id}"):
+        document = json.loads(text) | {"reason": reason}
+    values = {"state": state.value, "updated": now, "document": to_text(document)}
+    connection.execute(update(studies).where(studies.c.id == id).values(**values))
+
+
 def study_row(study: Study) -> dict[str, Any]:
     """Return the row of a study."""
     document = study.to_document()
@@ -246,6 +263,8 @@ def _differences(there: Study, asked: Study) -> list[str]:
         "seed": (there.seed, asked.seed),
         "sampler": (there.sampler or "ncclt's own", asked.sampler or "ncclt's own"),
     }
+    if None not in (there.way, asked.way):
+        pairs["settings forced and timed (--through, --persistent)"] = (there.way or "plainly", asked.way or "plainly")
     # A study that is resumed without the log keeps its tables.
     if asked.printed_costs is not None and asked.printed_costs != there.printed_costs:
         pairs["NCCL's cost tables"] = ("none" if there.printed_costs is None else "others", "those of a log")
