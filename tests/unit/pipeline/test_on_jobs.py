@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Request
+from ncclt.core.recommendation import Decision, Request
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import ArmState
 from ncclt.core.study import StudyState
 from ncclt.deliver.variant import serve_from_store
 from ncclt.errors import ConflictError
+from ncclt.pipeline.candidates import UNTRIED
 from ncclt.pipeline.on_jobs import describe_started, describe_study, plan_on_jobs, start_on_jobs
 from ncclt.store import open_store
 
@@ -62,6 +63,16 @@ def test_one_experiment_at_a_time(store):
     start_on_jobs(plan, store, by=ADA, max_cost=0.005)
     with pytest.raises(ConflictError, match="is being rolled out"):
         start_on_jobs(plan, store, by=ADA, max_cost=0.005)
+
+
+def test_the_gain_of_an_offline_search_is_the_first_candidate(store):
+    last = plan_for(store).candidates[-1]
+    verdict = replace(UNTRIED, decision=Decision.TUNED, speedup=1.1, interval=(1.05, 1.15), blocks=6)
+    found = replace(last.with_verdict(verdict), id="offline", study="s", launcher="simulate", simulated=True)
+    store.revisions.publish(found)
+
+    first = plan_for(store).candidates[0]
+    assert (first.table.policy, first.is_untried) == (last.table.policy, True)
 
 
 def test_what_was_tried_is_not_proposed_again(store):

@@ -47,8 +47,7 @@ def plan_on_jobs(
 ) -> OnJobsPlan:
     """Choose the candidates for the jobs of a workload; nothing is stored yet.
 
-    Policies of earlier studies that ended undecided come first, then proposals of the model's prior. What a roll-out
-    has tried before is left out.
+    Unproven policies of earlier studies come first, then proposals of the model. What a roll-out has tried is left out.
 
     Args:
         workload: as it is stored.
@@ -73,7 +72,7 @@ def plan_on_jobs(
         most=MOST_CANDIDATES + len(known),
         by_plugin=by_plugin,
         deterministic=deterministic,
-        earlier=_undecided(same),
+        earlier=_select_unproven(same),
         study=study.id,
     )
     candidates = tuple(one for one in found if one.table.policy not in known)[:MOST_CANDIDATES]
@@ -144,6 +143,13 @@ def describe_study(study: Study, store: Store) -> list[str]:
     return lines
 
 
-def _undecided(published: Sequence[Recommendation]) -> list[Policy]:
-    forms = [form for one in published for form in (one.table, one.variables) if form is not None]
-    return [one.policy for one in forms if one.verdict.decision is Decision.UNDECIDED and not one.policy.is_default]
+def _select_unproven(published: Sequence[Recommendation]) -> list[Policy]:
+    """Return the policies that gained in recordings and simulations (an offline search), then undecided ones."""
+    return [
+        form.policy
+        for decision in (Decision.TUNED, Decision.UNDECIDED)
+        for one in published
+        if decision is Decision.UNDECIDED or one.origin is not TimesOrigin.MEASURED
+        for form in (one.table, one.variables)
+        if form is not None and form.verdict.decision is decision and not form.policy.is_default
+    ]
