@@ -52,6 +52,8 @@ while done < int(sys.argv[1]):
     done += 1
     optimizer.state[0]["step"] = done
     optimizer.step()
+    if "SAVES" in os.environ and done % 10 == 0:
+        saved.write_text(str(done))
     if asked and "DEAF" not in os.environ:
         saved.write_text(str(done))
         if "BUSY" in os.environ:
@@ -71,7 +73,7 @@ def training(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_TICK_S", 0.02)
     monkeypatch.setattr("ncclt.pipeline.restarts._PAUSE_S", 0.0)
 
-    def run(steps, arms, *, max_cost=1.0, hours=0.0, timeout_s=60.0, today=(), **environ):
+    def run(steps, arms, *, max_cost=1.0, hours=0.0, timeout_s=60.0, today=(), number=signal.SIGTERM, **environ):
         said, states = [], run.states = [], []
         request = RestartRequest(
             argv=(program, "train.py", str(steps)),
@@ -79,7 +81,7 @@ def training(tmp_path, monkeypatch):
             cluster=sample_cluster(),
             today=today,
             how=Comparison(steps=5, warmup=2, directory=tmp_path, timeout_s=timeout_s),
-            number=signal.SIGTERM,
+            number=number,
             max_cost=max_cost,
             hours=hours,
         )
@@ -218,7 +220,25 @@ def test_training_that_ignores_the_signal_goes_on(training):
     code, said, segments = training(1100, ["FAST"], DEAF="1", FAST="1")
     assert code == 0
     assert "ignores SIGTERM" in said
+    assert "--signal SIGKILL ends it without asking" in said
     assert len(segments) == 1
+
+
+def test_training_is_killed_with_consent_and_resumes_from_its_own_checkpoint(training):
+    code, said, segments = training(100, ["FAST"], number=signal.SIGKILL, NO_HANDLER="1", SAVES="1")
+    assert code == 0, said
+    assert [one.is_stopped for one in segments][:2] == [True, bool(segments[2:])]
+    assert Path("saved").read_text() == "100"
+
+
+def test_start_that_is_too_short_to_measure_is_told_what_to_do(training):
+    for _ in range(2):  # as long as it is no longer, to run it again is of no use
+        Path("saved").unlink(missing_ok=True)
+        code, said, _segments = training(4, ["FAST"])
+        assert code == 0
+        line = said.splitlines()[-1]
+        assert line.startswith("ncclt: stopped: a start is measured in its first 7 steps, and this one ended before: ")
+        assert "ncclt tune --on-jobs" in line
 
 
 def test_failing_candidate_is_out_and_the_training_goes_on(training):

@@ -135,7 +135,8 @@ def autotune(
     ] = None,
     restarts: Annotated[bool, typer.Option("--restarts", help="Tune a checkpointed training across restarts.")] = False,
     stop_signal: Annotated[
-        str, typer.Option("--signal", help="Signal for the training to save and exit (--restarts).")
+        str,
+        typer.Option("--signal", help="Signal for the training to save and exit, or SIGKILL (--restarts)."),
     ] = "SIGTERM",
     max_cost: Annotated[
         float, typer.Option(help="Max cost of --restarts or --live, as a share of the training's time.")
@@ -160,7 +161,8 @@ def autotune(
     job needs no change. Ctrl-C stops; the same command resumes.
 
     With --restarts the command is the training itself, which saves a checkpoint and exits on --signal, and resumes when
-    it is started again. ncclt restarts it with other settings and goes on with the fastest.
+    it is started again. ncclt restarts it with other settings and goes on with the fastest. --signal SIGKILL is your
+    consent to kill a training that saves checkpoints by itself.
 
     With --live the job runs once, and its ranks switch settings between blocks of steps (experimental).
     """
@@ -250,8 +252,8 @@ def _restart_request(
     from ncclt.pipeline.restarts import RestartRequest
 
     name = stop_signal.upper().removeprefix("SIG")
-    if (number := getattr(signal, f"SIG{name}", None)) in (None, signal.SIGKILL, signal.SIGSTOP):
-        raise UsageError(f"--signal {stop_signal} cannot be handled by a training", hint="use SIGTERM or SIGUSR1")
+    if (number := getattr(signal, f"SIG{name}", None)) in (None, signal.SIGSTOP):
+        raise UsageError(f"--signal {stop_signal} ends no training", hint="use SIGTERM or SIGUSR1")
     return RestartRequest(
         argv=argv,
         model=model or build_job_name(argv, environ=os.environ, folder=Path.cwd()),

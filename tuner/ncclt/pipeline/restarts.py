@@ -77,6 +77,8 @@ _PAUSE_S = 5.0
 
 _NO_STEP = "no optimizer step was seen; --restarts needs a PyTorch training that uses NCCL"
 
+_KILL = " (if it saves checkpoints by itself, --signal SIGKILL ends it without asking)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingArm:
@@ -158,6 +160,7 @@ class _Start:
     began_at: float = field(default_factory=time.time)
     next_look_s: float = 0.0
     first_step_at: float = 0.0
+    has_window: bool = False
     done_before: int | None = None
     times: StepTimes | None = None
     restart_s: float = 0.0
@@ -201,7 +204,7 @@ class SegmentedTraining:
         self._workload = _find_workload(store, request.model)
         self._arms: dict[str, TrainingArm] | None = None
         self._preparation: threading.Thread | None = None
-        self._off = ""
+        self._off = self._too_short = ""
         self._folder: RunFolder | None = None
         self._signals: set[int] = set()
         self._missed: list[int] = []
@@ -262,6 +265,12 @@ class SegmentedTraining:
             if not (is_arm_out or is_start_lost):
                 if not (start.first_step_at or self._off or self._is_measured):
                     self._off = f"the command failed with exit code {code}" if code else _NO_STEP
+                if not (code or start.has_window or self._off):
+                    needed = self._request.how.warmup + start.steps
+                    self._too_short = (
+                        f"a start is measured in its first {needed} steps, and this one ended before: lower --window "
+                        "and --warmup, or compare many starts of short jobs (`ncclt tune --on-jobs`)"
+                    )
                 self._report(ended=True)
                 return code
             failed += 1
@@ -443,11 +452,12 @@ class SegmentedTraining:
             start.done_before = next((r.resumed_after for r in ranks if r.resumed_after is not None), None)
             self._compare_with_before(start)
         self._other_backends = find_other_backends(ranks) or self._other_backends
+        start.has_window = any(len(report.inside_s) >= start.steps for report in ranks)
         self._ranks = max((report.world_size for report in ranks), default=self._ranks)
         stopped = [report for report in ranks if report.stopped_after]
         if any(report.state == "not stopped" for report in stopped):
             start.stopped_at = 0.0
-            self._stop_experiment(f"the training ignores {self._signal_name}, on which it should save and exit")
+            self._stop_experiment(f"the training ignores {self._signal_name}, on which it should save and exit{_KILL}")
         elif stopped and not start.stopped_at:
             start.stopped_at = max(report.stopped_at for report in stopped)
             start.stopped_after = max(report.stopped_after for report in stopped)
@@ -483,7 +493,7 @@ class SegmentedTraining:
             return
         if not any(report.is_handled for report in ranks):
             self._stop_experiment(
-                f"the training has no handler for {self._signal_name}, so it would not save a checkpoint (see --signal)"
+                f"the training has no handler for {self._signal_name}, so it would not save a checkpoint{_KILL}"
             )
             return
         if self._may_restart(start):
@@ -609,8 +619,8 @@ class SegmentedTraining:
             race = self._race()
             if ended and (race is None or race.conclude() is None):
                 why = f": {self._off}" if self._off else ""
-                if self._off and not self._is_measured:
-                    self._say(f"ncclt: stopped{why}")
+                if self._too_short or (self._off and not self._is_measured):
+                    self._say(f"ncclt: stopped: {self._too_short or self._off}")
                     return
                 self._say(f"ncclt: no result after {starts}{why}; run the same command to try the next arm")
             if race is None:

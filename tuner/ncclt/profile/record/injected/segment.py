@@ -46,9 +46,10 @@ class SegmentEnd:
 
     @property
     def is_handled(self) -> bool:
-        """Return True if the program has a handler for the signal, which would otherwise only kill this rank."""
+        """Return True if the program has a handler for the signal, or the user has chosen the one that has none."""
         handler = signal.getsignal(self.number)
-        return callable(handler) and handler is not signal.default_int_handler
+        is_own = callable(handler) and handler is not signal.default_int_handler
+        return is_own or self.number == signal.SIGKILL
 
     def is_due(self, step: int, times_s: Sequence[float]) -> bool:
         """Return True if the segment ends behind this step, on all ranks.
