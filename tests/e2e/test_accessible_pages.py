@@ -97,18 +97,21 @@ def violations(page, rules=None):
     return [(one["id"], [node["target"] for node in one["nodes"][:3]]) for one in found]
 
 
-def test_axe_finds_nothing_in_a_wide_light_and_a_narrow_dark_window(browser, address, paths, subtests):
+@pytest.mark.parametrize(
+    ("scheme", "width", "rules"),
+    [("light", 1440, None), pytest.param("dark", 360, BY_LOOK, marks=pytest.mark.thorough)],
+    ids=["wide and light", "narrow and dark"],
+)
+def test_axe_finds_nothing(browser, address, paths, subtests, scheme, width, rules):
     """axe-core is injected: only for that, the page's own policy against such scripts is set aside."""
-    with opened(browser, bypass_csp=True) as page:
+    window = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
+    with opened(browser, bypass_csp=True, **window) as page:
         for name, path in paths.items():
             page.goto(address + path)
             page.evaluate("[...document.querySelectorAll('details')].slice(0, 12).forEach(one => { one.open = true; })")
-            for scheme, width, rules in (("light", 1440, None), ("dark", 360, BY_LOOK)):
-                with subtests.test(name, scheme=scheme):
-                    page.emulate_media(color_scheme=scheme)
-                    page.set_viewport_size({"width": width, "height": 900})
-                    assert violations(page, rules) == []
-                    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            with subtests.test(name):
+                assert violations(page, rules) == []
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def press_until(page, selector):

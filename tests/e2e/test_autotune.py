@@ -232,6 +232,7 @@ def test_a_job_that_gains_gets_the_one_command_that_uses_it(ncclt, job, measured
     assert "NCCLT_RECOMMENDATION=proven\n" in started.stdout, started.stderr
 
 
+@pytest.mark.thorough
 def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured):
     def interrupted(*words, after):
         before = starts(ncclt)

@@ -41,6 +41,7 @@ def measured(folder):
         return [(row["algo"], row["proto"], row["nchannels"]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.thorough
 def test_what_failed_is_named_left_out_and_launched_again_by_the_same_command(ncclt, probe):
     folder = ncclt.folder / "nccl-tests"
     INSTALL(folder, faults={"seed": 3, "share": 0.4, "kinds": ["out_of_memory", "wrong"]})

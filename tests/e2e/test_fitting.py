@@ -106,7 +106,7 @@ ENDS = [
     ("Simple", ("--prove-variables",), "variables"),
     ("LL128", (), "table"),
     ("", (), None),
-    ("LL128", ("--blocks", "2"), "undecided"),
+    pytest.param("LL128", ("--blocks", "2"), "undecided", marks=pytest.mark.thorough),
 ]
 
 
@@ -178,6 +178,7 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
         assert shell.stdout.endswith(f"then {document['recommendation']['id']}\n")
 
 
+@pytest.mark.thorough
 def test_a_clock_that_was_ahead_hides_nothing_that_was_tuned_later(ncclt):
     """The first revision is of 2028 by its clock; what is tuned afterwards is served."""
     ncclt(*TUNE)
@@ -251,6 +252,7 @@ def test_a_damaged_file_ends_tune_before_a_verdict(ncclt):
     assert json.loads(ncclt(*words).stdout)["verdict"]
 
 
+@pytest.mark.thorough
 def test_connections_that_postgresql_ends_do_not_end_tune(ncclt, postgresql):
     """Every connection of the study is terminated again and again while it runs, wherever it is just then."""
     with psycopg.connect(postgresql.get_uri(), autocommit=True) as admin:

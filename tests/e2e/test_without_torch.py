@@ -55,6 +55,7 @@ def test_replayed_study_is_tuned_delivered_and_served(ncclt):
     assert [study["name"] for study in studies] == ["first"]
 
 
+@pytest.mark.thorough
 def test_simulated_and_launched_studies_run(ncclt):
     short = ("--trials", "3", "--blocks", "3", "--json", *STORE)
     simulated = json.loads(ncclt("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", *short))

@@ -4,6 +4,7 @@ import json
 import time
 
 import psycopg
+import pytest
 
 from ncclt.errors import StoreError
 from ncclt.store import open_store
@@ -12,6 +13,7 @@ WORKERS = 4
 TRIALS = 16
 
 
+@pytest.mark.thorough
 def test_four_workers_on_one_postgresql_study_lose_and_repeat_nothing(ncclt, postgresql):
     with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
         connection.execute("CREATE DATABASE workers")
@@ -39,6 +41,7 @@ def test_four_workers_on_one_postgresql_study_lose_and_repeat_nothing(ncclt, pos
     assert left == ((), ())
 
 
+@pytest.mark.thorough
 def test_trials_at_once_in_one_process_find_what_one_at_a_time_finds(ncclt):
     words = ("tune", "--model", "gpt2", "--nodes", 2, "--trials", 16, "--patience", 0, "--json")
     words = (*words, "--launcher", "simulate", "--storage")

@@ -167,6 +167,7 @@ def test_ncclt_run_lets_the_ranks_of_torchrun_agree(environ, tmp_path):
     assert line.endswith("its table cannot be used: no table is named")
 
 
+@pytest.mark.thorough
 def test_a_table_above_32_kib_is_a_file_whose_change_leaves_all_with_the_default(environ, tmp_path):
     rows = [f"allreduce,{1000 * i},{1000 * i + 999},ring,ll,{1 + i % 32},1,2" for i in range(4096)]
     assert len(encode_table(table_of(rows))) > MOST_BYTES

@@ -36,7 +36,9 @@ def environ(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module", params=ASK)
+@pytest.fixture(
+    scope="module", params=["bash", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("zsh", "fish"))]
+)
 def loaded(request, environ):
     """A shell, how it is started, and the script for it."""
     program = shutil.which(request.param)

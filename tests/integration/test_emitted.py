@@ -42,7 +42,7 @@ def variables_of(text):
     return dict(word[1].split("=", 1) for word in words)
 
 
-@pytest.mark.parametrize("name", ["leonardo", "dgx-h100"])
+@pytest.mark.parametrize("name", ["leonardo", pytest.param("dgx-h100", marks=pytest.mark.thorough)])
 def test_no_emitted_variable_is_illegal_for_any_collective_of_a_shipped_workload(name, subtests):
     for workload in WORKLOADS:
         for version in VERSIONS:

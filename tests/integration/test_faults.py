@@ -122,7 +122,10 @@ def slurm():
 PLACES = {"local": local, "mpirun": mpirun, "slurm": slurm}
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(
+    scope="module",
+    params=["local", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("mpirun", "slurm"))],
+)
 def place_name(request):
     return request.param
 

@@ -146,6 +146,7 @@ def mine(site, id):
     return [words for words in studies_running() if study in words]
 
 
+@pytest.mark.thorough
 @ON_POSTGRESQL
 def test_a_worker_is_killed_and_another_takes_the_job_over(site):
     workers = [site.worker(), site.worker()]
@@ -195,6 +196,7 @@ def test_a_job_that_fails_says_why(site):
     assert status.result.recommendation == ""
 
 
+@pytest.mark.thorough
 @ON_SQLITE
 def test_a_worker_is_wrongly_assumed_dead_the_next_is_stopped_and_a_third_ends_the_study(site):
     """The row of the first is removed and its job given back, as another worker would after a long silence."""
@@ -226,6 +228,7 @@ def test_a_worker_is_wrongly_assumed_dead_the_next_is_stopped_and_a_third_ends_t
     site.require_whole(id)
 
 
+@pytest.mark.thorough
 def test_the_database_of_the_queue_is_restarted(postgresql, start, tmp_path):
     """Every connection breaks. It is back at once: a study waits a quarter of a minute for it, as long as for any."""
     site = Site(new_database(postgresql), start, tmp_path)

@@ -39,7 +39,9 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(scope="module", params=["torchrun", "mpirun", "ssh"])
+@pytest.fixture(
+    scope="module", params=["mpirun", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("torchrun", "ssh"))]
+)
 def ways(request):
     """A launcher's name, its hosts and the options of its `create`; each starts two ranks."""
     name = request.param

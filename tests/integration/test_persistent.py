@@ -171,8 +171,8 @@ def test_a_slow_setting_is_measured_as_slow(ranks):
     ("setting", "outcome", "words"),
     [
         (KILL, Outcome.CRASHED, "SIGKILL|all_reduce:float32:1024:2: RuntimeError: "),  # whoever is seen first
-        (WRONG, Outcome.WRONG_RESULT, "data came out wrong"),
-        (STOP, Outcome.TIMEOUT, "not done within "),
+        pytest.param(WRONG, Outcome.WRONG_RESULT, "data came out wrong", marks=pytest.mark.thorough),
+        pytest.param(STOP, Outcome.TIMEOUT, "not done within ", marks=pytest.mark.thorough),
     ],
     ids=["killed", "wrong", "hang"],
 )
@@ -186,6 +186,7 @@ def test_what_a_setting_does_to_the_ranks_is_its_outcome_and_nobody_elses(ranks,
     assert result.wall_s > 0
 
 
+@pytest.mark.thorough
 def test_equal_failures_read_equal(ranks):
     """A study stops at many equal failures in a row, and recognises them by the first line."""
     before = ranks.sound()
@@ -206,7 +207,9 @@ def test_messages_that_the_ranks_refuse_leave_them_alive(ranks):
     assert ranks.sound() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["died", "hangs"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough)], ids=["died", "hangs"]
+)
 def test_ranks_that_are_lost_between_trials_are_replaced_and_no_trial_is_blamed(ranks, number, monkeypatch):
     monkeypatch.setattr(session_module, "BEGIN_S", 15.0)
     before = ranks.sound()

@@ -74,6 +74,7 @@ def test_ranks_stay_on_two_nodes_of_slurm(slurm_cluster, tmp_path):
         assert not LEFTOVERS["soon_gone"]("stays-under-slurm")
 
 
+@pytest.mark.thorough
 def test_the_token_reaches_hosts_by_ssh_in_no_command_line(sshd, tmp_path):
     shape = JobShape(nodes=len(sshd.hosts), hosts=tuple(sshd.hosts))
     launcher = SshLauncher(shape=shape, ssh_args=sshd.options)

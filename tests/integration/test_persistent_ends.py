@@ -32,6 +32,7 @@ CONTRACTS = str(Path(__file__).parents[1] / "contract")
 environment, create_launcher, runner_of = persistent.environment, persistent.create_launcher, persistent.runner_of
 
 
+@pytest.mark.thorough
 def test_kill_ends_a_trial_that_hangs_at_once(tmp_path):
     word = f"killed-{time.monotonic_ns()}"
     runner = runner_of(create_launcher(word, tmp_path))
@@ -56,6 +57,7 @@ def test_kill_ends_a_trial_that_hangs_at_once(tmp_path):
         runner.measure(DEFAULT, MESSAGES, repeat=0)
 
 
+@pytest.mark.thorough
 def test_kill_9_of_ncclt_leaves_nothing(tmp_path):
     word = f"orphaned-{time.monotonic_ns()}"
     program = (

@@ -78,6 +78,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_is_refused_and_never_waited_for(files, shell, subtests):
     with ThreadPoolExecutor(len(REFUSED)) as pool:  # a pipe is given some seconds
         ended = dict(zip(REFUSED, pool.map(shell, REFUSED), strict=True))

@@ -99,7 +99,7 @@ def _stored(tmp_path):
 # The transformer under torchrun and the convnet are recorded by the tests below.
 @pytest.mark.parametrize(
     ("kind", "launcher"),
-    [("sharded", "torchrun"), ("transformer", "mpirun")],
+    [("sharded", "torchrun"), pytest.param("transformer", "mpirun", marks=pytest.mark.thorough)],
 )
 def test_recorded_messages_are_those_of_the_bucket_arithmetic(tmp_path, recorded, kind, launcher):
     done = recorded(_command(launcher, kind, "11"))
@@ -126,6 +126,7 @@ def test_job_ends_after_the_window_in_all_ranks(tmp_path, recorded):
     assert sorted(path.name for path in (tmp_path / "raw" / "traces").iterdir()) == ["rank0.json", "rank1.json"]
 
 
+@pytest.mark.thorough
 def test_window_cut_short_keeps_complete_steps_and_the_exit_code(tmp_path, recorded):
     command = _command("mpirun", "convnet", "6")
     done = recorded(command, environ={"TRAINING_EXIT": "7"})

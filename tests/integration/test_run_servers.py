@@ -19,6 +19,7 @@ FIRST_PAIRS = list({attack.partition("=")[0]: attack for attack in reversed(PAIR
 """One hostile value of each name: every one of them goes through the client in unit/client/test_fetch_hostile.py."""
 
 
+@pytest.mark.thorough
 def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, subtests):
     """With a plugin, so that the table is asked for as well."""
     (tmp_path / "plugin.so").touch()

@@ -96,6 +96,7 @@ def test_the_pytorch_benchmark_measures_between_two_hosts(sshd):
     assert all(measurement.time_us > 0 for measurement in reading.measurements)
 
 
+@pytest.mark.thorough
 def test_one_host_that_crashes_ends_the_other_at_once(sshd):
     """The signal of its rank comes back, and nothing waits for a timeout."""
     word = new_mark()
@@ -108,6 +109,7 @@ def test_one_host_that_crashes_ends_the_other_at_once(sshd):
     assert members(word) == ()
 
 
+@pytest.mark.thorough
 def test_kill_ends_the_hosts_too(sshd, tmp_path):
     """A second Ctrl-C does not wait for them, but leaves nothing there."""
     word, begun = new_mark(), tmp_path / "begun"
@@ -154,6 +156,7 @@ def alias(sshd, tmp_path):
     return make
 
 
+@pytest.mark.thorough
 def test_ranks_meet_behind_the_name_that_an_alias_stands_for(sshd, alias):
     """The others do not know the alias; where they do not know the name either, the launch fails at once."""
     told = "import os; print(os.environ['MASTER_ADDR'])"
@@ -180,6 +183,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_lost_is_no_outcome_of_a_setting(sshd):
     """Its connection breaks in the middle of a trial."""
     benchmark = TorchCollectives(backend="gloo")

@@ -48,7 +48,7 @@ def compile_with(sanitizers, files, target, *extra):
     return target
 
 
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.mark.parametrize("sanitizers", ["address,undefined", pytest.param("thread", marks=pytest.mark.thorough)])
 def test_every_api_threads_and_ranges_under_a_sanitizer(sanitizers, tmp_path):
     program = compile_with(sanitizers, [*sources(), HERE / "harness.c"], tmp_path / "harness")
 
@@ -64,7 +64,9 @@ def test_every_api_threads_and_ranges_under_a_sanitizer(sanitizers, tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread", ""])
+@pytest.mark.parametrize(
+    "sanitizers", ["address,undefined", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("thread", ""))]
+)
 def test_threads_forks_and_exits_under_a_sanitizer(sanitizers, tmp_path):
     """Children of a process whose threads open communicators waited for ever for a lock that no thread held."""
     files, rounds = [*sources(), HERE / "churn.c"], 3

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 BENCH = Path(__file__).resolve().parents[4] / "bench" / "simulator.py"
 FIELDS = {
     "system",

@@ -77,6 +77,7 @@ def test_one_forced_setting_does_not_calibrate_the_ranking():
     assert "ranking not: all times are of one setting" in found.sentence
 
 
+@pytest.mark.thorough
 def test_a_dozen_probes_predict_every_other_setting():
     default = times(REAL, [DEFAULT])
     candidates = probe_candidates(PLAIN)
@@ -120,6 +121,7 @@ def test_one_outlier_does_not_pull_the_fit():
     assert errors(found, kept)[len(kept) // 2] < 0.03
 
 
+@pytest.mark.thorough
 def test_intervals_hold_what_is_known_and_are_wide_where_nothing_is():
     found = calibrate(PLAIN, times(REAL, [DEFAULT, *probe_candidates(PLAIN)]))
     known = {one.name: one for one in found.constants}
