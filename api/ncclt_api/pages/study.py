@@ -19,6 +19,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds, median_scores
 from ncclt.core.workload import Workload
 from ncclt.deliver.render.delivery import choose_form
+from ncclt.errors import NotFoundError
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import describe_cost
 from ncclt.prove.proof import average_unchanged
@@ -26,6 +27,7 @@ from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
 from ncclt.store.store import Store
 from ncclt_api.pages.charts import Chart
+from ncclt_api.pages.overview import is_for_other_version
 from ncclt_api.pages.recommendation import list_snippets
 from ncclt_api.pages.study_charts import (
     MessageLine,
@@ -494,7 +496,12 @@ class StudyPages:
             "attestations": store.records.attestations([found.id], limit=LAST_SHOWN) if found else (),
             "now": now,
             "instead": served if served and found and served.study != study.id and not served.stale else None,
-            "delivery": _describe_delivery(found, served, rollouts[0] if rollouts else None) if found else None,
+            "delivery": (
+                _describe_delivery(found, served, rollouts[0] if rollouts else None)
+                or _describe_other_version(found, _installed_version(store, found.cluster))
+                if found
+                else None
+            ),
             "snippets": list_snippets(found, source=_source(server))
             if found and served and served.id == found.id
             else (),
@@ -551,6 +558,25 @@ def _describe_delivery(
     else:
         label, sentence = "Not active.", f"Jobs get {others}."
     return RevisionNotice(label=label, sentence=sentence, rollout=rollout.id if rollout else "")
+
+
+def _installed_version(store: Store, cluster: str) -> str:
+    """Return the NCCL version of a cluster in the catalogue; empty = none of that name, or unknown."""
+    try:
+        return str(store.clusters.get(cluster).version)
+    except NotFoundError:
+        return ""
+
+
+def _describe_other_version(found: Recommendation, nccl_version: str) -> RevisionNotice | None:
+    """Return the notice of a gain for another NCCL version than the cluster's."""
+    if not is_for_other_version(found, nccl_version):
+        return None
+    sentence = (
+        f"Tuned with NCCL {found.fingerprint.nccl_version}; jobs with NCCL {nccl_version}, that of the cluster, do not"
+        " get it. `ncclt upgrade` says what to tune again."
+    )
+    return RevisionNotice(label="For another NCCL version.", sentence=sentence)
 
 
 def _source(server: str) -> str:

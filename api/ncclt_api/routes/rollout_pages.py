@@ -104,6 +104,7 @@ def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentS
         request,
         "rollout.html",
         rollout=found,
+        control=store.recommendations.get(found.control) if found.control else None,
         verdict=found.reason or verdict.reason,
         row=build_rows([found], store.revisions.count_jobs([id]))[0],
         charts=[drawn for draw in (gain_chart, starts_chart) if (drawn := draw(found, times, starts))],

@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.revision import Action, Actor, ClusterRules
 from ncclt.core.rollout import ArmState, JobTime
 from ncclt.prove.rollout import fewest_pairs
@@ -141,6 +142,7 @@ def test_a_roll_out_is_paused_resumed_and_retired_by_forms(browser, store, rollo
     assert "Paused by local user of the service: rack 7" in re.sub(r"<bdi>p", "P", page)
     assert 'action="/roll-outs/' in page
     assert "/resume" in page
+    assert ">running</span>" not in page
     assert "no job that starts gets it" in browser.get("/recommendations/0c0ffee9").text
     assert send(browser, f"{path}/pause").status_code == 409
     send(browser, f"{path}/resume")
@@ -151,6 +153,28 @@ def test_a_roll_out_is_paused_resumed_and_retired_by_forms(browser, store, rollo
     assert done[0] == (Action.RETIRED, "too slow")
     assert done[2:] == [(Action.ROLL_OUT_RESUMED, ""), (Action.ROLL_OUT_PAUSED, "rack 7")]
     assert '<form class="write"' not in browser.get(path).text
+
+
+def test_a_roll_out_whose_control_is_stale_says_that_no_job_gets_it(browser, store, rollout):
+    path = f"/roll-outs/{rollout.id}"
+    assert "to 50 % of the jobs that start" in browser.get(path).text
+    store.records.add_recheck(
+        Recheck(
+            id="c1",
+            recommendation=rollout.control,
+            cluster="leonardo",
+            model="bert",
+            freshness=Freshness.STALE,
+            reasons=("NCCL is 2.30.7 here and was 2.22.3",),
+            changes=(),
+            launches=0,
+            launcher="",
+            created="2026-11-21T10:00:00",
+        )
+    )
+    page = browser.get(path).text
+    assert "to no job, as the active revision is stale" in page
+    assert "of the jobs that start" not in page
 
 
 def test_the_forms_are_for_those_who_may(store, rollout):

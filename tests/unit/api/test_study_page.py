@@ -332,6 +332,7 @@ def test_the_answers_come_before_command_evidence_and_messages(client):
     places = [page.index(text) for text in order]
     assert places == sorted(places)
     assert "<strong>Simulated</strong>" in page
+    assert 'href="/clusters/leonardo/workloads/bert">Over time</a>' in page
 
 
 def test_the_select_offers_the_formats_that_carry_the_result_and_shows_one(empty_store, empty_client, samples):

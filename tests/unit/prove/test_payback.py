@@ -61,7 +61,7 @@ def test_steps_follow_from_cost_and_gain():
     assert gain.payback_hours == pytest.approx(2250 / 3600)
     assert "(assumes 1 step/s; set --steps-per-day)" in gain.worth
     assert describe_cost(study, launches(4.5), gain) == (
-        "36 GPU-seconds, paid back after 38 minutes of training (15 minutes or more; 2,250 steps)"
+        "36 GPU-seconds, paid back after at least 38 minutes of training (15 minutes or more; 2,250 steps)"
     )
 
 

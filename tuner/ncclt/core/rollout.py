@@ -198,6 +198,11 @@ class RollOut(Documented):
         if not 0 < self.max_cost <= 1:
             raise UsageError(f"the cost of a roll-out is a share above 0 and at most 1, not {self.max_cost:g}")
 
+    def shown_state(self, arm: RollOutArm) -> ArmState:
+        """Return the state of an arm, of which none runs while the roll-out is paused."""
+        is_held = self.state is RollOutState.PAUSED and arm.state is ArmState.RUNNING
+        return ArmState.PAUSED if is_held else arm.state
+
     def find_arm(self, job: str) -> int | None:
         """Return the number of the arm that a job draws; None = the control.
 

@@ -200,7 +200,8 @@ def describe_cost(study: Study, trials: Sequence[Trial], gain: Gain | None) -> s
         return words
     longest = f"to {_time(back[2] / back[0] * hours)}" if back[2] is not None else "or more"
     span = f"{_time(back[1] / back[0] * hours)} {longest}"
-    return f"{words}, paid back after {_time(hours)} of training ({span}; {back[0]:,.0f} steps)"
+    bound = "" if gain.is_step_known else "at least "
+    return f"{words}, paid back after {bound}{_time(hours)} of training ({span}; {back[0]:,.0f} steps)"
 
 
 def _time(hours: float) -> str:
