@@ -77,6 +77,16 @@ def test_pairs_are_bet_on_as_between_launches():
     )
 
 
+def test_pairs_of_the_last_arm_say_nothing_about_a_dropped_one():
+    blocks = [make_block(Draw(0)), *(make_block(Draw(arm, drawn_from=(0, 1, 2))) for arm in (1, 0, 2, 0, 1))]
+    pair = [
+        make_block(Draw(1, drawn_from=(0, 1), opens_pair=True), log_time=-0.1),
+        make_block(Draw(0, closes_pair=True)),
+    ]
+
+    assert log_capital([*blocks, *pair], 2) == log_capital(blocks, 2)
+
+
 def test_the_best_of_three_arms_is_found():
     proof = run(make_proof(arms=3), {1: 0.0, 2: 0.10, 3: 0.04}, noise=0.01)
 

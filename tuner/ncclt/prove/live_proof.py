@@ -391,11 +391,12 @@ def _find_ratios(blocks: Sequence[StepBlock], arm: int, gain: float) -> list[flo
     level: float | None = None
     effects: dict[int, float] = {}
     seen: dict[int, int] = {}
-    before = 0.0
+    before, before_arm = 0.0, DEFAULT
     for block in blocks:
         time = block.log_time + (gain if block.arm == arm else 0.0)
         if block.draw.closes_pair:
-            ratios.append(before - time if block.arm == arm else time - before)
+            if arm in (block.arm, before_arm):
+                ratios.append(before - time if block.arm == arm else time - before)
         elif (
             level is not None
             and arm in effects
@@ -405,7 +406,7 @@ def _find_ratios(blocks: Sequence[StepBlock], arm: int, gain: float) -> list[flo
         ):
             middle = level + effects[arm] / 2
             ratios.append(middle - time if block.arm == arm else time - middle)
-        before = time
+        before, before_arm = time, block.arm
         if level is None:
             level = time if block.arm == DEFAULT else None
             continue
