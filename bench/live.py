@@ -67,8 +67,17 @@ offers: NCCL offers one choice less. lost store: for good, between acknowledgeme
 place, and all start again, as torchrun does."""
 
 EVERY = 10
-STEP_S = 0.004
-"""Steps between boundaries, and the time of a step: of small models, which leave a switch the least time."""
+"""Steps between boundaries."""
+
+
+def step_s(ranks: int) -> float:
+    """Return the time of a step: of small models, which leave a switch the least time, while there are cores enough.
+
+    More ranks than cores need longer steps: a switch takes them longer, and each step that they make meanwhile takes
+    longer still. With these, one boundary suffices for a switch.
+    """
+    return max(0.004, 0.002 * ranks / (os.cpu_count() or 1))
+
 
 LIMITS = Limits(collect_s=10.0, acknowledge_s=10.0, decide_s=25.0, question_s=40.0)
 SHORT_LIMITS = Limits(collect_s=2.0, acknowledge_s=2.0, decide_s=5.0, question_s=6.0)
@@ -301,6 +310,7 @@ class Rank:
         """Return the times of the hook at boundaries and elsewhere, µs."""
         boundary_us: list[float] = []
         hook_us: list[float] = []
+        pause_s = step_s(self.job.ranks)
         thread = threading.Thread(target=self.drive_other, daemon=True)
         if self.other:
             thread.start()
@@ -315,7 +325,7 @@ class Rank:
             self.play(self.half, HALF_STEP)
             if captures:
                 self.plugin.capture(0)
-            time.sleep(STEP_S)
+            time.sleep(pause_s)
             self.step += 1
             scheduled = self.session._scheduled
             arms = scheduled is not None and scheduled["step"] <= self.step

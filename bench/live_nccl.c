@@ -1,14 +1,17 @@
 /* The NCCL of bench/live.py: one rank of each communicator per process, which asks the compiled plugin as NCCL 2.28 does
  * (tuner API v5), and compares every choice with those of all other ranks in memory that the processes share. Like a real
- * collective, a question waits for ranks that are too far behind. Nothing is sent. */
+ * collective, a question waits for ranks that are too far behind: asleep, since there may be far more processes than cores.
+ * Nothing is sent. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "nccl_tuner_abi.h"
@@ -26,6 +29,7 @@ enum {
 struct shared {
   _Atomic uint64_t questions, different, stop_at;
   _Atomic uint64_t reached[MOST_COMMUNICATORS][MOST_RANKS];
+  _Atomic uint32_t steps[MOST_COMMUNICATORS][MOST_RANKS]; /* that a rank has ended, a futex */
   _Atomic uint64_t answer[MOST_COMMUNICATORS][RING]; /* number of the question + 1, and the choice in the low 16 bits */
 };
 
@@ -74,18 +78,28 @@ struct rank *live_open(struct shared *shared, const char *plugin, int communicat
   return made;
 }
 
-/* Wait for ranks that are too far behind, as a collective would. */
+/* Wait for ranks that are too far behind, as a collective would: until the slowest one has ended its step. */
 static void wait_for_slowest(struct rank *rank) {
   _Atomic uint64_t *reached = rank->shared->reached[rank->communicator];
+  _Atomic uint32_t *steps = rank->shared->steps[rank->communicator], *slowest = NULL;
   while (rank->asked >= rank->slowest + WINDOW) {
     uint64_t least = UINT64_MAX;
+    uint32_t seen = 0;
     for (int one = 0; one < rank->ranks; one++) {
-      uint64_t at = atomic_load_explicit(&reached[one], memory_order_relaxed);
-      least = at < least ? at : least;
+      uint32_t ended = atomic_load(&steps[one]); /* before what it has reached, or its wake could be missed */
+      uint64_t at = atomic_load(&reached[one]);
+      if (at < least) least = at, seen = ended, slowest = &steps[one];
     }
     rank->slowest = least == UINT64_MAX ? UINT64_MAX - WINDOW : least;
-    if (rank->asked >= rank->slowest + WINDOW) nanosleep(&(struct timespec){0, 50000}, NULL);
+    if (rank->asked >= rank->slowest + WINDOW) syscall(SYS_futex, slowest, FUTEX_WAIT, seen, NULL, NULL, 0);
   }
+}
+
+/* Wake the ranks that wait for this one. */
+static void end_step(struct rank *rank) {
+  _Atomic uint32_t *steps = &rank->shared->steps[rank->communicator][rank->rank];
+  atomic_fetch_add(steps, 1);
+  syscall(SYS_futex, steps, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Ask one question; `launches` 0 = an estimate of this rank alone. */
@@ -125,12 +139,14 @@ static int ask(struct rank *rank, const struct question *question, int launches)
 int live_step(struct rank *rank, const struct question *questions, int count, int launches) {
   int code = 0;
   for (int i = 0; i < count && !code; i++) code = ask(rank, &questions[i], launches);
+  end_step(rank);
   return code;
 }
 
 /* End this rank without a barrier. */
 void live_close(struct rank *rank) {
   atomic_store(&rank->shared->reached[rank->communicator][rank->rank], UINT64_MAX);
+  end_step(rank);
   rank->tuner->finalize(rank->context);
   free(rank);
 }
