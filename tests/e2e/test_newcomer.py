@@ -24,6 +24,7 @@ def shape_of(document):
     return [word for part in parts for word in (f"--{part.replace('_', '-')}", str(document[part]))]
 
 
+@pytest.mark.thorough
 def test_one_seed_gives_one_document_with_all_its_parts(ncclt):
     first = ncclt(*NASNET, *STORE, "--json")
     second = ncclt(*NASNET, "--storage", "sqlite:///other.db", "--json")

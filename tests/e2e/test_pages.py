@@ -190,6 +190,7 @@ def report_step_times(store, rollout, numbers):
             return
 
 
+@pytest.mark.thorough
 def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, serving, tmp_path, monkeypatch):
     """The page follows the reports of jobs; a win awaits approval, which ends it."""
     monkeypatch.setattr(prove_rollout, "_LEAST_GRACE_S", 0.0)  # jobs of a real cluster take longer than these

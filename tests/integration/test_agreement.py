@@ -100,6 +100,7 @@ def environ(tmp_path):
     }
 
 
+@pytest.mark.thorough
 def test_ranks_without_the_variable_of_the_agreement_keep_the_default(environ, tmp_path):
     """Although the hook comes in by PYTHONPATH."""
     (tmp_path / "rank.py").write_text(RANK)

@@ -98,6 +98,7 @@ def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, pl
     assert re.search(r"live tuning ended: steps are \d+\.\d % faster with ring/ll128, which stays", err)
 
 
+@pytest.mark.thorough
 def test_a_rank_without_plugin_ends_live_tuning_and_not_the_training(tmp_path, plugin):
     job = LiveJob(tmp_path, plugin, "ddp", 20)
     out, err = job.run(NCCL_TUNER_PLUGIN="", STAND_IN_PLUGIN=str(plugin))

@@ -151,6 +151,7 @@ def test_settings_come_into_force_without_a_relaunch_and_leave_nothing(ranks):
     assert (result.place, result.persistent) == ("here", True)
 
 
+@pytest.mark.thorough
 def test_what_nccl_fixes_for_life_takes_new_ranks(ranks):
     before = ranks.sound()
     assert ranks.measure(FIXED).outcome is Outcome.OK

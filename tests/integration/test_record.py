@@ -137,6 +137,7 @@ def test_window_cut_short_keeps_complete_steps_and_the_exit_code(tmp_path, recor
     assert any("inside the recorded window" in note for note in workload.provenance.notes)
 
 
+@pytest.mark.thorough
 def test_interrupted_job_passes_its_end_through(tmp_path, start):
     """The signal is sent to ncclt alone and must reach the training."""
     recorder = start(

@@ -66,6 +66,7 @@ TUNE = ("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--
 ADVISE = ("--model", "bert", "--cluster", "dgx-h100", "--nodes", "2", "--step-ms", "300", "--compute-ms", "250")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "prefix"),
     [
