@@ -1,4 +1,4 @@
-"""Use of a revision in every format, and the actions that its state allows."""
+"""Delivery of a revision to jobs, its use in every format, and the actions that its state allows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.revision import RevisionState, RevisionStatus
-from ncclt.core.rollout import RollOut
+from ncclt.core.rollout import OPEN_STATES, RollOut
 from ncclt.deliver.render.delivery import deliver_table, deliver_variables, job_options
 from ncclt.deliver.render.formats import FORMATS, TABLE_FORMATS, render
-from ncclt.errors import NccltError
+from ncclt.errors import NccltError, NotFoundError
+from ncclt.store.store import Store
+from ncclt_api.pages.overview import is_for_other_version
+from ncclt_api.pages.rollouts import Holds
 
 _FOR: dict[str, tuple[str, str]] = {
     "export": ("sh, bash, zsh", 'eval "$(ncclt env {job})"'),
@@ -66,6 +69,86 @@ class Snippet:
     def option(self) -> tuple[str, str]:
         """Return value and text of its entry in a list."""
         return self.format, f"{self.format}: {self.reader}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionNotice:
+    """Notice of a revision that not all jobs get.
+
+    Attributes:
+        label, sentence: the state, and what jobs get today.
+        rollout: id of its open roll-out; empty = none.
+        badge: text that replaces its verdict; empty = the verdict is still one for jobs of its cluster.
+    """
+
+    label: str
+    sentence: str
+    rollout: str = ""
+    badge: str = ""
+
+
+def find_served(store: Store, mine: Recommendation) -> Recommendation | None:
+    """Return the revision that jobs of the same shape get; None = none."""
+    newest = store.recommendations.newest(cluster=mine.cluster, model=mine.model)
+    return next((one for one in newest if one.fingerprint == mine.fingerprint and one.origin is mine.origin), None)
+
+
+def describe_delivery(store: Store, found: Recommendation, served: Recommendation | None) -> RevisionNotice | None:
+    """Return the notice of a revision that not all jobs get; None = all get it, or one of another study.
+
+    Args:
+        store: of the revision.
+        found: the revision.
+        served: as of `find_served`.
+    """
+    open_ones = store.revisions.rollouts(cluster=found.cluster, model=found.model, state=OPEN_STATES)
+    mine = [one for one in open_ones if found.id in (one.control, *(arm.recommendation for arm in one.arms))]
+    holds = Holds.read(store, mine)
+    other = served if served and served.id != found.id else None
+    others = f"revision {other.revision}" if other else "the NCCL default"
+    if found.cluster in holds.switched_off:
+        return RevisionNotice(
+            label="Delivery is off.", sentence=f"All jobs on {found.cluster} keep the NCCL default until it is on."
+        )
+    if mine:
+        return _describe_roll_out(mine[0], found, holds, others)
+    if other and other.stale:
+        sentence = f"No job gets it: {others}, the active one, is stale; `ncclt recheck` or `ncclt tune` renews that."
+        return RevisionNotice(label="Not active.", sentence=sentence)
+    if served is None or (other and other.study == found.study):
+        return RevisionNotice(label="Not active.", sentence=f"Jobs get {others}.")
+    return None if other else _describe_other_version(store, found)
+
+
+def _describe_roll_out(one: RollOut, found: Recommendation, holds: Holds, others: str) -> RevisionNotice:
+    """Return the notice of a revision that is an arm or the control of an open roll-out."""
+    held, is_control = holds.explain(one), one.control == found.id
+    share = holds.percent(one, "" if is_control else found.id)
+    if is_control:
+        sentence = f"{share:.3g} % of the jobs that start get a candidate; the others get this revision."
+    elif share:
+        sentence = f"{share:.3g} % of the jobs that start get it; the others get {others}."
+    elif held:
+        sentence = f"No job that starts gets it: {held}."
+    else:
+        sentence = f"It is paused: all jobs that start get {others}."
+    return RevisionNotice(label="In a roll-out.", sentence=sentence, rollout=one.id)
+
+
+def _describe_other_version(store: Store, found: Recommendation) -> RevisionNotice | None:
+    """Return the notice of a gain for another NCCL version than that of the cluster in the catalogue."""
+    try:
+        installed = str(store.clusters.get(found.cluster).version)
+    except NotFoundError:
+        return None
+    if not is_for_other_version(found, installed):
+        return None
+    tuned_for = found.fingerprint.nccl_version
+    sentence = (
+        f"Tuned with NCCL {tuned_for}; jobs with NCCL {installed}, that of the cluster, do not get it."
+        " `ncclt upgrade` says what to tune again."
+    )
+    return RevisionNotice(label="For another NCCL version.", sentence=sentence, badge=f"for NCCL {tuned_for}")
 
 
 def list_snippets(found: Recommendation, *, source: str) -> tuple[Snippet, ...]:

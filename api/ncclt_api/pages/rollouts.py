@@ -6,9 +6,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from ncclt.core.rollout import JobStart, JobTime, PairedGain, RollOut, RollOutState
-from ncclt.prove.rollout import count_excess, fewest_pairs, trace_gains
+from ncclt.prove.rollout import RollOutVerdict, count_excess, fewest_pairs, trace_gains
+from ncclt.store.store import Store
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Tone
 from ncclt_api.pages.wording import format_change
 
@@ -24,20 +26,63 @@ _WIDEST = 25.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holds:
+    """Reasons why jobs that start do not get what open roll-outs serve.
+
+    Attributes:
+        stale: ids of stale revisions.
+        switched_off: names of clusters whose delivery is off.
+    """
+
+    stale: Collection[str] = ()
+    switched_off: Collection[str] = ()
+
+    @classmethod
+    def read(cls, store: Store, rollouts: Iterable[RollOut]) -> Self:
+        """Return those of some roll-outs."""
+        ids = {id for one in rollouts if one.is_open for id in (one.control, *(arm.recommendation for arm in one.arms))}
+        stale = frozenset(one.id for one in store.recommendations.find(id=ids) if one.stale) if ids else frozenset()
+        return cls(stale=stale, switched_off=store.revisions.switched_off())
+
+    def explain(self, one: RollOut) -> str:
+        """Return the reason of one roll-out, and the remedy; empty = there is none, or it has ended."""
+        if not one.is_open:
+            return ""
+        if one.cluster in self.switched_off:
+            return "delivery on its cluster is off"
+        if one.control in self.stale:
+            return "the active revision is stale; `ncclt recheck` or `ncclt tune` renews it"
+        arms = [arm.recommendation for arm in one.arms if arm.is_served and arm.recommendation in self.stale]
+        return f"revision {' and '.join(arms)} is stale; `ncclt recheck` renews it" if arms else ""
+
+    def percent(self, one: RollOut, recommendation: str = "") -> float:
+        """Return the share of the starts that get a revision now, in percent; without one, that get any arm."""
+        if one.cluster in self.switched_off or one.control in self.stale:
+            return 0.0
+        wanted = [recommendation] if recommendation else [arm.recommendation for arm in one.arms]
+        return sum(one.percent_of(id) for id in wanted if id not in self.stale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RollOutRow:
     """Roll-out in the list.
 
     Attributes:
         rollout: the roll-out.
+        percent: share of the starts that get an arm now, in percent.
+        held: why jobs do not get what the roll-out serves; empty = they do.
         reports, controls: of jobs with an arm, and of those with the control.
         unreported, unreported_controls: of their starts, those without a report so far.
         lacks_reports: an arm has clearly more of them than the control, for its starts.
         missing_pairs: fewest further pairs of reports that can prove a win; None = it is decided, or only the gain
             is missing.
         verdict: one sentence.
+        progress: verdict on the jobs so far; None = it has ended.
     """
 
     rollout: RollOut
+    percent: float
+    held: str
     reports: int
     controls: int
     unreported: int
@@ -45,6 +90,7 @@ class RollOutRow:
     lacks_reports: bool
     missing_pairs: int | None
     verdict: str
+    progress: RollOutVerdict | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +108,19 @@ class RollOutAction:
     effect: str
 
 
-def build_rows(rollouts: Iterable[RollOut], counts: Mapping[tuple[str, str], tuple[int, int]]) -> list[RollOutRow]:
+def build_rows(
+    rollouts: Iterable[RollOut],
+    counts: Mapping[tuple[str, str], tuple[int, int]],
+    verdicts: Mapping[str, RollOutVerdict],
+    holds: Holds,
+) -> list[RollOutRow]:
     """Return rows of the list.
 
     Args:
         rollouts: in their order.
         counts: starts and reports by roll-out and revision.
+        verdicts: on the open ones, by id.
+        holds: of the open ones.
     """
     rows = []
     for one in rollouts:
@@ -77,14 +130,12 @@ def build_rows(rollouts: Iterable[RollOut], counts: Mapping[tuple[str, str], tup
         missing_controls = of_control[0] - controls
         missing = fewest_pairs(len(one.arms)) - min(max(reports), controls)
         is_undecided = one.is_open and not one.winner
-        said = [
-            arm.reason if len(one.arms) == 1 else f"{arm.recommendation}: {arm.reason}"
-            for arm in one.arms
-            if arm.reason
-        ]
+        progress = verdicts.get(one.id)
         rows.append(
             RollOutRow(
                 rollout=one,
+                percent=holds.percent(one),
+                held=holds.explain(one),
                 reports=sum(reports),
                 controls=controls,
                 unreported=sum(started - reported for started, reported in jobs),
@@ -94,7 +145,8 @@ def build_rows(rollouts: Iterable[RollOut], counts: Mapping[tuple[str, str], tup
                     for started, reported in jobs
                 ),
                 missing_pairs=missing if is_undecided and missing > 0 else None,
-                verdict=one.reason or "; ".join(said) or "no job has reported yet",
+                verdict=one.reason or (progress.reason if progress else ""),
+                progress=progress,
             )
         )
     return rows

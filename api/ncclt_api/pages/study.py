@@ -14,12 +14,10 @@ from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import MIN_EFFECT, Decision, Recommendation, Verdict
-from ncclt.core.rollout import OPEN_STATES, RollOut
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, gpu_seconds, median_scores
 from ncclt.core.workload import Workload
 from ncclt.deliver.render.delivery import choose_form
-from ncclt.errors import NotFoundError
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.payback import describe_cost
 from ncclt.prove.proof import average_unchanged
@@ -27,8 +25,7 @@ from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
 from ncclt.store.store import Store
 from ncclt_api.pages.charts import Chart
-from ncclt_api.pages.overview import is_for_other_version
-from ncclt_api.pages.recommendation import list_snippets
+from ncclt_api.pages.recommendation import describe_delivery, find_served, list_snippets
 from ncclt_api.pages.study_charts import (
     MessageLine,
     SizeTimes,
@@ -69,20 +66,6 @@ class Heading:
     status: str
     label: str
     sentence: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RevisionNotice:
-    """Notice of a revision that not all jobs get.
-
-    Attributes:
-        label, sentence: the state, and what jobs get today.
-        rollout: id of its open roll-out; empty = none.
-    """
-
-    label: str
-    sentence: str
-    rollout: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,8 +468,7 @@ class StudyPages:
         found = published[0] if published else None
         at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
         read = self._kept if at_rest else self._read
-        served = _find_served(store, found) if found else None
-        rollouts = store.revisions.rollouts(recommendation=found.id, state=OPEN_STATES, limit=1) if found else ()
+        served = find_served(store, found) if found else None
         verifications = store.records.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else ()
         return {
             "view": read(study.id, study.updated, study.state, (found.id, found.stale) if found else None, server),
@@ -496,12 +478,7 @@ class StudyPages:
             "attestations": store.records.attestations([found.id], limit=LAST_SHOWN) if found else (),
             "now": now,
             "instead": served if served and found and served.study != study.id and not served.stale else None,
-            "delivery": (
-                _describe_delivery(found, served, rollouts[0] if rollouts else None)
-                or _describe_other_version(found, _installed_version(store, found.cluster))
-                if found
-                else None
-            ),
+            "delivery": describe_delivery(store, found, served) if found else None,
             "snippets": list_snippets(found, source=_source(server))
             if found and served and served.id == found.id
             else (),
@@ -523,60 +500,6 @@ class StudyPages:
             measured=partial(store.trials.with_measurements, id),
             server=server,
         )
-
-
-def _find_served(store: Store, mine: Recommendation) -> Recommendation | None:
-    """Return the revision that jobs of the same shape get; None = none."""
-    newest = store.recommendations.newest(cluster=mine.cluster, model=mine.model)
-    return next((one for one in newest if one.fingerprint == mine.fingerprint and one.origin is mine.origin), None)
-
-
-def _describe_delivery(
-    found: Recommendation, active: Recommendation | None, rollout: RollOut | None
-) -> RevisionNotice | None:
-    """Return the notice of a revision that not all jobs get; None = all get it, or one of another study.
-
-    Args:
-        found: newest revision of the study.
-        active: revision for the same jobs, as of `_find_served`; None = none.
-        rollout: open one with it as an arm; None = none.
-    """
-    control = active if active and active.id != found.id else None
-    others = f"revision {control.revision}" if control else "the NCCL default"
-    if control and control.stale and (rollout or control.study == found.study):
-        label = "Candidate." if rollout else "Not active."
-        sentence = (
-            f"No job gets it, as {others}, the active one, is stale. `ncclt recheck` or `ncclt tune` renews that."
-        )
-    elif rollout:
-        label, share = "Candidate.", rollout.percent_of(found.id)
-        sentence = f"{share:.3g} % of the jobs get it in a roll-out; the others get {others}."
-        if not share:
-            sentence = f"Its roll-out is paused: all jobs get {others}."
-    elif active and (control is None or control.study != found.study):
-        return None
-    else:
-        label, sentence = "Not active.", f"Jobs get {others}."
-    return RevisionNotice(label=label, sentence=sentence, rollout=rollout.id if rollout else "")
-
-
-def _installed_version(store: Store, cluster: str) -> str:
-    """Return the NCCL version of a cluster in the catalogue; empty = none of that name, or unknown."""
-    try:
-        return str(store.clusters.get(cluster).version)
-    except NotFoundError:
-        return ""
-
-
-def _describe_other_version(found: Recommendation, nccl_version: str) -> RevisionNotice | None:
-    """Return the notice of a gain for another NCCL version than the cluster's."""
-    if not is_for_other_version(found, nccl_version):
-        return None
-    sentence = (
-        f"Tuned with NCCL {found.fingerprint.nccl_version}; jobs with NCCL {nccl_version}, that of the cluster, do not"
-        " get it. `ncclt upgrade` says what to tune again."
-    )
-    return RevisionNotice(label="For another NCCL version.", sentence=sentence)
 
 
 def _source(server: str) -> str:

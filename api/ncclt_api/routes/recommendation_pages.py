@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import uuid
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request
@@ -16,17 +15,16 @@ from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Recommendation, select
 from ncclt.core.recommendation import Request as Job
 from ncclt.core.revision import MOST_WHY, Action, Actor
-from ncclt.core.rollout import RollOut
 from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StaleRecommendationError, UsageError
-from ncclt.prove.rollout import RollOutVerdict, describe_cohort_bits, judge_stored
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, normal_version
 from ncclt_api.pages.compare import Compared, ComparisonRow, compare
-from ncclt_api.pages.recommendation import list_actions, list_snippets
-from ncclt_api.routes.pages import WHOLE_PAGE, PageQuery, json_response, page_response
+from ncclt_api.pages.recommendation import describe_delivery, find_served, list_actions, list_snippets
+from ncclt_api.routes.pages import PageQuery, json_response, page_response
+from ncclt_api.routes.revisions import RollOutDocument
 from ncclt_api.sign_in import OwnForm
 
 router = APIRouter(prefix="/recommendations", include_in_schema=False, default_response_class=HTMLResponse)
@@ -77,24 +75,6 @@ def show_revision(
 ) -> Response:
     """Show one revision."""
     return _answer(found, query, store, request)
-
-
-@router.get("/{id}/rollout", dependencies=needs(Role.READ))
-def show_roll_out(
-    found: CurrentRecommendation, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request
-) -> Response:
-    """Show the roll-outs of a revision alone, for a page that is open."""
-    rollouts = _judge(store, found)
-    if query.format == "json":
-        return json_response({"rollouts": _without_seed(rollouts)})
-    live = any(one.is_open for one, *_ in rollouts)
-    if live or not request.headers.get("hx-request"):
-        address = f"/recommendations/{found.id}/rollout"
-        return page_response(request, "_rollout.html", rollouts=rollouts, live=live, id=found.id, address=address)
-    # It has ended, and with it the revision's state: the whole page takes the place of the one that was watched.
-    answer = _answer(found, RevisionQuery(use=""), store, request)
-    answer.headers.update(WHOLE_PAGE)
-    return answer
 
 
 @router.post("/{id}/{verb}", dependencies=[*needs(Role.APPROVE), OwnForm])
@@ -149,9 +129,7 @@ def _mark_stale(store: Store, found: Recommendation, by: Actor) -> None:
 
 
 def _answer(found: Recommendation, query: RevisionQuery, store: Store, request: Request) -> Response:
-    same = (found.fingerprint, found.origin)
-    newest = store.recommendations.newest(cluster=found.cluster, model=found.model)
-    served = next((one for one in newest if (one.fingerprint, one.origin) == same), None)
+    served = find_served(store, found)
     served_id = served.id if served else ""
     status = store.revisions.status(found.id)
     shape = (status.nodes, status.gpus_per_node, status.nccl_version, status.origin)
@@ -161,8 +139,7 @@ def _answer(found: Recommendation, query: RevisionQuery, store: Store, request: 
         if (one.nodes, one.gpus_per_node, one.nccl_version, one.origin) == shape
     ]
     events = store.revisions.history(recommendation=found.id, limit=_SHOWN)
-    rollouts = _judge(store, found)
-    rollout = next((one for one, *_ in rollouts if one.is_open), None)
+    rollout = next(iter(store.revisions.rollouts(recommendation=found.id, limit=1)), None)
     differences: list[ComparisonRow] = []
     if served and served.id != found.id:
         compared = compare([_compared(served, store), _compared(found, store)])
@@ -181,34 +158,14 @@ def _answer(found: Recommendation, query: RevisionQuery, store: Store, request: 
         "events": events,
         "rechecks": store.records.rechecks(found.id)[:_SHOWN],
         "differences": differences,
-        "actions": list_actions(status, rollout, is_untried=found.is_untried),
+        "actions": list_actions(status, rollout if rollout and rollout.is_open else None, is_untried=found.is_untried),
+        "delivery": describe_delivery(store, found, served),
         "percent": store.revisions.rules(found.cluster).percent,
     }
     if query.format == "json":
-        return json_response({**values, "rollouts": _without_seed(rollouts)})
-    page = {"rollout": rollout, "rollouts": rollouts, "job": _job(found), "wanted": query.use}
-    return page_response(request, "recommendation.html", **page, **values)
-
-
-_Judged = tuple[RollOut, RollOutVerdict | None, str]
-"""A roll-out, while it is open the verdict on its jobs, and the warning about their bits."""
-
-
-def _judge(store: Store, found: Recommendation) -> list[_Judged]:
-    """Return the last roll-outs of a revision."""
-    rollouts = store.revisions.rollouts(recommendation=found.id, limit=5)
-    return [
-        (one, judge_stored(store, one) if one.is_open else None, describe_cohort_bits(store, one)) for one in rollouts
-    ]
-
-
-def _without_seed(rollouts: list[_Judged]) -> list[dict[str, Any]]:
-    """Return roll-outs for JSON: who knows the seed can choose the name of a job."""
-    return [
-        {name: value for name, value in asdict(one).items() if name != "seed"}
-        | {"verdict": verdict, "numerics": numerics}
-        for one, verdict, numerics in rollouts
-    ]
+        # Without the seed: who knows it can choose the name of a job.
+        return json_response({**values, "rollout": rollout and RollOutDocument.model_validate(rollout.to_document())})
+    return page_response(request, "recommendation.html", job=_job(found), rollout=rollout, wanted=query.use, **values)
 
 
 def _compared(found: Recommendation, store: Store) -> Compared:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Form, Query, Request
@@ -13,15 +15,16 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ncclt.core.api_key import Role
 from ncclt.core.revision import MOST_WHY, Actor
-from ncclt.core.rollout import OPEN_STATES, RollOutState
+from ncclt.core.rollout import OPEN_STATES, JobStart, JobTime, RollOut, RollOutState
 from ncclt.prove.rollout import describe_cohort_bits, judge_roll_out
+from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentStore
-from ncclt_api.pages.rollouts import build_rows, gain_chart, list_rollout_actions, starts_chart
+from ncclt_api.pages.rollouts import Holds, RollOutRow, build_rows, gain_chart, list_rollout_actions, starts_chart
 from ncclt_api.routes.overview_pages import Filter, find_cluster, list_names
 from ncclt_api.routes.pages import WHOLE_PAGE, PageQuery, build_address, json_response, page_response
-from ncclt_api.routes.revisions import RollOutDocument
-from ncclt_api.routes.rollouts import get_roll_out
+from ncclt_api.routes.revisions import RollOutDocument, StateChange
+from ncclt_api.routes.rollouts import get_roll_out, hold_roll_out
 from ncclt_api.sign_in import OwnForm
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -50,11 +53,14 @@ def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentS
         offset=(query.page - 1) * ROLL_OUTS_PER_PAGE,
     )
     shown, more = found[:ROLL_OUTS_PER_PAGE], len(found) > ROLL_OUTS_PER_PAGE
-    rows = build_rows(shown, store.revisions.count_jobs([one.id for one in shown]))
+    open_ids = [one.id for one in shown if one.is_open]
+    rows = _judge(store, shown, store.revisions.job_times(*open_ids), store.revisions.job_starts(*open_ids))
     if query.format == "json":
         documents = [
             {
                 "rollout": RollOutDocument.model_validate(row.rollout.to_document()),
+                "percent": row.percent,
+                "held": row.held,
                 "reports": row.reports,
                 "controls": row.controls,
                 "unreported": row.unreported,
@@ -62,6 +68,7 @@ def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentS
                 "lacks_reports": row.lacks_reports,
                 "missing_pairs": row.missing_pairs,
                 "verdict": row.verdict,
+                "progress": row.progress,
             }
             for row in rows
         ]
@@ -83,45 +90,47 @@ def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentS
 
 @router.get("/roll-outs/{id}", dependencies=needs(Role.READ))
 def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentStore, request: Request) -> Response:
-    """Show one roll-out with its jobs so far; only the progress for an update of the open page."""
+    """Show one roll-out with its jobs so far."""
     found = store.revisions.rollout(id)
     if query.format == "json":
         return json_response({"rollout": get_roll_out(id, store)})
     times, starts = store.revisions.job_times(id), store.revisions.job_starts(id)
-    verdict = judge_roll_out(found, times, starts, now_s=time.time())
-    progress: dict[str, Any] = {
-        "rollouts": [(found, verdict, describe_cohort_bits(store, found))],
-        "live": found.is_open,
-        "address": f"/roll-outs/{id}",
-        "id": "",
-    }
-    is_part = bool(request.headers.get("hx-request"))
-    if is_part and found.is_open:
-        return page_response(request, "_rollout.html", **progress)
     ids = [arm.recommendation for arm in found.arms]
-    untried = [id for id in ids if store.recommendations.get(id).is_untried]
     answer = page_response(
         request,
         "rollout.html",
         rollout=found,
-        control=store.recommendations.get(found.control) if found.control else None,
-        verdict=found.reason or verdict.reason,
-        row=build_rows([found], store.revisions.count_jobs([id]))[0],
+        row=_judge(store, [found], times, starts)[0],
+        numerics=describe_cohort_bits(store, found),
         charts=[drawn for draw in (gain_chart, starts_chart) if (drawn := draw(found, times, starts))],
-        actions=list_rollout_actions(found, untried),
+        actions=list_rollout_actions(found, [one.id for one in store.recommendations.find(id=ids) if one.is_untried]),
         events=store.revisions.history(recommendation=ids, limit=_EVENTS),
-        **progress,
     )
-    if is_part:  # it has ended: replace the whole open page
+    if not found.is_open:  # replace the whole page where it is open
         answer.headers.update(WHOLE_PAGE)
     return answer
+
+
+def _judge(
+    store: Store, rollouts: Sequence[RollOut], times: Iterable[JobTime], starts: Iterable[JobStart]
+) -> list[RollOutRow]:
+    """Return the rows of roll-outs, from the jobs of the open ones."""
+    reported: dict[str, list[JobTime]] = defaultdict(list)
+    started: dict[str, list[JobStart]] = defaultdict(list)
+    for report in times:
+        reported[report.rollout].append(report)
+    for start in starts:
+        started[start.rollout].append(start)
+    live, now_s = [one for one in rollouts if one.is_open], time.time()
+    verdicts = {one.id: judge_roll_out(one, reported[one.id], started[one.id], now_s=now_s) for one in live}
+    counts = store.revisions.count_jobs([one.id for one in rollouts])
+    return build_rows(rollouts, counts, verdicts, Holds.read(store, live))
 
 
 @router.post("/roll-outs/{id}/{verb}", dependencies=[*needs(Role.APPROVE), OwnForm])
 def hold(id: str, verb: Literal["pause", "resume"], store: CurrentStore, request: Request, why: Why = "") -> Response:
     """Pause or resume a roll-out, and show it again."""
-    change = store.revisions.pause_rollout if verb == "pause" else store.revisions.resume_rollout
-    change(id, Actor(who=who(request), why=why.strip()))
+    hold_roll_out(id, verb, StateChange(why=why), store, request)
     return RedirectResponse(f"/roll-outs/{quote(id, safe='')}", 303)
 
 

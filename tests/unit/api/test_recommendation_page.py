@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import ArmState, JobTime
+from ncclt.core.rollout import ArmState
 from ncclt.deliver.render.formats import TABLE_FORMATS
 from ncclt.store import open_store
 from ncclt.testing.samples import settle
@@ -154,46 +154,15 @@ def test_who_marks_it_stale_says_why_and_it_is_no_longer_served(browser, store):
     assert "ncclt env" not in page
 
 
-def test_a_running_roll_out_is_followed(browser, store):
-    store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
-    newer(store)
-    (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
-    for number in range(8):
-        job = f"job-{number}"
-        start = rollout.start(job, issued_s=1.0)
-        store.revisions.add_job_starts([start])
-        store.revisions.add_job_time(
-            JobTime(rollout=rollout.id, job=job, recommendation=start.recommendation, step_us=1e5, steps=10)
-        )
-    path = "/recommendations/0c0ffee9/rollout"
-    page = browser.get("/recommendations/0c0ffee9").text
-    assert f'hx-get="{path}"' in page
-    (row,) = browser.get(path, params={"format": "json"}).json()["rollouts"]
-    (arm,) = row["verdict"]["arms"]
-    assert arm["reports"] + row["verdict"]["controls"] == 8
-    assert "seed" not in row
-    assert rollout.seed not in page
-    part = browser.get(path).text
-    assert "<html" not in part
-    assert "may differ in the last bits" in row["numerics"]
-    assert "Warning: jobs of this roll-out may differ in the last bits" in part
-    reason = row["verdict"]["reason"].split(":")[0]
-    assert reason[0].upper() + reason[1:] in part
-    assert "of at most" in part
-    assert send(browser, "activate", "0c0ffee9").status_code == 303
-    assert "hx-trigger" not in browser.get(path).text
-    whole = browser.get(path, headers={"HX-Request": "true"})
-    assert whole.headers["HX-Retarget"] == "#main"
-    assert '<main id="main">' in whole.text
-
-
 def test_a_win_awaits_approval_on_the_page(browser, store):
     store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
     newer(store)
     (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
     settle(store, rollout, ArmState.WON, "steps are faster")
+    page = browser.get(f"/roll-outs/{rollout.id}").text
+    assert "<bdi>Steps are faster</bdi>. Awaits approval; the share is unchanged meanwhile" in page
     page = browser.get("/recommendations/0c0ffee9").text
-    assert "Awaits approval; the share is unchanged meanwhile: <bdi>steps are faster</bdi>" in page
+    assert f'<a href="/roll-outs/{rollout.id}">steps are faster</a>' in page
     assert "serve it to all jobs" in page
     assert 'name="percent"' not in page, "a winner goes to all jobs"
     assert send(browser, "approve", "0c0ffee9").status_code == 303

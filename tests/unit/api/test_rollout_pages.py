@@ -13,7 +13,7 @@ from ncclt.core.rollout import ArmState, JobTime
 from ncclt.prove.rollout import fewest_pairs
 from ncclt.testing.samples import sample_roll_out, settle
 from ncclt_api.app import create_app
-from ncclt_api.pages.rollouts import build_rows, list_rollout_actions
+from ncclt_api.pages.rollouts import Holds, build_rows, list_rollout_actions
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_list_marks_an_arm_whose_jobs_lack_more_reports_than_the_control(bro
     starts = {("f00d", ""): (30, 20)}
     for reported, lacks in ((10, True), (20, False)):
         counts = starts | {("f00d", "b"): (30, reported)}
-        (built,) = build_rows([sample_roll_out("b", control="")], counts)
+        (built,) = build_rows([sample_roll_out("b", control="")], counts, {}, Holds())
         assert (built.unreported, built.unreported_controls, built.lacks_reports) == (30 - reported, 10, lacks)
 
 
@@ -127,9 +127,9 @@ def test_a_roll_out_shows_the_guard_s_charts(browser, store, rollout):
     table = re.search(r'id="starts".*?<th scope="row">revision 0c0ffee9</th>(.*?)</tr>', page, re.DOTALL)[1]
     assert re.findall(r">(\d+)<", table)[1] == str(arm)
     assert "seed" not in browser.get(f"/roll-outs/{rollout.id}?format=json").text
-    part = browser.get(f"/roll-outs/{rollout.id}", headers={"HX-Request": "true"}).text
-    assert "<html" not in part
-    assert f'hx-get="/roll-outs/{rollout.id}"' in part
+    assert f'hx-get="/roll-outs/{rollout.id}" hx-select="#live" hx-select-oob="#summary"' in page
+    assert "Warning: jobs of this roll-out may differ in the last bits" in page
+    assert rollout.seed not in page
     assert browser.get("/roll-outs/none").status_code == 404
 
 
@@ -143,7 +143,7 @@ def test_a_roll_out_is_paused_resumed_and_retired_by_forms(browser, store, rollo
     assert 'action="/roll-outs/' in page
     assert "/resume" in page
     assert ">running</span>" not in page
-    assert "no job that starts gets it" in browser.get("/recommendations/0c0ffee9").text
+    assert "It is paused: all jobs that start get revision 1." in browser.get("/recommendations/0c0ffee9").text
     assert send(browser, f"{path}/pause").status_code == 409
     send(browser, f"{path}/resume")
     answer = send(browser, "/recommendations/0c0ffee9/retire", why="too slow", rollout=rollout.id)
@@ -155,9 +155,14 @@ def test_a_roll_out_is_paused_resumed_and_retired_by_forms(browser, store, rollo
     assert '<form class="write"' not in browser.get(path).text
 
 
-def test_a_roll_out_whose_control_is_stale_says_that_no_job_gets_it(browser, store, rollout):
+def test_an_open_roll_out_that_serves_nothing_says_why_on_every_page(browser, store, rollout):
     path = f"/roll-outs/{rollout.id}"
     assert "to 50 % of the jobs that start" in browser.get(path).text
+    store.revisions.set_rules(ClusterRules(cluster="leonardo", delivery=False), Actor(who="ann"))
+    assert "to 0 % of the jobs that start: delivery on its cluster is off" in browser.get(path).text
+    assert "Delivery on its cluster is off." in browser.get("/roll-outs").text
+    assert "All jobs on leonardo keep the NCCL default" in browser.get("/recommendations/0c0ffee9").text
+    store.revisions.set_rules(ClusterRules(cluster="leonardo"), Actor(who="ann"))
     store.records.add_recheck(
         Recheck(
             id="c1",
@@ -172,9 +177,29 @@ def test_a_roll_out_whose_control_is_stale_says_that_no_job_gets_it(browser, sto
             created="2026-11-21T10:00:00",
         )
     )
-    page = browser.get(path).text
-    assert "to no job, as the active revision is stale" in page
-    assert "of the jobs that start" not in page
+    assert "to 0 % of the jobs that start: the active revision is stale; <code>ncclt recheck" in browser.get(path).text
+    (row,) = browser.get("/roll-outs?format=json").json()["rollouts"]
+    assert (row["percent"], row["held"].partition(";")[0]) == (0, "the active revision is stale")
+    assert ">0 % of jobs" in browser.get("/roll-outs").text
+    assert "No job that starts gets it: the active revision is stale" in browser.get("/recommendations/0c0ffee9").text
+
+
+def test_an_ended_roll_out_replaces_the_whole_page_that_was_open(browser, store, rollout):
+    path = f"/roll-outs/{rollout.id}"
+    assert "HX-Retarget" not in browser.get(path).headers
+    store.revisions.retire("0c0ffee9", Actor(who="ann"))
+    answer = browser.get(path)
+    assert answer.headers["HX-Retarget"] == "#main"
+    assert "hx-trigger" not in answer.text[answer.text.index("<main") :]
+
+
+def test_the_list_and_the_page_show_the_same_cost_and_verdict(browser, store, rollout):
+    report(store, rollout, 60)
+    (row,) = browser.get("/roll-outs?format=json").json()["rollouts"]
+    cost = f"{row['progress']['cost_gpu_h']:.3g} of at most {row['progress']['budget_gpu_h']:.3g} GPU hours"
+    for page in ("/roll-outs", f"/roll-outs/{rollout.id}"):
+        assert cost in browser.get(page).text
+        assert row["verdict"][1:] in browser.get(page).text
 
 
 def test_the_forms_are_for_those_who_may(store, rollout):
@@ -195,8 +220,10 @@ def test_the_forms_are_for_those_who_may(store, rollout):
 
 def test_a_candidate_in_a_roll_out_says_who_gets_it_and_is_not_approved_twice(browser):
     page = browser.get("/recommendations/0c0ffee9").text
-    assert "serves it to 50 % of the jobs that start" in page
-    assert "This revision is not served" not in page
+    assert "50 % of the jobs that start get it; the others get revision 1." in page
+    control = browser.get("/recommendations/0c0ffee1").text
+    assert "50 % of the jobs that start get a candidate; the others get this revision." in control
+    assert "Served revision" not in page
     assert re.findall(r'action="/recommendations/0c0ffee9/(\w+)"', page) == ["activate", "retire"]
 
 

@@ -85,10 +85,10 @@ def test_a_candidate_says_what_jobs_get_today(empty_store, empty_client, samples
 
     assert banner() == "<strong>Not active.</strong> Jobs get revision 1."
     rollout = empty_store.revisions.approve(new.id, Actor(who="olga"), percent=50)
-    assert "50 % of the jobs get it in a roll-out; the others get revision 1." in banner()
+    assert "50 % of the jobs that start get it; the others get revision 1." in banner()
     assert f'href="/roll-outs/{rollout}"' in banner()
     empty_store.revisions.pause_rollout(rollout, Actor(who="olga"))
-    assert "Its roll-out is paused: all jobs get revision 1." in banner()
+    assert "It is paused: all jobs that start get revision 1." in banner()
     empty_store.records.add_recheck(
         Recheck(
             id="lost",
@@ -103,7 +103,7 @@ def test_a_candidate_says_what_jobs_get_today(empty_store, empty_client, samples
             created="2026-11-21T10:00:00+00:00",
         )
     )
-    assert "No job gets it, as revision 1, the active one, is stale." in banner()
+    assert "No job that starts gets it: the active revision is stale; <code>ncclt recheck</code>" in banner()
     job = {"model": active.model, "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "job": "one"}
     assert empty_client.get(f"/v1/clusters/{active.cluster}/env", params=job).status_code == 410
     empty_store.revisions.activate(new.id, Actor(who="olga"))

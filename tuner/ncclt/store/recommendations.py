@@ -89,6 +89,7 @@ class Recommendations(StorePart):
     def find(
         self,
         *,
+        id: Names = None,
         cluster: Names = None,
         model: str | None = None,
         study: str | None = None,
@@ -99,6 +100,7 @@ class Recommendations(StorePart):
         """Return recommendations, newest first.
 
         Args:
+            id: one or several; None = any.
             cluster, model: names; None = any.
             study: id of a study; None = any.
             origin: of their times; None = any.
@@ -108,6 +110,7 @@ class Recommendations(StorePart):
         table = recommendations.c
         where = (
             table.created >= since,
+            *is_named(table.id, id),
             *is_named(table.cluster, self._within(cluster)),
             *is_named(table.model, model),
             *is_named(table.study, study),

@@ -337,6 +337,14 @@ class Revisions(StorePart):
         with self._database.reading() as connection:
             return _rules(connection, cluster)
 
+    @repeatable
+    def switched_off(self) -> frozenset[str]:
+        """Return the names of the clusters whose delivery is off."""
+        mine = is_named(cluster_rules.c.cluster, self._within(None))
+        with self._database.reading() as connection:
+            found = connection.execute(select(cluster_rules.c.cluster, cluster_rules.c.document).where(*mine)).all()
+        return frozenset(row.cluster for row in found if not _read_rules(row.cluster, row.document).delivery)
+
     def set_rules(self, rules: ClusterRules, by: Actor) -> None:
         """Store the conditions of a cluster for what is published from now on; delivery is switched at once."""
         self._require_visible(rules.cluster)
@@ -550,12 +558,8 @@ class Revisions(StorePart):
         """Return the step times of the jobs of some roll-outs, by their ids, in their order of arrival."""
         columns = [job_times.c[field.name] for field in fields(JobTime)]
         query = select(*columns).where(job_times.c.rollout.in_(of)).order_by(job_times.c.sequence)
-        visible = select(rollouts.c.id).where(rollouts.c.id.in_(of), *is_named(rollouts.c.cluster, self._within(None)))
         with self._database.reading() as connection:
-            known = set(connection.scalars(visible))
-            for id in of:
-                if id not in known:
-                    raise unknown_rollout(id)
+            self._require_roll_outs(connection, of)
             return tuple(JobTime(**row._asdict()) for row in connection.execute(query))
 
     @repeatable
@@ -607,11 +611,11 @@ class Revisions(StorePart):
                 _settle(connection, self._rollout(connection, id), (), Actor(who=account_name()), self._clock())
 
     @repeatable
-    def job_starts(self, rollout: str) -> tuple[JobStart, ...]:
-        """Return the jobs of a roll-out that got a ticket, by its time."""
-        query = select(job_starts).where(job_starts.c.rollout == rollout)
+    def job_starts(self, *of: str) -> tuple[JobStart, ...]:
+        """Return the jobs of some roll-outs, by their ids, that got a ticket, by its time."""
+        query = select(job_starts).where(job_starts.c.rollout.in_(of))
         with self._database.reading() as connection:
-            self._rollout(connection, rollout)
+            self._require_roll_outs(connection, of)
             rows = connection.execute(query.order_by(job_starts.c.issued_s, job_starts.c.sequence))
             return tuple(_read_start(row) for row in rows)
 
@@ -675,6 +679,12 @@ class Revisions(StorePart):
         self._require_visible(cluster)
         with self._database.reading() as connection:
             return _find_job_decision(connection, cluster, job)
+
+    def _require_roll_outs(self, connection: Connection, ids: Collection[str]) -> None:
+        """Raise NotFoundError for a roll-out that does not exist or may not be seen."""
+        visible = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
+        if missing := sorted({*ids} - {*connection.scalars(visible)}):
+            raise unknown_rollout(missing[0])
 
     def _row(self, connection: Connection, id: str) -> Row[Any]:
         row = _row(connection, id)
@@ -1069,8 +1079,10 @@ def _fresh(connection: Connection, id: str, shipped: Shipped) -> Recommendation:
 def _rules(connection: Connection, cluster: str) -> ClusterRules:
     """Return the rules of a cluster; the usual ones where none were stored."""
     document = connection.execute(select(cluster_rules.c.document).where(cluster_rules.c.cluster == cluster)).scalar()
-    if document is None:
-        return ClusterRules(cluster=cluster)
+    return ClusterRules(cluster=cluster) if document is None else _read_rules(cluster, document)
+
+
+def _read_rules(cluster: str, document: str) -> ClusterRules:
     with stored(f"what the cluster {cluster} requires"):
         return ClusterRules.from_document(json.loads(document))
 
