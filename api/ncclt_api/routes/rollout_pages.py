@@ -24,7 +24,7 @@ from ncclt_api.pages.rollouts import Holds, RollOutRow, build_rows, gain_chart, 
 from ncclt_api.routes.overview_pages import Filter, find_cluster, list_names
 from ncclt_api.routes.pages import WHOLE_PAGE, PageQuery, build_address, json_response, page_response
 from ncclt_api.routes.revisions import RollOutDocument, StateChange
-from ncclt_api.routes.rollouts import get_roll_out, hold_roll_out
+from ncclt_api.routes.rollouts import get_roll_out, pause_roll_out, resume_roll_out
 from ncclt_api.sign_in import OwnForm
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -130,7 +130,8 @@ def _judge(
 @router.post("/roll-outs/{id}/{verb}", dependencies=[*needs(Role.APPROVE), OwnForm])
 def hold(id: str, verb: Literal["pause", "resume"], store: CurrentStore, request: Request, why: Why = "") -> Response:
     """Pause or resume a roll-out, and show it again."""
-    hold_roll_out(id, verb, StateChange(why=why), store, request)
+    change = pause_roll_out if verb == "pause" else resume_roll_out
+    change(id, StateChange(why=why), store, request)
     return RedirectResponse(f"/roll-outs/{quote(id, safe='')}", 303)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -61,16 +61,26 @@ def get_roll_out(id: str, store: CurrentStore) -> RollOutDetail:
 
 
 @router.post(
-    "/{id}/{verb}",
-    operation_id="holdRollOut",
-    summary="Pause or resume a roll-out",
+    "/{id}/pause",
+    operation_id="pauseRollOut",
+    summary="Pause a roll-out",
     responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def hold_roll_out(
-    id: str, verb: Literal["pause", "resume"], body: StateChange, store: CurrentStore, request: Request
-) -> RollOutDetail:
-    """Pause a roll-out, so that jobs that start get the control, or resume it."""
-    change = store.revisions.pause_rollout if verb == "pause" else store.revisions.resume_rollout
-    change(id, Actor(who=who(request), why=body.why.strip()))
+def pause_roll_out(id: str, body: StateChange, store: CurrentStore, request: Request) -> RollOutDetail:
+    """Pause a roll-out: jobs that start get the control until it is resumed."""
+    store.revisions.pause_rollout(id, Actor(who=who(request), why=body.why.strip()))
+    return get_roll_out(id, store)
+
+
+@router.post(
+    "/{id}/resume",
+    operation_id="resumeRollOut",
+    summary="Resume a paused roll-out",
+    responses=CONFLICT,
+    dependencies=needs(Role.APPROVE),
+)
+def resume_roll_out(id: str, body: StateChange, store: CurrentStore, request: Request) -> RollOutDetail:
+    """Resume a paused roll-out: its arms get their shares of the jobs again."""
+    store.revisions.resume_rollout(id, Actor(who=who(request), why=body.why.strip()))
     return get_roll_out(id, store)

@@ -20,7 +20,7 @@ def test_operations_have_unique_names_and_problems():
     paths = json.loads(openapi_text())["paths"]
     operations = [operation for path in paths.values() for operation in path.values()]
     names = [operation["operationId"] for operation in operations]
-    assert len(set(names)) == len(names) == 41
+    assert len(set(names)) == len(names) == 42
     versioned = {path: methods for path, methods in paths.items() if path.startswith("/v1/")}
     assert len(versioned) == len(paths) - 2, "all but /healthz and /readyz"
     writing = {path: set(methods) - {"get"} for path, methods in versioned.items() if set(methods) != {"get"}}
@@ -37,7 +37,8 @@ def test_operations_have_unique_names_and_problems():
         "/v1/answers": {"post"},
         "/v1/keys": {"post"},
         "/v1/keys/{id}": {"delete"},
-        "/v1/roll-outs/{id}/{verb}": {"post"},
+        "/v1/roll-outs/{id}/pause": {"post"},
+        "/v1/roll-outs/{id}/resume": {"post"},
         **{f"/v1/recommendations/{{id}}/{verb}": {"post"} for verb in verbs},
     }
     for operation in (operation for methods in versioned.values() for operation in methods.values()):
