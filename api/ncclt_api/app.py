@@ -111,7 +111,6 @@ def create_app(
 
     Args:
         storage: a store's URL, opened and closed with the application, or a store that the caller closes.
-        options: of the service.
         fresh_s: longest time that an answer to a job may miss a change by another process; 0 = look at every request.
         large: URL of the store, for a separate process that makes large answers; None = this process makes them.
         log: structlog's logger for requests; None = no log of them.

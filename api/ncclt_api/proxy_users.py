@@ -96,7 +96,6 @@ class ProxyUsers:
     """Finds the user of a request.
 
     Args:
-        plan: whose headers are believed.
         log: structlog's; None = nothing is logged.
     """
 

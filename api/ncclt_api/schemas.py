@@ -831,7 +831,6 @@ def trial_document(trial: Trial, cluster: Cluster) -> TrialDocument:
     """Return a trial with its measurements.
 
     Args:
-        trial: of the study.
         cluster: of the study, for the GPUs that a launch holds.
     """
     return TrialDocument(

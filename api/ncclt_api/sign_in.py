@@ -58,8 +58,6 @@ class Sessions:
         """Give a browser its cookie.
 
         Args:
-            response: that it is set on.
-            key: that was shown.
             secure: the browser came by HTTPS and has to.
         """
         value = self._cookies.dumps([key.id, secrets.token_urlsafe(16)])

@@ -69,7 +69,6 @@ class Tickets:
 
         Args:
             rollout: open.
-            job: its name.
             has_ticket: the answer has one; without it the start must be known from another answer.
             is_store_away: do not try to reach it.
         """

@@ -195,7 +195,6 @@ def missing_dependency(package: str, extra: str = "") -> MissingDependencyError:
     """Return the error for a package that is not installed: one sentence with the extra that installs it.
 
     Args:
-        package: the name of its import.
         extra: that the command needs; empty = the first that has the package, or the package itself.
     """
     extra = extra or next((extra for extra, packages in EXTRAS.items() if package in packages), "")

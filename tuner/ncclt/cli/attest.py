@@ -117,10 +117,7 @@ def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: 
     """Store an attestation beside its recommendation: on the server, else in the local store.
 
     Args:
-        attestation: to store.
         ticket: of the answer that the job started with; may be empty for the local store.
-        server, storage: one of them.
-        timeout_s: for the request.
 
     Raises:
         NotFoundError: the recommendation is not known there.
@@ -150,7 +147,6 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
     """Print the finding and its messages.
 
     Args:
-        attestation: to write.
         to_stderr: stdout belongs to the job.
     """
     out = sys.stderr if to_stderr else sys.stdout

@@ -34,9 +34,7 @@ def run_live(
 
     Args:
         argv: the job's command.
-        target: of the cluster.
         how: minimum effect and the folder that all nodes share.
-        storage: URL of the store.
         model: workload whose candidates are the arms; None = that recorded for this command, or the uniform arms.
         max_cost: of `LiveRequest`.
         as_json: print the result as JSON; the output of the job goes to stderr.

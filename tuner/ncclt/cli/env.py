@@ -114,7 +114,6 @@ def add_job(made: Options, *, model: bool) -> None:
     """Add the options that describe the job.
 
     Args:
-        made: parser that gets them.
         model: --model is required.
     """
     made.add_argument("--cluster", metavar="NAME", help="Name of the cluster. [NCCLT_CLUSTER]")
@@ -195,12 +194,7 @@ def parser() -> Options:
 
 
 def main(argv: Sequence[str], *, debug: bool = False) -> int:
-    """Print the environment and return the exit code.
-
-    Args:
-        argv: options of the command.
-        debug: raise errors instead of reporting them.
-    """
+    """Print the environment and return the exit code."""
     arguments = parser().parse_args(argv)
     try:
         text = _text(arguments)
@@ -264,8 +258,6 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
 
     Args:
         arguments: with model, nodes, gpus_per_node and nccl_version, the last three None if not given.
-        job: what it is.
-        cluster: its name.
 
     Raises:
         NoRecommendationError: an option contradicts the command or its launcher; or the block raised it, to
@@ -310,7 +302,6 @@ def source(
     A server that comes from a file is named on stderr, since a file in the working folder then decides about the job.
 
     Args:
-        arguments: with server and storage.
         warn: as for `lookup`.
     """
     require_one_source(arguments.server, arguments.storage)

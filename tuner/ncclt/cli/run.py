@@ -107,7 +107,6 @@ def _start(plan: JobPlan | None, command: Sequence[str], *, may_differ: bool) ->
 
     Args:
         plan: what was prepared; None = the command starts unchanged.
-        command: as it was given.
         may_differ: the command may start unchanged if the system refuses its environment.
     """
     argv, environ = (plan.argv, plan.environ) if plan else (command, None)

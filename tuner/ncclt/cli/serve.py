@@ -97,9 +97,7 @@ def service_command(
     """Build the command line and environment of a command of the service, a program of its own.
 
     Args:
-        name: of the command.
         storage: URL of the store; None = the user's own.
-        ctx: of our command.
         options: of the service's command, as JSON.
 
     Raises:

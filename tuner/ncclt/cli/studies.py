@@ -207,7 +207,6 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
     """Return a trial as a JSON object, without its samples.
 
     Args:
-        trial: of the study.
         cluster: of the study, for the GPUs that a launch holds.
     """
     return {

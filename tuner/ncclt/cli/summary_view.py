@@ -29,10 +29,8 @@ def print_summary(summary: StudySummary, *, again: str, source: str, details: bo
     """Print the headline and the facts of a study, one line each; at most 12 lines without details.
 
     Args:
-        summary: of the study.
         again: the command that continues an undecided study.
         source: options that name the store, with a space before each.
-        details: all facts.
     """
     print_bold(summary.headline)
     for label, sentence in summary.lines(again=again, source=source, details=details):
@@ -45,8 +43,6 @@ def print_details(summary: StudySummary, study: Study, rows: Sequence[MessageRow
     """Print the table of messages, the gain per part, and the remarks on the result.
 
     Args:
-        summary: of the study.
-        study: the study.
         rows: of its messages, most time per step first.
         notes: further ones, first.
     """
@@ -100,9 +96,7 @@ def command_again_of(study: Study, found: Recommendation, source: str) -> str:
     """Return the same from a stored study, which does not keep the options of its launches.
 
     Args:
-        study: the study.
         found: its newest revision.
-        source: options that name the store.
     """
     blocks = max(found.table.verdict.blocks, MAX_BLOCKS)
     if not study.simulated:
@@ -133,7 +127,6 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
 
     Args:
         rows: most time per step first.
-        study: that they are of.
     """
     unit = study.workload.unit
     default_us, policy_us = (sum(row.calls.calls_per_step * us(row) for row in rows) for us in _TIMES)

@@ -279,9 +279,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, 
         cluster: sized to one trial; the job gets its nodes once for each trial that runs at the same time.
         store: the job must reach it too.
         target: resolved.
-        wait: follow the job until it ends.
         study: id of the study, as far as it is known without its nodes; empty = a job that runs is not looked for.
-        dry_run: print the script instead.
 
     Raises:
         UsageError: sbatch is missing or refuses, or the nodes would not see the store, or not its password.

@@ -159,11 +159,8 @@ def print_result(
 
     Args:
         result: of the run; its source is the option by which other commands find the store.
-        store: where it is kept.
         again: the command that continues an undecided study.
         steps_per_day: of the job; None = as for `estimate_gain`.
-        quiet: nothing on stderr.
-        verbose: print the details.
     """
     study, source = result.study, result.source
     summary = result.summarize(source=source, build=find() is None, steps_per_day=steps_per_day)
@@ -188,7 +185,6 @@ def result_document(result: TuneResult, *, steps_per_day: int | None) -> dict[st
     """Return the document of `tune --json`, without times of day, hosts or stores: equal seeds give equal documents.
 
     Args:
-        result: of the run.
         steps_per_day: as for `print_result`.
     """
     study, found = result.study, result.recommendation

@@ -71,10 +71,7 @@ def gate_upgrade(options: GateOptions, *, dry_run: bool, hidden: bool, as_json: 
     """Compare both sides, print the decision and exit with its code.
 
     Args:
-        options: as given.
         dry_run: print the launches only.
-        hidden: show no progress.
-        as_json: print one document.
 
     Raises:
         UsageError: there is nothing to compare.

@@ -155,10 +155,6 @@ def compare(
     """Launch both sides in turn, show each launch on stderr, and store the verdict.
 
     Args:
-        request: what to compare.
-        launcher: of both sides.
-        store: where it is kept.
-        hidden: show nothing.
         verbose: show each launch's output.
         earlier: resume after these, and store whole blocks should it be interrupted; None = store nothing then.
 

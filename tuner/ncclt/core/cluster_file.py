@@ -76,7 +76,6 @@ def parse_cluster_toml(text: str, source: str) -> Cluster:
 
     Args:
         text: TOML with the fields of a cluster; bandwidths are numbers in GB/s, or texts with a unit.
-        source: its name, for messages.
 
     Raises:
         InputError: it is not TOML, not a cluster, or has an implausible bandwidth.
@@ -95,7 +94,6 @@ def cluster_toml(cluster: Cluster, origins: dict[str, str] | None = None) -> str
     """Return a cluster as TOML that `parse_cluster_toml` reads back.
 
     Args:
-        cluster: the cluster.
         origins: field -> where its value was seen, written as a comment above it.
     """
     lines = []

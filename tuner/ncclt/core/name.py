@@ -16,11 +16,6 @@ _EXAMPLES = {"workload": "bert-fsdp", "cluster": "hall-2.h100"}
 def check_name(name: str, option: str, *, kind: Literal["workload", "cluster"] = "workload") -> str:
     """Return the name of a new workload or cluster.
 
-    Args:
-        name: as given.
-        option: which gave it.
-        kind: of what.
-
     Raises:
         UsageError: it cannot be one.
     """

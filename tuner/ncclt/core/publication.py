@@ -18,8 +18,6 @@ def describe_publication(
     """Describe the change for jobs by a publication, with the command that undoes it; empty = nothing to report.
 
     Args:
-        id: of the revision.
-        state: of the revision.
         kept: why its evidence did not replace the active revision; empty where it did, or something else is awaited.
         active: revision that jobs get instead; None = none, or this one.
         replaced: revision that it replaced; None = none.
@@ -46,7 +44,6 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
     A deterministic study keeps the default without having tried reductions, so it displaces no full search.
 
     Args:
-        new: just published.
         active: what jobs get, or, while it is stale, what they got.
     """
     after, before = best_form(new).verdict, best_form(active).verdict

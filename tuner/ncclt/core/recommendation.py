@@ -340,7 +340,6 @@ def replaced_workload(recommendation: Recommendation, digest: str) -> str:
     """Return that a recommendation is stale because its workload was replaced; empty = it was not.
 
     Args:
-        recommendation: as it was published.
         digest: of the workload now stored under this name; empty = there is none.
     """
     if not digest or not recommendation.source_digest or digest == recommendation.source_digest:
@@ -354,7 +353,6 @@ def changed_cluster(recommendation: Recommendation, cluster: Cluster | None) -> 
     Compared is what a job does not say of itself: GPU, links, fabric and topology.
 
     Args:
-        recommendation: as it was published.
         cluster: as it is stored now under this name; None = it is not.
     """
     measured = recommendation.fingerprint
@@ -381,7 +379,6 @@ def select(
 
     Args:
         candidates: newest first, in the order in which the store received them, since clocks of machines differ.
-        request: the job.
         partly: let what is not known of the job be anything, and times be of any origin: for listings, never for a job.
         is_recorded: the cluster is a recorded one, which can be tuned in its own shape alone.
 
@@ -445,7 +442,6 @@ def _tune_command(request: Request, *, is_replayed: bool = False, like: Recommen
     """Return the command that tunes for the job.
 
     Args:
-        request: the job.
         like: tune as this one was: by a simulation, or deterministically.
         is_replayed: what was published comes from a recording, which has one shape; the user's own cluster is meant.
     """

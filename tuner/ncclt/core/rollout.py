@@ -222,7 +222,6 @@ class RollOut(Documented):
         """Return the start of a job now: with its arm where that is served, else with the control.
 
         Args:
-            job: its name.
             issued_s: Unix time.
         """
         number = self.find_arm(job)
@@ -253,7 +252,6 @@ class RollOut(Documented):
         Args:
             arms: in their new states; those that are left out stay.
             unreported: starts without a report of each arm.
-            gain: of the arm that won.
             now: ISO time.
         """
         is_paused, endings = self.state is RollOutState.PAUSED, (ArmState.LOST, ArmState.ENDED)
@@ -309,7 +307,6 @@ class RollOut(Documented):
         """Return the probability of an arm among the starts that get it or the control.
 
         Args:
-            number: of the arm.
             running: of the arms that were served then, this one included.
         """
         share = self.arms[number].share
@@ -344,8 +341,6 @@ def prove_by_jobs(
 
     Args:
         found: untried.
-        gain: of its pairs of jobs.
-        min_effect: smallest gain of interest.
         default_us, policy_us: median step times of the control's jobs and of its own, µs.
     """
     low, high = gain.interval

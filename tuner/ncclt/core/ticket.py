@@ -101,7 +101,6 @@ def read_ticket(text: str, secret: str, *, now_s: float) -> Ticket:
 
     Args:
         text: as `sign_ticket` wrote it.
-        secret: of the store.
         now_s: Unix time.
 
     Raises:

@@ -369,8 +369,6 @@ def merge_workloads(parts: Sequence[tuple[Workload, float]], *, name: str, creat
     group size 0. Times per step are added where every part has them; there is no timeline.
 
     Args:
-        parts: each with its weight.
-        name: of the merged workload.
         created: ISO date.
 
     Raises:

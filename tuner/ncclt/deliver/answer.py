@@ -246,9 +246,7 @@ def request_answer(
     """Request an answer from the server by one request, or from the store if there is no server.
 
     Args:
-        request: the job that it is for.
         source: server and storage, one of them, or neither for the default store.
-        timeout_s: for the request to the server.
         from_cache: use the cached answer if the server is unreachable.
         warn: receives a line for the user, at once.
         kept: the server keeps its first answer for the job, also that nothing fits, which is then an empty answer.
@@ -281,7 +279,6 @@ def answer_from_recommendation(recommendation: Recommendation, variant: Mapping[
     """Return the answer that delivers a recommendation.
 
     Args:
-        recommendation: to be delivered.
         variant: variant, reason and roll-out, where they are known.
 
     Raises:

@@ -51,8 +51,6 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
     """Compare what was used with what was delivered.
 
     Args:
-        delivered: what the job was given.
-        seen: what was observed of it.
         created: ISO time.
     """
     causes = _causes(delivered, seen)

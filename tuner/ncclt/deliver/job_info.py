@@ -203,10 +203,7 @@ def read_job(
     """Collect the facts about a job.
 
     Args:
-        argv: the command that starts it.
-        environ: of this process.
         named: the user's name for the job.
-        nodes, gpus_per_node: given by the user.
 
     Raises:
         UsageError: the user's name is invalid.
@@ -353,8 +350,6 @@ def name_job(
     separate ids of the parts of a heterogeneous job are not supported.
 
     Args:
-        environ: of the process.
-        argv: the command that it starts.
         named: the user's name for the job.
         nodes: of the job, if the user gave them.
 
@@ -522,7 +517,6 @@ def read_shape(
 
     Args:
         argv: the command that starts it; empty = not known.
-        environ: of this process.
         nodes, gpus_per_node: given by the user; with the number of ranks one gives the other.
     """
     found: dict[str, Sourced] = {}

@@ -76,8 +76,6 @@ def plan_job(
     """Plan what a job is started with; nothing is written yet.
 
     Args:
-        answer: what is available for it.
-        job: what it is.
         plugin: the compiled plugin; None = missing or not wanted.
         table: the variables of `table_environment`, by which the job gets the table of the answer.
         hook: folder of the hook by which the ranks agree, which need not exist yet; None = they do not.
@@ -274,8 +272,6 @@ def compare_with_measured(answer: Answer, job: JobInfo, *, allowed: Collection[s
 
     Args:
         answer: its variables replace those of the job.
-        job: what it is.
-        allowed: differences that the user accepts.
 
     Returns:
         The differences that are not accepted and those that are, each as text; empty = none.
@@ -295,7 +291,6 @@ def describe_size_difference(answer: Answer, job: JobInfo, given: Mapping[str, o
 
     Args:
         answer: of a file, which no request was matched with.
-        job: what it is.
         given: nodes, gpus_per_node and nccl_version as the user gave them, or None.
     """
     known = {

@@ -43,7 +43,6 @@ def attest_files(paths: Sequence[Path], delivered: DeliveredPolicy, *, created: 
 
     Args:
         paths: reports of the plugin and logs of NCCL, of one job; may be empty.
-        delivered: what the job was given.
         created: ISO time.
 
     Raises:

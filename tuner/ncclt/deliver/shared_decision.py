@@ -111,9 +111,6 @@ def await_participants(folder: Path, job: JobInfo, *, name: str, count: int, wai
 
     Args:
         folder: of `check_shared_folder`.
-        job: whose processes are counted.
-        name: of this process among them.
-        count: how many there are.
         wait_s: longest wait for the others; 0 = only show this one.
 
     Raises:
@@ -169,9 +166,6 @@ def decide(
 
     Args:
         folder: shared by all nodes.
-        job: whose decision it is.
-        question: what was requested.
-        content: the proposal, a JSON object.
         patience_s: how long to wait for a decision that exists but is not visible on this node yet.
         clock: seconds since 1970.
 

@@ -60,9 +60,7 @@ def agree(
     Something is given only where every node, or every rank of MPI, was seen in this folder before.
 
     Args:
-        arguments: with dry_run, fallback and wait.
         folder: shared by the job's nodes.
-        job: whose processes agree.
         question: what is requested, equal on all nodes.
         ask: fetches the answer, if nothing is decided yet.
         plan: turns an answer into what this process sets.

@@ -99,8 +99,6 @@ def build_ticket(answer: ServedRevision, job: str, *, issued_s: float) -> Ticket
     """Return the ticket that goes with an answer; None where the name of the job is not known.
 
     Args:
-        answer: for the job.
-        job: its name.
         issued_s: Unix time.
     """
     if not is_job_name(job):
@@ -137,9 +135,7 @@ def claim_stored(store: Store, rollout: RollOut, job: str, *, now_s: float, has_
     """Return the start of a job from the store of its roll-out, as of `Claim`.
 
     Args:
-        store: of the roll-out.
         rollout: open.
-        job: its name.
         now_s: Unix time.
         has_ticket: the answer has one; without it the start must be known from another answer.
     """
@@ -156,7 +152,6 @@ def serve_from_store(url: str | None, request: Request, *, with_ticket: bool) ->
 
     Args:
         url: of the store; None = the default one.
-        request: the job.
         with_ticket: issue a ticket, which a part in a roll-out needs.
 
     Raises:

@@ -62,9 +62,7 @@ def launched_testbed(
 
     Args:
         cluster: sized to the job.
-        collectives: of the workload.
         target: resolved.
-        environ: the process environment.
         ask: run programs on the nodes to find out what they support.
 
     Raises:
@@ -213,7 +211,6 @@ def choose_benchmark(
         cluster: sized to the job.
         target: resolved.
         launcher: runs the programs once to find out what they support.
-        collectives: that will be measured.
         ask: run programs on the nodes to find out what they support.
 
     Raises:
@@ -341,7 +338,6 @@ def ask_drivers(
     Args:
         cluster: sized to the job.
         target: resolved.
-        environ: the process environment.
         root: of the file system of this machine, another one in tests.
     """
     if target.launcher_class.shares_files:
@@ -397,9 +393,6 @@ def open_testbed(
     Args:
         target: resolved.
         find_cluster: returns the cluster of a name, as that of a store does.
-        workload: what will be measured.
-        environ: the process environment.
-        seed: of simulated noise.
         ask: run programs on the nodes to find out what they support.
         ask_driver: read the driver version of the nodes too.
 

@@ -71,12 +71,6 @@ _PASSING = (
 def judge(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResult, *, limit_s: float) -> TrialResult:
     """Return the outcome of one command; wrong data takes precedence over a crash, since it is the worse of the two.
 
-    Args:
-        benchmark: reads what it measured.
-        command: what was launched.
-        launch: its result.
-        limit_s: its time limit.
-
     Raises:
         StudyStoppedError: the launch says nothing about its setting, and neither would the next one: its nodes were
             lost (NodesLostError), nothing of it started (NotStartedError), or its ranks had another environment than

@@ -59,8 +59,6 @@ class RealRunner(ABC):
     """Base of the runners that start real commands.
 
     Args:
-        benchmark: what runs.
-        launcher: where it runs.
         cluster: what is measured, sized to the job.
         variables: the variables that force a setting upon NCCL there; may raise SettingError.
         policy_variables: the variables that deliver a policy to jobs; None where they cannot express all of it. Left

@@ -142,7 +142,6 @@ class Target:
         replayed without either where no cluster is named. Nothing is simulated unasked.
 
         Args:
-            environ: the process environment.
             gpus_visible: asked only when needed.
             demo: the workload is a shipped one, for which a recording is replayed unasked.
             for_nodes: accept hosts where nothing is launched: a preflight simulates nodes by their names.

@@ -102,7 +102,6 @@ class Testbed:
         """Return a testbed that launches nothing, with the settings that could be forced on real nodes.
 
         Args:
-            collectives: of the workload.
             through: the way of forcing; None = the tuner plugin, which forces most.
         """
         plugin = through in (None, "plugin")
@@ -272,7 +271,6 @@ def replayed_testbed(path: Path, *, seed: int, reason: str) -> Testbed:
     Args:
         path: as `load_landscape` takes it.
         seed: of the recorded noise.
-        reason: why it is replayed.
     """
     from ncclt.measure.simulated import ReplayRunner, load_landscape
 

@@ -35,8 +35,6 @@ class TrialLog(Port):
         """Reserve a number for a launch, or return None when others were faster: with this setting, or to the budget.
 
         Args:
-            setting: what will be forced.
-            phase: why.
             most: launches of the phase in the whole study, this one included; None = any number.
         """
         ...
@@ -58,11 +56,7 @@ def launch(
     """Measure all messages under one setting and store the trial, even if the setting was launched before.
 
     Args:
-        runner: where it runs.
         workload: placed on the runner's cluster.
-        trial_log: where it is kept.
-        setting: what is forced.
-        phase: why.
         policy: launched as a whole by a runner that applies it, `setting` being its process-wide parameters.
     """
     return launch_claim(runner, workload, trial_log, claim_launch(trial_log, setting, phase=phase), policy=policy)
@@ -94,10 +88,8 @@ def measure_claim(
     """Make the launch that was claimed and return its trial, which the caller keeps.
 
     Args:
-        runner: where it runs.
         workload: placed on the runner's cluster.
         trial_log: has the default.
-        claim: of the launch.
         messages: what to measure, None = all messages of the workload; others than these weigh nothing.
         policy: as for `launch`.
     """

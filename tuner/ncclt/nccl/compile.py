@@ -64,11 +64,6 @@ def compile_policy(policy: Policy, *, version: NcclVersion, collectives: Iterabl
 
     No call of a job may fail: every collective keeps an algorithm that serves each of its calls.
 
-    Args:
-        policy: what was measured.
-        version: NCCL of the job.
-        collectives: all that the workload sends.
-
     Raises:
         SettingError: a rule that this NCCL does not implement, a parameter that is unknown or outside its domain, or
             (a bug) a result that would leave some collective without an algorithm.

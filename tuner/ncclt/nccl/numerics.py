@@ -78,8 +78,6 @@ def compare_bits(policy: Policy, *, version: NcclVersion, by_variables: bool) ->
     Integers and sums of two ranks never differ; a policy knows neither, so the answer is on the safe side.
 
     Args:
-        policy: as it is delivered.
-        version: of NCCL.
         by_variables: delivered as plain variables, not as a table.
     """
     forced = [rule for rule in policy.rules if rule.collective.is_reduction]

@@ -283,7 +283,6 @@ def searchable(version: NcclVersion, *, beside_compute: bool = False) -> tuple[P
     """Return the parameters that a search may try: safe, current in this version, and with a ladder of values.
 
     Args:
-        version: of NCCL.
         beside_compute: whether trials run beside a matrix product, as `COMPETES_WITH_COMPUTE` needs.
     """
     return tuple(

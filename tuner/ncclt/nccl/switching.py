@@ -95,9 +95,6 @@ def split_setting(
     spares reductions is a table alone: a variable for channels would act on them too.
 
     Args:
-        setting: what is to take effect.
-        version: NCCL of the ranks.
-        collectives: that will be measured.
         plugin: whether the tuner plugin is loaded there.
 
     Raises:

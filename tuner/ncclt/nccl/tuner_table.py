@@ -67,9 +67,6 @@ def table_text(
     Args:
         rows: of `table_row`, in order: the first that fits a call counts. Lines among them that begin with `#` are
             comments.
-        table_id: one word.
-        version: NCCL that it is for.
-        nodes, ranks: of the whole job.
         comments: lines that begin with `#`.
     """
     counted = [row for row in rows if not row.startswith("#")]
@@ -107,7 +104,6 @@ def communicator_shape(rule: Rule, *, nodes: int, ranks: int) -> tuple[int, int]
 
     Args:
         rule: of any group is taken for the whole job.
-        nodes, ranks: of the job.
     """
     if rule.group_size in (0, ranks):
         return nodes, ranks

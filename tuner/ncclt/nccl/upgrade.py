@@ -150,7 +150,6 @@ def choice(message: Message, cluster: Cluster, costs: PrintedCosts | None = None
     """Return NCCL's choice for a message: `ring/simple`; `none` where it has nothing.
 
     Args:
-        message: what is sent.
         cluster: the whole job, with its NCCL version.
         costs: the tables that this version printed there; None = by the port of the cost model.
     """
@@ -172,8 +171,6 @@ def choice_changes(
     """Return the sizes of `LADDER` for which NCCL itself would choose otherwise, equal neighbours joined.
 
     Args:
-        collectives: which.
-        before, after: the same cluster with either version.
         costs: tables that the versions printed there; None = by the port of the cost model.
     """
     found = []

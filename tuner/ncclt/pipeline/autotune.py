@@ -40,8 +40,6 @@ def build_job_name(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
 
     Args:
         argv: the job's command.
-        environ: of this process.
-        folder: in which the command runs.
     """
     scripts = [path for path in (folder / word for word in argv if word.endswith(".py")) if path.is_file()]
     shape = {part: said.value for part, said in read_shape(argv, environ).items()}
@@ -61,9 +59,7 @@ def choose_target(
     """Choose where trials for a job run: as requested, else on the nodes at hand, in the shape of the job.
 
     Args:
-        target: as the user gave it.
         argv: the job's command; empty = there is none.
-        environ: of this process.
         gpus_visible: asked only when needed.
 
     Raises:
@@ -106,10 +102,8 @@ def choose_job_cluster(
     """Return the cluster of a job as it runs: in its shape, with the NCCL that it loads and the site's variables.
 
     Args:
-        target: as the user gave it.
         argv: the job's command.
         find_cluster: as for `choose_cluster`.
-        environ: of this process.
 
     Raises:
         UsageError: the command starts only a part of the job, or no cluster was named and the hardware is not known.
@@ -133,12 +127,8 @@ def record_job(
     """Launch a job for its first steps, without the NCCL variables of this shell, and read what it sent.
 
     Args:
-        argv: its command.
-        name: of the workload.
         steps: recorded ones; None = the recorder's default.
         how: warm-up, limit and folder, as for the launches of the comparison.
-        launcher: of the comparison.
-        environ: of this process.
 
     Raises:
         StudyStoppedError: the job fails, or nothing can be read.
@@ -221,11 +211,7 @@ def find_last_comparison(
     """Return the newest stored comparison of a job with this recommendation, made in the same way; None = none.
 
     Args:
-        store: where comparisons are kept.
-        recommendation: that was compared.
         argv: the job's command.
-        how: the comparison.
-        base_env: the variables of the baseline.
         environ: of this process, with the variables of the site.
     """
     site = site_variables(environ)

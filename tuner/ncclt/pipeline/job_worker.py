@@ -52,11 +52,9 @@ class JobWorker:
     """Worker that takes jobs until `stop` is set, and then gives back unfinished ones.
 
     Args:
-        store: of the studies and the jobs.
         cluster: name of the one whose jobs it takes.
         at_once: jobs of the cluster that may run at once, over all its workers.
         arguments: of `ncclt tune`, for every job: where and how trials run.
-        say: prints a message.
     """
 
     def __init__(

@@ -50,10 +50,8 @@ def plan_on_jobs(
     Unproven policies of earlier studies come first, then proposals of the model. What a roll-out has tried is left out.
 
     Args:
-        workload: as it is stored.
         cluster: sized to the jobs.
         store: of earlier studies and of what is active.
-        by_plugin: jobs load the tuner plugin.
         deterministic: only policies that keep the bits of the NCCL default.
 
     Raises:
@@ -95,8 +93,6 @@ def start_on_jobs(plan: OnJobsPlan, store: Store, *, by: Actor, max_cost: float)
 
     Args:
         plan: of `plan_on_jobs`.
-        store: of the service.
-        by: who starts it.
         max_cost: share of the GPU hours of the roll-out that its arms may cost.
 
     Raises:

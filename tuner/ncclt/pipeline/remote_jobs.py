@@ -37,9 +37,6 @@ class RemoteJobs:
     """The jobs of a service; the key is that of NCCLT_API_KEY or NCCLT_API_KEY_FILE.
 
     Every method raises ServerError if the service cannot be reached, is broken, or does not take the key.
-
-    Args:
-        server: its address.
     """
 
     def __init__(self, server: str) -> None:
@@ -62,7 +59,6 @@ class RemoteJobs:
         """Queue a job for each stale recommendation that has none queued or running.
 
         Args:
-            limits: of each job.
             cluster: only its recommendations; None = all.
 
         Raises:

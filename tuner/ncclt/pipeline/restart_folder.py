@@ -54,12 +54,7 @@ class RunState:
 
 
 class RunFolder:
-    """The folder of a live run, which other runs find beside theirs.
-
-    Args:
-        path: the folder.
-        model: name of the training.
-    """
+    """The folder of a live run, which other runs find beside theirs."""
 
     def __init__(self, path: Path, model: str) -> None:
         self.path = path
@@ -89,7 +84,6 @@ def open_run_folder(base: Path, model: str) -> Iterator[RunFolder]:
 
     Args:
         base: a folder that all ranks share.
-        model: name of the training.
 
     Raises:
         OSError: it cannot be made, or the reaper cannot be started.
@@ -116,7 +110,6 @@ def _is_dead(folder: Path, *, now: float) -> bool:
     """Return True if the run of a folder has ended; a lock tells on its own machine alone.
 
     Args:
-        folder: of the run.
         now: Unix time by the clock of its file system.
     """
     state = _read_state(folder)

@@ -232,8 +232,6 @@ def build_study(request: TuneRequest, testbed: Testbed, workload: Workload, *, c
     """Return the study that a request means; the same request means the same study.
 
     Args:
-        request: what to tune.
-        testbed: where.
         workload: the request's workload, placed and cut to what the testbed can measure.
         cluster: what is measured; None = the testbed's, whose driver is known only where its nodes were asked.
     """
@@ -349,8 +347,6 @@ def tune(
     Args:
         request: what to tune and how much it may cost.
         testbed: where trials run, and which settings can be tried there.
-        store: where everything is kept.
-        watcher: follows the progress.
         interrupted: why to finish the running trial, save and stop; empty = go on.
         clock: monotonic seconds.
         now: ISO time.
@@ -581,9 +577,7 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
     """Return the result of the finished study that a request means, without asking any node; None = there is none.
 
     Args:
-        request: what to tune.
         testbed: not asked, so it does not know the driver of its nodes: the newest study that fits counts.
-        store: where studies are kept.
     """
     workload, notes = testbed.cut(request.workload)
     cluster = testbed.runner.cluster

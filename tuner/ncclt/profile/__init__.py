@@ -56,7 +56,6 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
     Args:
         paths: a file or folder, or several, for example a file per rank; of a folder what one reader recognises. Pipes
             are read once, and `-` is standard input.
-        name: name of the workload.
         source: name of a reader; left out, the content of the files decides.
 
     Raises:

@@ -65,7 +65,6 @@ def load_pickle(data: bytes, label: str) -> Any:
     """Return the plain values of a pickle.
 
     Args:
-        data: the whole pickle.
         label: the file's name, for messages.
 
     Raises:

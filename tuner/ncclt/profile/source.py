@@ -83,7 +83,6 @@ def regular_files(paths: Sequence[Path], *, error: type[InputError] = InputError
     are left to the caller.
 
     Args:
-        paths: as the user gave them.
         error: what is raised.
 
     Raises:
@@ -319,7 +318,6 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
     """Yield the documents of a file, recognised by content alone.
 
     Args:
-        path: the file.
         enough: unpacked bytes after which to stop; None = read all.
 
     Raises:

@@ -70,7 +70,6 @@ def divide_into_steps(
 
     Args:
         calls: all calls of one rank, in any order.
-        at: where a call was made.
         marks: complete `ProfilerStep#` marks, in order; each reaches up to the next number.
         optimizers: ranges of optimizers, in any order.
 

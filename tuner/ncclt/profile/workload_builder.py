@@ -48,9 +48,7 @@ def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
     Groups of one rank, which send nothing, are left out.
 
     Args:
-        name: of the workload.
         roles: of the ranks of the job.
-        origin: where the messages come from.
 
     Raises:
         TraceError: every group has one rank.

@@ -77,7 +77,6 @@ def estimate_interval(log_ratios: Sequence[float], *, error: float) -> Interval:
     """Return the centre of log ratios and the interval of all centres that are not refuted, as ratios.
 
     Args:
-        log_ratios: one or more pairs.
         error: probability with which the interval misses the truth at this or any other sample size, both ends
             together.
     """

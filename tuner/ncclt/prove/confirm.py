@@ -57,9 +57,7 @@ def confirm(
     launches of fresh ones count from here on, the default's too: both sides of a comparison must be measured alike.
 
     Args:
-        runner: where trials run.
         workload: placed.
-        trial_log: where trials are kept.
         with_variables: what variables can say will be proven too; the settings that are best for everything, from which
             that is chosen, are confirmed beside those of the policy.
         min_effect: smallest gain that justifies a change, as a share. The times that are to be confirmed flatter a
@@ -174,11 +172,8 @@ def choose_arms(
     instead.
 
     Args:
-        times: of search and confirmation.
         workload: placed.
-        runner: of the proof.
         min_effect: smallest gain that justifies a change, as a share.
-        with_variables: prove what variables can say too.
         today: the job sets tuning variables today, so the default is compared with them in any case.
         deterministic: only policies that keep the order of additions of the NCCL default.
 
@@ -263,7 +258,6 @@ def find_uniform_policy(
     Args:
         times: must contain the default.
         workload: placed.
-        version: of NCCL.
         expressible: returns whether the variables of this NCCL version can express a whole policy.
     """
     default_us = expected_us(Policy(), times, workload, version=version)

@@ -235,8 +235,6 @@ def run_gate(
     """Launch a command under both environments, first with NCCL's log, then timed in pairs, until it is decided.
 
     Args:
-        request: what to compare.
-        launcher: where it runs.
         environ: the environment that the launcher passes on.
         watch: called after every launch with its side, number and failure; the first two, with the log, have -1.
 

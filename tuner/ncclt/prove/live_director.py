@@ -46,7 +46,6 @@ class LiveDirector:
     Args:
         folder: with `arms.json`.
         backend: over which the job trains, as PyTorch names it.
-        ranks: of the job.
 
     Attributes:
         finished: how it ended; empty = it goes on.

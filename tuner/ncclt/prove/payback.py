@@ -108,8 +108,6 @@ def estimate_gain(
 
     Args:
         study: may know how long a step is, and how much of its communication is exposed.
-        trials: all of the study.
-        verdict: of what is delivered.
         steps_per_day: of the job; None = around the clock, at the recorded length of a step, else one per second.
     """
     if verdict is None or verdict.decision is not Decision.TUNED or verdict.speedup <= 1 or study.launcher in ON_STEPS:
@@ -178,8 +176,6 @@ def describe_cost(study: Study, trials: Sequence[Trial], gain: Gain | None) -> s
     """Return the cost of a study and the time until it has paid for itself, as text.
 
     Args:
-        study: the study.
-        trials: all of them.
         gain: by what it delivers; None = by nothing.
 
     Returns:

@@ -42,7 +42,6 @@ def compare_probes(
     """Compare every probe under a rule with the default: true = it was slower.
 
     Args:
-        policy: what was launched.
         workload: placed.
         default_us, policy_us: times of one call, µs; what is in both and not in the workload was probed.
     """
@@ -55,7 +54,6 @@ def narrow_rules(policy: Policy, workload: Workload, slower: Mapping[Message, bo
     """Narrow the rules of a policy to sizes that were not slower.
 
     Args:
-        policy: what was launched.
         workload: placed.
         slower: probes, of which the workload's own sizes need none; and messages of the workload that are left out,
             with all others of their size: NCCL's tuner sees bytes only.

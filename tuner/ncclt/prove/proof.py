@@ -43,7 +43,6 @@ def measure_coverage(
 
     Args:
         anchors: one setting per pair, of `SearchSpace.anchors`.
-        trials: of the study, all of them.
         converged, remaining_gain: as for `Coverage`.
     """
     # A trial that never started on a machine shows nothing of its setting.
@@ -162,12 +161,8 @@ def judge_arm(
     """Judge one arm against the baseline by the last proof among the trials.
 
     Args:
-        arm: which one.
-        policy: what the arm forced.
-        trials: all trials of the study.
         workload: placed.
         min_effect: smallest gain that justifies a change, as a share.
-        baseline: what it is compared with.
     """
     evidence = collect_evidence(trials)
     return judge(
@@ -243,7 +238,6 @@ def refuse_other_bits(
 
     Args:
         arm, policy, trials, min_effect: as for `judge_arm`.
-        version: of NCCL.
     """
     seen = compare_seen_bits(trials, arm)
     bits = compare_bits(policy, version=version, by_variables=arm is Arm.VARIABLES)
@@ -256,9 +250,7 @@ def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVer
     """Describe the last proof: how it was made, and what it took from the policies.
 
     Args:
-        trials: all trials of the study.
         workload: placed.
-        table: what is delivered as a table.
     """
     launched = last_proof(trials)
     notes = [_BY_SUMS] if any(t.arm is Arm.TABLE and t.policy is None for t in launched) else []
@@ -367,8 +359,6 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
     """Return the blocks of every arm, and its verdict recomputed from the trials.
 
     Args:
-        found: as published.
-        trials: of its study, all of them.
         workload: of its study, placed.
     """
     arms = []

@@ -105,7 +105,6 @@ def recheck(
     tolerance. It stays stale if this recheck is too weak to see a change that an earlier one found.
 
     Args:
-        request: what to recheck.
         runner: where it runs, forcing settings as they are delivered.
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch.
@@ -212,7 +211,6 @@ def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -
     """Return the driver under which a recommendation was last found fresh; empty = not known.
 
     Args:
-        recommendation: as published.
         rechecks: of it, newest first.
     """
     found = (recheck.driver for recheck in rechecks if recheck.freshness is Freshness.FRESH and recheck.driver)
@@ -375,7 +373,6 @@ def compare(what: str, before: Sequence[float], now: Sequence[float], *, toleran
     """Compare the medians of two sets of positive values.
 
     Args:
-        what: its description.
         before, now: two or more values each.
         tolerance: share by which the median may always change.
     """

@@ -387,11 +387,7 @@ def count_excess(missing: int, starts: int, missing_controls: int, controls: int
 
 
 def fewest_pairs(arms: int) -> int:
-    """Return the minimum number of pairs of started jobs that can prove a win, if all of them report.
-
-    Args:
-        arms: of the roll-out.
-    """
+    """Return the minimum number of pairs of started jobs that can prove a win, if all of them report."""
     pairs = np.arange(1, 1000)[:, None]
     capital = np.logaddexp.reduce(pairs * np.log1p(np.array(_RETURN_STAKES) * MISSING_MARGIN), axis=1)
     return int(np.argmax(capital - math.log(len(_RETURN_STAKES)) >= -math.log(FALSE_WIN / arms))) + 1
@@ -403,8 +399,6 @@ def trace_gains(
     """Return the gain of an arm after increasing numbers of reports, as the guard computed it then.
 
     Args:
-        rollout: of the jobs.
-        number: of the arm.
         times, starts: as of `judge_roll_out`.
         most: max number of gains; the last one covers all reports, and each at least one pair.
     """
@@ -447,8 +441,6 @@ def paired_gains(rollout: RollOut, number: int, times: Sequence[JobTime]) -> lis
     Each job counts once; one whose partner has not arrived yet is left out.
 
     Args:
-        rollout: of the jobs.
-        number: of the arm.
         times: of jobs with the arm and of those that are compared with them, in their order of arrival.
     """
     return [math.log(other.step_us / one.step_us) for one, other in _pairs(rollout, number, times)]
@@ -477,7 +469,6 @@ def report_job_time(store: Store, ticket: str, time: JobTime, *, now_s: float | 
     Called again with the same job it changes nothing: the first step time of a job counts.
 
     Args:
-        store: which issued the ticket.
         ticket: of the answer that the job started with.
         time: of the job and the revision that the ticket names; `waited_s` is set here.
         now_s: Unix time; None = now.

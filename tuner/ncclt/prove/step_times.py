@@ -114,8 +114,6 @@ def verify(
     A failed launch of the tuned side disqualifies it and ends the comparison.
 
     Args:
-        request: what to compare.
-        launcher: where it runs.
         environ: the environment that the launcher passes on.
         watch: called after every launch.
         now: ISO time.
@@ -234,9 +232,6 @@ def launch_side(
     """Run the command of a side once and read its results; no processes or files are left afterwards.
 
     Args:
-        request: of the comparison.
-        side: to launch.
-        launcher: where it runs.
         environ: the environment that the launcher passes on.
         read: reads the results from the recording's folder and the launch.
         add: returns further variables, given that folder.
@@ -279,8 +274,6 @@ def describe_failure(
     """Describe the failure of a launch of the training, with its last lines of output; empty = none.
 
     Args:
-        result: of the launch.
-        timeout_s: its limit.
         missing: what it did not give although it ended well; empty = nothing.
         environ: of the launch, whose secret values are removed; None = of this process.
     """

@@ -70,8 +70,6 @@ def measure_parts(use: DeliveredForm, trials: Sequence[Trial], workload: Workloa
     that the policy leaves to NCCL count the same on both sides (`ncclt.prove.proof.average_unchanged`).
 
     Args:
-        use: of what was published.
-        trials: all trials of the study.
         workload: of the study, placed and cut to what can be measured there.
     """
     if not workload.parts:
@@ -209,9 +207,6 @@ def summarize_study(
     """Summarize a study that has a verdict.
 
     Args:
-        study: the study.
-        trials: all of them.
-        found: its published result.
         use: the form in which the result is used; None = that of `choose_form`.
         steps_per_day: as for `estimate_gain`.
         exhaustive: speed-ups of the best recorded policy and of the one that was found; None = nothing was recorded.
@@ -450,9 +445,6 @@ def build_message_rows(
     """Build one row per message for the form in which a recommendation is used, most time per step first.
 
     Args:
-        found: the recommendation.
-        trials: of its study, all of them.
-        workload: of its study.
         default_us: time of one call of each message by the default in search and confirmation, µs; it counts where the
             proof did not measure the policy.
     """

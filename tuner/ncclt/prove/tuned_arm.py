@@ -28,9 +28,7 @@ def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, g
     """Refuse to verify recorded or simulated results where only this machine's CPUs would be timed.
 
     Args:
-        recommendation: what would be verified.
         argv: the training's command; one that starts processes on other nodes may reach GPUs.
-        gpus_visible: this machine shows a GPU.
 
     Raises:
         NoRecommendationError: it proves a gain, about which step times of this machine say nothing.
@@ -69,9 +67,7 @@ def plan_tuned_arm(
     """Plan the tuned arm as `ncclt run` would start it; nothing is written yet.
 
     Args:
-        recommendation: to verify.
         argv: the training's command.
-        environ: what both sides inherit.
         plugin: the compiled tuner plugin; None = missing.
         folder: of a table that is too long for the environment; every rank can read it.
 
@@ -116,12 +112,7 @@ def prepare_comparison(
     For that time, table and plugin are in a new folder within the folder that all ranks share.
 
     Args:
-        recommendation: to verify.
         argv: the training's command.
-        how: the comparison.
-        launcher: of both sides.
-        environ: of this process.
-        planned: only show it, and write nothing.
 
     Raises:
         NoRecommendationError, UsageError: as for `plan_tuned_arm`, or the folder cannot be written to.

@@ -246,11 +246,9 @@ def judge(
     it is. The decision is then to keep the default, not `undecided`.
 
     Args:
-        pairs: of all whole blocks.
         min_effect: smallest gain that justifies a change, as a share.
         failure: why a launch of the policy failed or gave wrong data; disqualifies.
         baseline_failure: why a launch of the baseline failed, which ends an undecided proof.
-        baseline_name: the baseline in words.
         ended: no more blocks will be launched.
         arms: policies that are compared with the same default at once.
     """
@@ -286,7 +284,6 @@ def state_step_gain(verdict: Verdict, evidence: str) -> Verdict:
     """Return a verdict on step times with a reason that names steps instead of communication.
 
     Args:
-        verdict: on step times.
         evidence: number of measurements, `12 blocks`.
     """
     if verdict.decision is not Decision.TUNED:
@@ -354,7 +351,6 @@ def keep_default(default_us: float, *, why: str, min_effect: float = MIN_EFFECT)
 
     Args:
         default_us: communication time per step of the default, µs.
-        why: one sentence.
         min_effect: smallest gain that justifies a change, as a share.
     """
     return Verdict(

@@ -359,10 +359,6 @@ def message_time_us(
 
     Args:
         policy: delivered by a table, which touches what it names alone, or by variables.
-        times: measured.
-        calls: of the message.
-        version: of NCCL.
-        by_variables: whether plain variables deliver it.
     """
     message = calls.message
     wanted = policy.setting_by_variables(message, version=version) if by_variables else policy.setting_for(message)

@@ -79,12 +79,7 @@ class Table:
 
 
 class GaussianProcess:
-    """The process given the table.
-
-    Args:
-        table: what was measured.
-        covariance: under the hyperparameters.
-    """
+    """The process given the table."""
 
     def __init__(self, table: Table, covariance: Covariance) -> None:
         self._table = table

@@ -78,7 +78,6 @@ class OptunaStudy:
         """Open or create the Optuna study of a study.
 
         Args:
-            space: of the search.
             study: gives name, seed, workload, cluster and NCCL's own cost tables.
             sampler: chooses instead of `Sampler`.
             storage_url: of Optuna's tables; None = in memory.
@@ -132,7 +131,6 @@ class OptunaStudy:
 
         Args:
             default: a launch of the default with outcome `ok`.
-            trials: of the search.
             only_worker: no other process was searching this study when the optuna_study had been opened.
         """
         self._default = default

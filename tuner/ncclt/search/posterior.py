@@ -100,12 +100,7 @@ class Kernel:
 
 
 class GaussianProcesses:
-    """Gaussian processes of one table under many hyperparameters, which share their decompositions.
-
-    Args:
-        table: what was measured.
-        kernel: of all settings of interest.
-    """
+    """Gaussian processes of one table under many hyperparameters, which share their decompositions."""
 
     def __init__(self, table: Table, kernel: Kernel) -> None:
         self._table, self._kernel = table, kernel
@@ -278,10 +273,6 @@ class Model:
         """Compute the posterior of every setting of interest.
 
         A running launch counts as one with the expected result, so that the next proposal looks elsewhere.
-
-        Args:
-            observations: so far.
-            running: settings that are being launched.
         """
         rows = np.array([self._at[s] for s in observations.ratios], dtype=np.intp)
         launches = np.zeros(len(self.settings))

@@ -50,7 +50,6 @@ def expected_log_ratios(
     parameters do not count.
 
     Args:
-        settings: to predict.
         messages: placed on the cluster.
         cluster: sized.
         printed_costs: NCCL's own tables; None, or a communicator that has none among them = our estimate.
@@ -94,7 +93,6 @@ def match_expected_default(
     table; channels count as the same where they are not forced or equal NCCL's own count.
 
     Args:
-        settings: to compare.
         messages: placed on the cluster.
         cluster: sized.
         printed_costs: see `expected_log_ratios`.

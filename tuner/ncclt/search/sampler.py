@@ -63,7 +63,6 @@ class Sampler:
     It has no state but caches: the same launches give the same choice.
 
     Args:
-        space: what may be proposed.
         workload: placed.
         cluster: sized.
         seed: breaks ties between settings of equal expected gain.
@@ -168,8 +167,6 @@ def candidate_settings(
 
     Args:
         space: all settings that may be proposed, each once, in a fixed order.
-        observed: so far.
-        running: settings that are being launched.
     """
     known = [s for s in dict.fromkeys([*observed.ratios, *observed.failures, *running]) if not s.is_default]
     plain = [s for s in space if not s.parameters and not s.is_default]

@@ -100,7 +100,6 @@ class SearchSpace:
         A step on a ladder counts 1, another category counts as far as the longest ladder.
 
         Args:
-            params: sampled values.
             among: settings of this space, at least one.
         """
         ladders = [d for d in self.distributions.values() if isinstance(d, IntDistribution)]
@@ -277,7 +276,6 @@ def build_space(
 
     Args:
         testbed: where trials run; a replayed one offers what was recorded, whatever `process_wide` says.
-        workload: decides which collectives are tried.
         process_wide: names of the process-wide parameters to search, those of the study.
         deterministic: only settings that keep the order of additions of the NCCL default.
 
@@ -391,7 +389,6 @@ def process_wide_ladders(
     """Return the values to try of each process-wide parameter, without its default.
 
     Args:
-        names: of the parameters.
         cluster: sized.
         default: those that are searched unless others are asked for; for the hint.
         beside_compute: as for `searchable`.

@@ -109,7 +109,6 @@ class Workloads(Catalogue[Workload]):
         """Store a workload under its name, with its entry in the history.
 
         Args:
-            workload: to store.
             replace: one that was added before under this name.
             by: actor; None = the user of this process.
 

@@ -21,7 +21,6 @@ def note_event(
     """Add an entry in the transaction of its change.
 
     Args:
-        connection: in a transaction.
         action, by: as of `HistoryEvent`.
         created: ISO time.
         cluster, model, recommendation: of the change; empty = none.

@@ -186,7 +186,6 @@ class JobQueue:
         Args:
             cluster: its name; None = any.
             state: None = any.
-            limit, offset: which of them.
             after: id of the job that comes before the first of them; None = from the newest one.
 
         Raises:
@@ -357,7 +356,6 @@ def submit_stale(
     """Queue a job for each stale recommendation that has none queued or running.
 
     Args:
-        store, queue: of the recommendations and the jobs.
         limits: the job but for its id, cluster, workload and shape.
         cluster: only its recommendations; None = all.
         now: ISO time.
@@ -443,9 +441,7 @@ def prune_jobs(storage: str, *, before: str, dry_run: bool) -> int:
     """Remove the jobs that ended before a time, and return how many they are.
 
     Args:
-        storage: URL of the store.
         before: ISO time in UTC.
-        dry_run: only count.
 
     Raises:
         StoreError: the queue cannot be used.
@@ -469,7 +465,6 @@ def serve_jobs(storage: str, cluster: str, *, worker: str, run: Callable[[Tuning
 
     Args:
         storage: the store's URL; `prepare` must have been called.
-        cluster: its name.
         worker: a name that no other process has or had.
         run: runs a job to its end, and may `write_event`; what it raises fails the job.
     """

@@ -86,7 +86,6 @@ class Jobs(StorePart):
         has finished, the next one does it again, and finds what is still the dead worker's.
 
         Args:
-            cluster: its name.
             holders: returns the workers that hold jobs of the cluster. One of them may have been buried by mistake
                 and have taken a job before it noticed.
             give_back: returns the jobs of a worker to the queue; may be called again for the same worker.

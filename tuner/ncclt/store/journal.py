@@ -24,8 +24,6 @@ class StudyTrialLog:
     Use it in a `with` block: inside, this process is registered as a worker of the study.
 
     Args:
-        store: where everything is kept.
-        study: as it is stored.
         now: ISO time.
         renew_s: interval at which the worker renews its leases.
     """
@@ -79,8 +77,6 @@ class StudyTrialLog:
         """Reserve a number for a launch; None if others were faster to launch this setting or to use up the budget.
 
         Args:
-            setting: what will be forced.
-            phase: why.
             most: launches of the phase in the whole study, this one included; None = any number.
         """
         with self._lock:

@@ -26,7 +26,6 @@ class Keys(StorePart):
         """Store a key under the hash of its secret, once, with its entry in the history.
 
         Args:
-            key: to store.
             digest: hash of its secret.
             by: its creator; None = the user of this process.
 
@@ -54,7 +53,6 @@ class Keys(StorePart):
         """Revoke a key, from `now` on, and return it; one that was revoked before stays as it is.
 
         Args:
-            id: of the key.
             now: ISO time.
             by: actor; None = the user of this process.
 

@@ -123,11 +123,7 @@ class Leases(StorePart):
         """Reserve the next number of a study for a launch.
 
         Args:
-            study_id: of the study.
-            setting: what will be forced.
-            phase: why.
             repeat: how often it was launched or claimed, as far as the worker knows.
-            worker: that will launch it.
             most: launches of the phase in the whole study, this one included; None = any number.
 
         Returns:

@@ -56,8 +56,6 @@ class StorePart:
     out clusters beyond the scope, and an object of such a cluster is not found, as if it did not exist.
 
     Args:
-        database: with the tables.
-        shipped: what comes with ncclt.
         clock: returns the current time, ISO in UTC.
         scope: names of the clusters that may be seen; empty = all.
     """

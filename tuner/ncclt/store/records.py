@@ -49,7 +49,6 @@ class Records(StorePart):
         """Store a recheck of a recommendation, which decides from now on whether it is served.
 
         Args:
-            recheck: to store.
             by: who made it; None = this account.
 
         Raises:
@@ -76,7 +75,6 @@ class Records(StorePart):
         """Store whether a recommendation took effect in a job; return whether that finding is new.
 
         Args:
-            attestation: to store.
             ticket: of the job; None = of a job on this machine.
             who, address: of its sender; empty = this account, on this machine.
 
@@ -209,8 +207,6 @@ def _find(
     """Return records of a kind, newest first.
 
     Args:
-        connection: in a transaction.
-        kind: the class of the records.
         of: ids of recommendations; None = any, or none at all.
         limit: how many at most; None = all.
         wanted: values of columns; None = any.

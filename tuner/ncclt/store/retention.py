@@ -58,7 +58,6 @@ def prune_store(
     its fingerprint, or was touched since: the newest stays so that the numbers of revisions go on.
 
     Args:
-        location: of the store.
         before: ISO time in UTC.
         dry_run: remove nothing; the numbers are those of the same statements, which are rolled back.
         forget: called with the URL of Optuna's tables and the names of the studies that go, before the end of the

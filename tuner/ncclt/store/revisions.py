@@ -109,7 +109,6 @@ class Revisions(StorePart):
         to replace the active revision (`refuse_replacement`); it is read back as by jobs.
 
         Args:
-            recommendation: what is published.
             by: who publishes it, and why; None = this account.
             unverified: jobs get it once `ncclt verify` has shown a gain of step time.
             for_rollout: it stays a candidate until `approve` makes it an arm of a roll-out.
@@ -193,7 +192,6 @@ class Revisions(StorePart):
         the arms of one roll-out, with equal shares; where the rules set none, the control gets as many jobs as an arm.
 
         Args:
-            id: of the candidate.
             arms: ids of further candidates, up to `MOST_ARMS` together.
             by: who approves, and why; where the cluster requires it, another person than the publisher.
             percent: of the jobs that get one of them; None = as the rules of their cluster say.
@@ -533,10 +531,7 @@ class Revisions(StorePart):
         one may still be lost. Without an arm the roll-out ends.
 
         Args:
-            id: of the roll-out.
             arms: in their new states; those that are left out stay.
-            by: who decides.
-            gain: of the arm that won.
         """
         with self._database.alone() as connection:
             found = self._rollout(connection, id)
@@ -570,8 +565,6 @@ class Revisions(StorePart):
         never differ. None = the job has no part, because the roll-out is over or an earlier start had this name.
 
         Args:
-            rollout: its id.
-            job: its name.
             issued_s: Unix time.
         """
         with self._database.alone() as connection:
@@ -626,7 +619,6 @@ class Revisions(StorePart):
         """Return the job starts in roll-outs of one workload on one cluster, newest first: number, start, control.
 
         Args:
-            cluster, model: names.
             before: only jobs with a lower number; None = from the newest one.
             limit: how many at most.
         """
@@ -641,11 +633,7 @@ class Revisions(StorePart):
 
     @repeatable
     def count_jobs(self, ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
-        """Return the numbers of starts and of reports by roll-out and revision; an empty one is the NCCL default.
-
-        Args:
-            ids: of the roll-outs.
-        """
+        """Return the numbers of starts and of reports by roll-out and revision; an empty one is the NCCL default."""
         seen = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
         counts: list[dict[tuple[str, str], int]] = []
         with self._database.reading() as connection:
@@ -658,13 +646,7 @@ class Revisions(StorePart):
 
     @repeatable
     def keep_job_decision(self, cluster: str, job: str, *, question: str, document: str) -> tuple[str, str]:
-        """Keep the answer that all nodes of a job get, unless one is kept already; return the kept question and answer.
-
-        Args:
-            cluster, job: names.
-            question: of this node.
-            document: the answer to it, as JSON.
-        """
+        """Keep the answer for all nodes of a job, unless one is kept already; return the kept question and answer."""
         self._require_visible(cluster)
         with self._database.alone() as connection:
             if (known := _find_job_decision(connection, cluster, job)) is not None:
@@ -742,7 +724,6 @@ def noting_stale(
 
     Args:
         connection: in a transaction that is alone.
-        shipped: what comes with ncclt.
         now: ISO time.
         by: who does it; None = this account.
         model, cluster: whose revisions; None = any.

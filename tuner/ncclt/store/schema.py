@@ -29,7 +29,6 @@ def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], st
     """Return the revision of a database's tables, empty where it has no tables yet.
 
     Args:
-        shown: the database, for messages.
         tables: names of the tables in our schema.
         read: returns the answer to `VERSION_QUERY`; called only if that table exists.
 

@@ -47,7 +47,6 @@ class Studies(StorePart):
         """Return the stored study of this name, or store this one.
 
         Args:
-            study: to store.
             worker: that runs it, as of `this_worker`: a new study is interrupted once it has died; empty = none yet.
 
         Raises:
@@ -183,8 +182,6 @@ class Studies(StorePart):
         """Return studies with their numbers so far, in their order; recommendations say whether they are stale.
 
         Args:
-            connection: in a transaction.
-            found: the studies.
             proven_too: also read the times of studies whose verdict has its own, which takes long with many trials.
         """
         ids = [study.id for study in found]

@@ -90,8 +90,6 @@ class Trials(StorePart):
         """Store a trial with its measurements, all or nothing; when this returns, it survives kill -9.
 
         Args:
-            study_id: of the study.
-            trial: to store.
             worker: that claimed its number, None = it was not claimed. A worker that was assumed dead meanwhile gets
                 another number.
 

@@ -172,7 +172,6 @@ def choose_form(found: Recommendation, *, source: str = "", build: bool = False)
     then the proof shows no difference, and they need no plugin.
 
     Args:
-        found: what was published.
         source: options that name its store or server, with a space before each.
         build: the tuner plugin has to be built first.
     """
@@ -223,7 +222,6 @@ def job_options(found: Recommendation, *, source: str = "") -> str:
     """Return the options of `ncclt env` and `ncclt run` that name the job which a recommendation is for.
 
     Args:
-        found: what was published.
         source: options that name its store or server, with a space before each.
     """
     place = found.fingerprint

@@ -57,7 +57,6 @@ def render(
     """Return the recommendation as text of one format; it never delivers more than its verdict proves.
 
     Args:
-        recommendation: what was published.
         format: one of `FORMATS`. `TABLE_FORMATS` deliver the table, the others the variables.
         shell: `export` only: whose language it is, one of `SHELLS`.
         unset: `export` only: remove exactly what the same call without it sets.

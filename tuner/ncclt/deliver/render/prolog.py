@@ -35,7 +35,6 @@ def table_prolog(
 
     Args:
         job, uid: which jobs it is for, as for `task_prolog`.
-        variables: for every task.
         comments: lines that begin with #.
         rivals: variables of the user that stand against the table: where one is set, nothing is.
         needed: files that every node must be able to read.

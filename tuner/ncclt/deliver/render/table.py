@@ -95,7 +95,6 @@ def render_foreign_table(delivery: Delivery, *, format: str, channels: int | Non
     """Return the table of a recommendation in a foreign format.
 
     Args:
-        delivery: by table.
         format: one of `FOREIGN_TABLE_FORMATS`.
         channels: `nvidia-csv` only: for rules that leave the number of channels to NCCL.
 

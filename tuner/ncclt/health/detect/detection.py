@@ -97,9 +97,7 @@ def read_link_fields(facts: Facts, model: GpuModel | None, gpu: str) -> Iterator
     """Yield link class and bandwidth out of one GPU, as far as they can be decided.
 
     Args:
-        facts: of a node.
         model: of its GPUs; None = not known, so NVLinks have no bandwidth.
-        gpu: name of the model.
     """
     for matrix in facts.matrices:
         yield from _links_of(matrix, facts, model, gpu)
@@ -314,9 +312,6 @@ class Detection:
 
     def cluster(self, command: str) -> Cluster:
         """Return the cluster.
-
-        Args:
-            command: to repeat with the missing fields.
 
         Raises:
             UsageError: fields are missing or contradictory; it names all of them, and the next command.

@@ -65,7 +65,6 @@ def examine_nodes(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Fac
     Args:
         target: resolved. Without a launcher that reaches nodes this machine is looked at; a launcher that was asked for
             also starts one small all_reduce, because NCCL's log shows its version, its network and GPUDirect.
-        environ: the process environment.
 
     Raises:
         UsageError: the launcher cannot be used for this.

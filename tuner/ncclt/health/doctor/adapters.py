@@ -56,11 +56,7 @@ class Adapter:
 
 
 def adapters_here(root: Path) -> tuple[Adapter, ...]:
-    """Return the adapters of this machine; a container has only those that were passed to it.
-
-    Args:
-        root: of the file system.
-    """
+    """Return the adapters of this machine; a container has only those that were passed to it."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for port in sorted((root / INFINIBAND).glob("*/ports/*")):
         names = _SYS_NAMES.values()
@@ -73,12 +69,7 @@ def adapters_here(root: Path) -> tuple[Adapter, ...]:
 
 
 def parse_adapters(lines: Iterable[str], source: str) -> tuple[Adapter, ...]:
-    """Read what `ibstat` printed, or saved rows of /sys; empty where a text has neither.
-
-    Args:
-        lines: of the text.
-        source: its name, for messages.
-    """
+    """Read what `ibstat` printed, or saved rows of /sys; empty where a text has neither."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     slingshot = []
     device = port = ""

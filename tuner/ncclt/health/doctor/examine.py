@@ -75,11 +75,9 @@ def examine_here(
     Without a log it takes seconds and starts nothing but nvidia-smi.
 
     Args:
-        environ: of this program.
         given: as for `examine_files`; besides, the log that `start_log` or `run_job` returns, or why it is missing.
         root: of the file system, another one in tests.
         home: where ~/.nccl.conf is looked for, None = the account's.
-        find: finds programs.
     """
     facts = machine_facts(environ, root=root, home=home)
     if find(NVIDIA_SMI) is None:
@@ -113,7 +111,6 @@ def start_log(launcher: Launcher, benchmark: Benchmark, cluster: Cluster) -> tup
 
     Args:
         launcher: configured to keep NCCL_* variables, because the set-up is examined as jobs find it.
-        benchmark: what to run.
         cluster: sized to the job.
     """
     message = Message(

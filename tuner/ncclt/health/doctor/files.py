@@ -109,7 +109,6 @@ def _read_in_turn(paths: Sequence[Path], log: LogReader, refuse: Callable[[Path,
 
     Args:
         paths: of the logs.
-        log: takes their lines.
         refuse: called with each file that cannot be read.
     """
     left, cut = MOST_LOG_BYTES, []
@@ -133,10 +132,6 @@ def _read_in_turn(paths: Sequence[Path], log: LogReader, refuse: Callable[[Path,
 
 class _Head:
     """First lines of a file.
-
-    Args:
-        lines: all of them.
-        left: characters that are read of them.
 
     Attributes:
         left: characters that were not needed.

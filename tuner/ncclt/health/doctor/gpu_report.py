@@ -176,10 +176,6 @@ class GpuReport:
 def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
     """Read what `nvidia-smi -q -x` printed.
 
-    Args:
-        stream: of the file.
-        source: its name, for messages.
-
     Raises:
         InputError: it is another file, is cut off, too long, or defines entities.
     """
@@ -232,11 +228,6 @@ def xml_chunks(stream: IO[bytes], source: str, command: str) -> Iterator[bytes]:
     """Yield the file, refusing what no tool of NVIDIA writes: entities, which can expand a small file to any size.
 
     They are searched for in bytes, so encodings with two bytes per character, which would hide them, are refused.
-
-    Args:
-        stream: of the file.
-        source: its name, for messages.
-        command: that writes such a file.
 
     Raises:
         InputError: it is too long, defines entities, or is not UTF-8.

@@ -84,10 +84,7 @@ def run_job(
     into a folder beside the job; those that cannot write there log to standard output, which is read as well.
 
     Args:
-        argv: the command.
-        environ: of this program.
         to_stderr: pass its standard output on to our standard error.
-        limits: of its time.
 
     Nothing of ours stops a command that has started: what goes wrong then is named in `missing`.
 
@@ -181,10 +178,6 @@ def _run(plan: RecordPlan, window: _RunLimit, environ: Mapping[str, str], *, to_
 class _RunLimit:
     """Deadline of a job: `watch` ends the job after it.
 
-    Args:
-        folder: of the recording.
-        limits: of the time.
-
     Attributes:
         reason: why the job was ended; empty = it was not.
         problems: what went wrong on our side while the job ran.
@@ -233,7 +226,6 @@ class _Output:
     It is a terminal if ours is one, so that programs write whole lines at once, as without ncclt.
 
     Args:
-        path: of the copy.
         to: descriptor that the output is passed on to.
 
     Attributes:

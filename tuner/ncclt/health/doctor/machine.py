@@ -33,7 +33,6 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
     """Return the facts of this machine.
 
     Args:
-        environ: of this program.
         root: of the file system, another one in tests.
         home: where ~/.nccl.conf is looked for; None = that of the user's account, as NCCL does, regardless of HOME.
     """

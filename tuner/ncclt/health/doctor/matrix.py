@@ -160,10 +160,6 @@ def is_matrix_header(line: str) -> bool:
 def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
     """Read the first matrix of a text; what is before and after it does not matter.
 
-    Args:
-        lines: of the text.
-        source: its name, for messages.
-
     Raises:
         InputError: there is no matrix, or it is cut off.
     """

@@ -144,10 +144,6 @@ def is_nccl_topology(head: bytes) -> bool:
 def parse_nccl_topology(stream: IO[bytes], source: str) -> NcclTopology:
     """Read what NCCL dumped.
 
-    Args:
-        stream: of the file.
-        source: its name, for messages.
-
     Raises:
         InputError: it is cut off, too long, defines entities, or lists no GPU.
     """

@@ -107,7 +107,6 @@ def eliminate(
     or whether it is their link, needs other partners. So is a part with two slow links.
 
     Args:
-        shares: of each pair that was measured.
         level: what a pair without a fault reaches.
         cut: share by which it may fall short.
         blamed: parts that are known to be slow; the pairs that they explain are ignored.

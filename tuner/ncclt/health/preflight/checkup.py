@@ -77,8 +77,6 @@ class GpuCheckup:
     """Looks into nodes.
 
     Args:
-        cluster: the kind of node.
-        expectation: what is expected of them.
         probes: makes the launches.
         cut: share by which a part may fall short of its peers.
 
@@ -97,7 +95,6 @@ class GpuCheckup:
         """Compare a slow node with a good one, each alone, and find its slow GPUs.
 
         Args:
-            host: the slow one.
             peer: a good one; empty = there is none, and the expectation is used instead.
 
         Returns:
@@ -155,7 +152,6 @@ class GpuCheckup:
         """Narrow a slow node down to its GPUs; each group of them is compared with the same group of a peer.
 
         Args:
-            host: the slow node.
             share: what all its GPUs together reach of what is usual.
             peer: as for `examine`.
         """
@@ -223,9 +219,7 @@ def build_finding(
     Args:
         named: the slow part and its share.
         level: share that its peers reach.
-        readings: that it is based on.
         section: the node or link, or the GPUs of a node.
-        remark: of the finding.
         usual: bus bandwidth that the shares refer to, 1e9 bytes/s; 0 = what was expected of the readings.
     """
     scale = usual or (readings[0].expected_gbps if readings else 1.0)
@@ -259,7 +253,6 @@ class Checkup:
     """One preflight; `run` it once.
 
     Args:
-        request: what to examine, and how thoroughly.
         probes: makes the launches.
 
     Attributes:
@@ -542,7 +535,6 @@ def preflight(
     """Examine a fabric; whatever a launch does is a reading and never raised.
 
     Args:
-        request: what to examine.
         probes: makes the launches and keeps their readings.
         now: ISO time.
         clock: seconds.

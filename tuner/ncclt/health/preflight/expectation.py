@@ -72,8 +72,6 @@ def links_gbps(cluster: Cluster, *, nodes: int, ranks: int, size: int) -> float:
     It is the time that NCCL's own cost model predicts for its own choice, times what is reached of that in practice.
 
     Args:
-        cluster: the kind of nodes.
-        nodes: how many take part.
         ranks: GPUs that take part, over all of them.
         size: bytes.
     """
@@ -140,7 +138,6 @@ def find_healthy(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: s
     Args:
         cluster: sized to the job.
         earlier: preflights of the cluster, newest first.
-        benchmark: what will run.
         simulated: the times will be invented by a model.
     """
     fingerprint = cluster.fingerprint().digest()

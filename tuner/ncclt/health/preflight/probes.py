@@ -50,12 +50,9 @@ class Probes:
     """Makes launches of all_reduce under the NCCL default and keeps their readings.
 
     Args:
-        runner_for: makes the runner of a section.
-        expectation: what to expect of it.
         at_once: launches that may run at the same time, each on nodes of its own.
         time_s: time for all launches; None = no limit. A launch is begun only if one of usual length still fits.
         clock: seconds.
-        watch: receives every reading.
     """
 
     def __init__(
@@ -203,7 +200,6 @@ def launched_runners(
     Args:
         cluster: sized to the job.
         target: resolved; its hosts are the whole job's.
-        environ: the process environment.
         time_s: of the whole preflight; no launch gets more. None = no limit.
         ask: run programs on the nodes to find out what they support.
 

@@ -46,7 +46,6 @@ class InjectedFault:
 
         Args:
             hosts: of the launch, in order.
-            gpus: that take part on every node.
         """
         if len(self.hosts) == 2:
             return _adjacent(self.hosts, hosts)
@@ -104,8 +103,6 @@ def simulated_runners(
 
     Args:
         cluster: sized to the job.
-        hosts: names of its nodes.
-        faults: injected ones.
         seed: of everything random; each section has noise of its own.
         sigma: of the noise, None = what is usual there.
 

@@ -59,8 +59,6 @@ class Attested:
 
         Args:
             lines: of the reports, parsed.
-            wanted: what the trial was to apply.
-            messages: that were sent.
 
         Returns:
             why the trial did not measure its setting; empty = it did.

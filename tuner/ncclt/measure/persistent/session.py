@@ -40,7 +40,6 @@ class Controller:
     Args:
         is_local: all ranks are on this machine, so that the loopback interface is enough.
         host: name or address by which rank 0 reaches this machine; empty = its own name, or loopback.
-        token: of the launch.
 
     Raises:
         UsageError: this machine has no such address.
@@ -135,7 +134,6 @@ class Session:
 
     Args:
         launcher: where; everything else that it runs is ended with this launch.
-        plan: of the launch.
         controller: listens for its rank 0; closed here.
         stopped: returns whether everything is to end at once.
     """

@@ -71,7 +71,6 @@ def calibrate(cluster: Cluster, seen: Sequence[ObservedPoint], *, sources: Seque
     Args:
         cluster: its description; an earlier calibration is not used.
         seen: times, of the default or of forced settings.
-        sources: where they come from.
 
     Raises:
         UsageError: fewer than four times, or a message that does not fit on the cluster.
@@ -288,7 +287,6 @@ def choose_probes(
 
     Args:
         cluster: with the calibration to start from, if there is one.
-        seen: times that are known.
         candidates: what each launch would measure; the times are not looked at.
         count: launches.
 

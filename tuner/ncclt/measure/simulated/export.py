@@ -15,13 +15,7 @@ from ncclt.measure.simulated.landscape_rows import LandscapeRow
 
 
 def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list[LandscapeRow], tuple[str, ...]]:
-    """Return every good measurement of a study as a row, and what was left out and why.
-
-    Args:
-        study: with its cluster.
-        trials: of the study.
-        version: of ncclt.
-    """
+    """Return every good measurement of a study as a row, and what was left out and why."""
     launched = [t for t in trials if t.result.outcome is Outcome.OK and t.arm is not Arm.TODAY]
     good = [(t, m) for t in launched for m in t.result.measurements]
     measured = [(t, m) for t, m in good if m.message.group_size in (0, study.cluster.world_size) and not m.interpolated]

@@ -37,12 +37,8 @@ def import_logs(
     """Read outputs of nccl-tests as one landscape: its rows, their cluster, and notes for the user.
 
     Args:
-        outputs: of each file.
-        cluster: where they were measured.
-        name: of the landscape.
         settings: forced in the runs of a file.
         fallback: forced where neither the output nor `settings` say it; None = such a file is refused.
-        version: of ncclt.
 
     Raises:
         InputError: a file is of another cluster, or what it forced is not known.

@@ -100,7 +100,6 @@ def read_rows(path: Path, *, is_growing: bool = False) -> tuple[LandscapeRow, ..
     """Read the table of one landscape.
 
     Args:
-        path: the CSV file.
         is_growing: skip a last line without its end, and accept a table without rows.
 
     Raises:

@@ -44,11 +44,6 @@ class ObservedTimes:
 def observed_in_tests(tests: Sequence[NcclTest], path: Path, cluster: Cluster) -> ObservedTimes:
     """Return the times of an output of nccl-tests, each under the setting that its run was forced to.
 
-    Args:
-        tests: of the output.
-        path: its file.
-        cluster: whose times they are.
-
     Raises:
         InputError: its times cannot be those of the cluster, or are of a setting that is not known.
     """

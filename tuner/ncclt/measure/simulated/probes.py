@@ -82,9 +82,7 @@ class ProbeTable:
         """Read what the file has; it need not exist.
 
         Args:
-            path: of the file.
             runner: what launches; a file of other times is refused.
-            origin: where the times come from.
 
         Raises:
             InputError: the file cannot be read.

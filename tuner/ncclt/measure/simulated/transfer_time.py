@@ -82,7 +82,6 @@ def loops(algorithm: Algorithm, size_bytes: int, chunk: float, *, channels: int,
         algorithm: a ring moves one chunk for each rank per loop, anything else one chunk.
         size_bytes: the whole message.
         chunk: result of `chunk_bytes`.
-        channels: channels that carry it.
         ranks: ranks of the communicator; 1 for a ring that only passes data along (broadcast, reduce).
     """
     per_loop = channels * chunk * (ranks if algorithm is Algorithm.RING else 1)

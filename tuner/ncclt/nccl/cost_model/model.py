@@ -129,9 +129,7 @@ def predicted_us(
     """Return NCCL's prediction for an algorithm and protocol, µs, whether or not it would offer them.
 
     Args:
-        collective, algorithm, protocol: what to predict.
         size_bytes: NCCL's tuning size, as in `Message.size_bytes`.
-        graph: of the communicator.
     """
     costs = _latency_and_bandwidth(collective, algorithm, protocol, graph)
     return call_us(collective, algorithm, protocol, size_bytes, graph, costs)
@@ -310,7 +308,6 @@ def predict_choice(
     """Return NCCL's choice for a message under what is forced; None where the table has nothing for it.
 
     Args:
-        table: of the communicator.
         collective, size_bytes: NCCL's tuning size, as in `Message.size_bytes`.
         graph: of the communicator, for the generation, and for the channels if the log has none.
         algorithm, protocol: the only ones allowed; None = any.

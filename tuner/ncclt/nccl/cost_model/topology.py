@@ -63,7 +63,6 @@ def build_topology(cluster: Cluster, group_size: int = 0, spans_nodes: bool = Fa
     """Estimate the graph of a communicator.
 
     Args:
-        cluster: the whole job.
         group_size: ranks of the communicator; 0 = the whole job.
         spans_nodes: whether a smaller group spans nodes. Such a group is assumed to be spread evenly over as many
             nodes as possible, one rank on each if it is no larger than the number of nodes (data parallelism across

@@ -419,7 +419,6 @@ def read_printed_costs(lines: Iterable[str], source: str) -> PrintedCosts:
 
     Args:
         lines: of the log.
-        source: its name, for messages.
 
     Raises:
         InputError: there is no table, its ranks and nodes are not known, or the job forced algorithms or protocols, so

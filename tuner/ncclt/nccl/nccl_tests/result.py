@@ -133,7 +133,6 @@ def collective_of_rows(rows: Sequence[NcclTestRow], ranks: int) -> Collective | 
     """Return the only collective that prints such rows, `ROOTED_PARTS`, or None where there are several.
 
     Args:
-        rows: of one table.
         ranks: of the device lines; 0 = there are none.
     """
     row = next((row for row in rows if row.size_bytes and row.count and _dtype_bytes(row)), None)

@@ -65,7 +65,6 @@ def advise(
         measured: curves of the NCCL default on the cluster, for any number of its nodes.
         step_us: time of a step, µs; None = that of the profile.
         compute_us: its part without exposed communication, µs; None = that of the profile.
-        others: other numbers of nodes.
 
     Raises:
         UsageError: the time of a step is not known, or the times contradict each other.

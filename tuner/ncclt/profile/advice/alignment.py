@@ -112,7 +112,6 @@ def find_unaligned(
         workload: placed, so that every group size is known.
         measured: of the NCCL default on its cluster. A time of a rounded size is one of an aligned size; interpolated
             times are left out.
-        origin: of these times.
     """
     times: dict[Message, list[float]] = {}
     for one in measured:

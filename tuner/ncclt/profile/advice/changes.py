@@ -69,7 +69,6 @@ class Ddp:
             sizes: bytes of each bucket, in order.
             hook: `bf16`, `powersgd` or empty.
             view: gradients are views of the buckets.
-            where: the cluster.
             assumed: see there.
             free: calls take no time.
         """

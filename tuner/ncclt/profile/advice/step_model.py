@@ -193,7 +193,6 @@ def fsdp_us(units: Sequence[Unit], compute: Compute, *, gathers_again: bool, str
 
     Args:
         units: in the order of the forward pass; each takes the same share of compute.
-        compute: of the step.
         gathers_again: parameters are gathered for the backward pass too, but for the last unit's.
         stretch: how many times as long a call takes beside compute, at least 1.
     """

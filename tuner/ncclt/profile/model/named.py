@@ -63,7 +63,6 @@ def build_model_workload(request: ModelRequest, *, name: str, created: str) -> W
 
     Args:
         request: the model and how it is trained.
-        name: of the workload.
         created: ISO date for the provenance.
 
     Raises:

@@ -677,7 +677,6 @@ def size_calls(recordings: Sequence[NsysExport], left_out: Counter[str], assumed
     The rank of a process is that in its largest communicator, where it holds one rank of it.
 
     Args:
-        recordings: of one job.
         left_out: filled with the calls that made no message, of the process with the most.
         assumed: filled with the assumptions, one sentence each.
     """

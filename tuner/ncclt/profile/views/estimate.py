@@ -86,7 +86,6 @@ def compute_seconds(*, parameters: float, tokens_per_step: float, gpus: int, tfl
     """Return the compute time of one step of a dense transformer, s.
 
     Args:
-        parameters: of the whole model.
         tokens_per_step: of the whole job: sequence length x global batch.
         gpus: that share the work.
         tflops: 1e12 operations/s of the model, see `OPERATIONS`, that one GPU sustains; commonly 40 % of its peak.
@@ -230,7 +229,6 @@ def read_curve(curve: Sequence[CurvePoint], size_bytes: int, *, rounding: int = 
 
     Args:
         curve: medians by size.
-        size_bytes: of the message.
         rounding: bytes beyond an end at which the time of the end is still taken.
     """
     for left, right in pairwise(curve):

@@ -32,8 +32,6 @@ def measurement(message: Message, test: NcclTest, *, requested: int, sweep: Swee
     """Return the measurement of a message in a run.
 
     Args:
-        message: with its group size known.
-        test: the run.
         requested: the size that was requested for the message, bytes.
         sweep: the sizes of the run; one that is not among them is interpolated between its neighbours.
         dtype: what was sent, in the spelling of nccl-tests.
@@ -293,7 +291,6 @@ def group_variables(message: Message, *, world_size: int, features: NcclTestsFea
     (nccl/cost_model/topology.py): `MOD`.
 
     Args:
-        message: with its group size known.
         world_size: ranks of the job.
         features: of the build; with unknown support the variables are set, and the result shows whether it worked.
 

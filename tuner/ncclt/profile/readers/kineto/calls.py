@@ -131,9 +131,6 @@ def calls_from_metadata(
     """Read one call from each event that has metadata, of a coalesced one a call per tensor.
 
     Args:
-        events: operators or kernels.
-        job: the head of the trace.
-        source: which of them, for the provenance.
         operators: `c10d::` operators, in order of time; those around coalesced calls show the sizes of their tensors.
     """
     book = CallBook(source=source)

@@ -399,7 +399,6 @@ def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list
     """Add the kernels, and the copies from a GPU's memory to its own or another's, among some events to a timeline.
 
     Args:
-        timeline: what they are added to.
         data: the bytes of complete events.
         parse: returns the same events parsed; asked only where not all kernels are laid out as Kineto does it.
 
