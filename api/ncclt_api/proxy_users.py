@@ -96,6 +96,7 @@ class ProxyUsers:
     """Finds the user of a request.
 
     Args:
+        plan: whose headers are believed.
         log: structlog's; None = nothing is logged.
     """
 

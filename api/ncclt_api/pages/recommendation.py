@@ -124,7 +124,9 @@ def _describe_roll_out(one: RollOut, found: Recommendation, holds: Holds, others
     """Return the notice of a revision that is an arm or the control of an open roll-out."""
     held, is_control = holds.explain(one), one.control == found.id
     share = holds.percent(one, "" if is_control else found.id)
-    if is_control:
+    if is_control and found.stale:
+        sentence = f"No job that starts gets it: {held}."
+    elif is_control:
         sentence = f"{share:.3g} % of the jobs that start get a candidate; the others get this revision."
     elif share:
         sentence = f"{share:.3g} % of the jobs that start get it; the others get {others}."

@@ -30,6 +30,7 @@ from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
 from ncclt_api.pages.gain import compare_jobs, gain_chart, group_comparable
 from ncclt_api.pages.overview import build_map, compare_releases, is_for_other_version, sum_up
+from ncclt_api.pages.rollouts import Holds
 from ncclt_api.routes.pages import Form, PageQuery, json_response, page_response
 from ncclt_api.schemas import StudySummaryDocument, study_summary_document
 
@@ -128,10 +129,9 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
     versions = {cluster.name: str(cluster.version) for cluster in catalogue}
     shown, running = build_map(pairs, nccl_versions=versions, before=before), _running(store, query)
     recent = store.studies.recent(limit=RECENT, cluster=cluster, model=model)
-    rolling = {
-        (one.cluster, one.model): {"id": one.id, "percent": one.percent}
-        for one in store.revisions.rollouts(cluster=cluster, model=model, state=OPEN_STATES)
-    }
+    rollouts = store.revisions.rollouts(cluster=cluster, model=model, state=OPEN_STATES)
+    holds = Holds.read(store, rollouts)
+    rolling = {(one.cluster, one.model): {"id": one.id, "percent": holds.percent(one)} for one in rollouts}
     if query.format == "json":
         lists = {
             "running": _summaries(running),

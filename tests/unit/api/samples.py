@@ -10,6 +10,7 @@ from ncclt.core.attestation import DeliveredPolicy, Form, LogEvidence, Observed,
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
@@ -263,6 +264,25 @@ def verification(of):
         verdict=verdict(speedup=1.05, interval=(1.031, 1.072)),
         notes=(),
         created="2026-11-20T11:00:00+00:00",
+    )
+
+
+def make_stale(store, recommendation, *, reason="the gain is lost"):
+    """Store a recheck that found a recommendation stale."""
+    found = store.recommendations.get(recommendation)
+    store.records.add_recheck(
+        Recheck(
+            id="c1",
+            recommendation=recommendation,
+            cluster=found.cluster,
+            model=found.model,
+            freshness=Freshness.STALE,
+            reasons=(reason,),
+            changes=(),
+            launches=8,
+            launcher="slurm",
+            created="2026-11-21T10:00:00",
+        )
     )
 
 

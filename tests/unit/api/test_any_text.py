@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Preflight
-from ncclt.core.recheck import Freshness, Recheck
+from ncclt.core.recheck import Recheck
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm
@@ -82,20 +82,7 @@ def store(tmp_path_factory, profiles, samples):
         filled.records.add_attestation(
             samples.attestation(published, notes=(BROKEN, "x" * 5000), tuner_lines=(BROKEN,))
         )
-        filled.records.add_recheck(
-            Recheck(
-                id="c1",
-                recommendation="0c0ffee2",
-                cluster=published.cluster,
-                model="resnet101",
-                freshness=Freshness.STALE,
-                reasons=("slower",),
-                changes=(),
-                launches=1,
-                launcher="slurm",
-                created="",
-            )
-        )
+        samples.make_stale(filled, "0c0ffee2", reason="slower")
         filled.clusters.add(samples.cluster("mine"))
         filled.workloads.add(samples.workload("ours"))
         with closing(sqlite3.connect(path)) as database, database:

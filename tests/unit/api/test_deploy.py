@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from ncclt.cli.application import COMMANDS
 from ncclt.cli.application import app as application
-from ncclt.core.recheck import Freshness, Recheck
 from ncclt_api.app import create_app
 
 DEPLOY = Path(__file__).parents[3] / "api" / "deploy"
@@ -69,20 +68,7 @@ def test_every_expression_is_of_our_figures_and_balanced(subtests):
 
 def test_a_stale_recommendation_is_in_the_figure_that_its_alert_reads(samples, empty_store):
     samples.fill(empty_store)
-    empty_store.records.add_recheck(
-        Recheck(
-            id="c1",
-            recommendation="0c0ffee1",
-            cluster="leonardo",
-            model="bert",
-            freshness=Freshness.STALE,
-            reasons=("the gain is lost",),
-            changes=(),
-            launches=8,
-            launcher="slurm",
-            created="2026-01-02T03:04:05",
-        )
-    )
+    samples.make_stale(empty_store, "0c0ffee1")
     (selector,) = set(re.findall(r"ncclt_\w+\{[^}]*\}", dict(expressions())["NccltStale"]))
     with TestClient(create_app(empty_store, fresh_s=0)) as service:
         assert f"{selector} 1.0\n" in service.get("/metrics").text

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor
 from ncclt.core.study import StudyState
@@ -133,20 +132,7 @@ def test_the_gain_of_a_study_is_its_verdict(empty_store, empty_client, samples):
         )
         gains[decision] = shown_gain(study.id)
     assert gains == {"tuned": "1.083×", "keep-default": "None", "undecided": "Undecided", "untried": "Untried"}
-    empty_store.records.add_recheck(
-        Recheck(
-            id="c1",
-            recommendation=found.id,
-            cluster=found.cluster,
-            model=found.model,
-            launches=6,
-            freshness=Freshness.STALE,
-            changes=(),
-            reasons=("the gain is lost: 1.07 before, 0.99 now",),
-            launcher="slurm",
-            created="2026-11-21T10:00:00+00:00",
-        )
-    )
+    samples.make_stale(empty_store, found.id, reason="the gain is lost: 1.07 before, 0.99 now")
     assert shown_gain(found.study) == "Stale"
 
 

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from ncclt.cli.jobs import app
 from ncclt.core.api_key import ApiKey, Role, hash_secret
-from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.tuning_job import JobEvent, TuningJob
 from ncclt.errors import ConflictError, NotFoundError, ServerError, UsageError
 from ncclt.pipeline.remote_jobs import RemoteJobs
@@ -113,23 +112,10 @@ def test_stale_recommendations_are_tuned_again(server, samples, tmp_path, where)
     with open_store(url) as store:
         samples.fill(store)
         assert submit() == ("no stale recommendations\n", None)
-        store.records.add_recheck(
-            Recheck(
-                id="c1",
-                recommendation="0c0ffee1",
-                cluster="leonardo",
-                model="bert",
-                freshness=Freshness.STALE,
-                reasons=("the gain is lost",),
-                changes=(),
-                launches=8,
-                launcher="slurm",
-                created="2026-01-02T03:04:05",
-            )
-        )
+        samples.make_stale(store, "0c0ffee1")
     (shown, failure), (again, _) = submit("--trials", "7"), submit("--cluster", "leonardo")
     (job,) = RemoteJobs(server).statuses(cluster=None, state=None, limit=9)
-    tail = ": bert on leonardo, 2x4, NCCL 2.22.3: the recheck of 2026-01-02 03:04 found: the gain is lost\n"
+    tail = ": bert on leonardo, 2x4, NCCL 2.22.3: the recheck of 2026-11-21 10:00 found: the gain is lost\n"
     assert (failure, job.job.trials) == (None, 7)
     assert (shown, again) == (f"{job.job.id} queued{tail}", f"{job.job.id} already queued{tail}")
     (one,) = json.loads(submit("--json")[0])["stale"]
@@ -141,20 +127,7 @@ def test_one_that_cannot_be_tuned_again_is_named_and_fails_the_command(server, s
         done = samples.study(model="of-the-past")
         store.studies.open(done)
         store.revisions.publish(samples.recommendation(done))
-        store.records.add_recheck(
-            Recheck(
-                id="c1",
-                recommendation="0c0ffee1",
-                cluster="leonardo",
-                model="of-the-past",
-                freshness=Freshness.STALE,
-                reasons=("the gain is lost",),
-                changes=(),
-                launches=8,
-                launcher="slurm",
-                created="2026-01-02T03:04:05",
-            )
-        )
+        samples.make_stale(store, "0c0ffee1")
     done = CliRunner().invoke(app, ["submit", "--stale", "--server", server], standalone_mode=False)
     assert done.stdout.startswith("refused: of-the-past on leonardo, 2x4, NCCL 2.22.3: there is no workload")
     assert isinstance(done.exception, ConflictError)

@@ -7,7 +7,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret
-from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.revision import Action, Actor, ClusterRules
 from ncclt.core.rollout import ArmState, JobTime
 from ncclt.prove.rollout import fewest_pairs
@@ -155,7 +154,7 @@ def test_a_roll_out_is_paused_resumed_and_retired_by_forms(browser, store, rollo
     assert '<form class="write"' not in browser.get(path).text
 
 
-def test_an_open_roll_out_that_serves_nothing_says_why_on_every_page(browser, store, rollout):
+def test_an_open_roll_out_that_serves_nothing_says_why_on_every_page(browser, store, samples, rollout):
     path = f"/roll-outs/{rollout.id}"
     assert "to 50 % of the jobs that start" in browser.get(path).text
     store.revisions.set_rules(ClusterRules(cluster="leonardo", delivery=False), Actor(who="ann"))
@@ -163,25 +162,16 @@ def test_an_open_roll_out_that_serves_nothing_says_why_on_every_page(browser, st
     assert "Delivery on its cluster is off." in browser.get("/roll-outs").text
     assert "All jobs on leonardo keep the NCCL default" in browser.get("/recommendations/0c0ffee9").text
     store.revisions.set_rules(ClusterRules(cluster="leonardo"), Actor(who="ann"))
-    store.records.add_recheck(
-        Recheck(
-            id="c1",
-            recommendation=rollout.control,
-            cluster="leonardo",
-            model="bert",
-            freshness=Freshness.STALE,
-            reasons=("NCCL is 2.30.7 here and was 2.22.3",),
-            changes=(),
-            launches=0,
-            launcher="",
-            created="2026-11-21T10:00:00",
-        )
-    )
+    samples.make_stale(store, rollout.control, reason="NCCL is 2.30.7 here and was 2.22.3")
     assert "to 0 % of the jobs that start: the active revision is stale; <code>ncclt recheck" in browser.get(path).text
     (row,) = browser.get("/roll-outs?format=json").json()["rollouts"]
     assert (row["percent"], row["held"].partition(";")[0]) == (0, "the active revision is stale")
     assert ">0 % of jobs" in browser.get("/roll-outs").text
-    assert "No job that starts gets it: the active revision is stale" in browser.get("/recommendations/0c0ffee9").text
+    for id in ("0c0ffee9", rollout.control):
+        page = browser.get(f"/recommendations/{id}").text
+        assert "No job that starts gets it: the active revision is stale" in page
+    assert "others get this revision" not in page
+    assert 'title="Roll-out to 0 % of the jobs"' in browser.get("/").text
 
 
 def test_an_ended_roll_out_replaces_the_whole_page_that_was_open(browser, store, rollout):

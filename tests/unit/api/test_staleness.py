@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision
 from ncclt.core.revision import Actor
 from ncclt_api.app import create_app
@@ -23,22 +22,9 @@ def service(samples, empty_store):
 
 
 @pytest.fixture
-def stale(service, empty_store):
+def stale(service, samples, empty_store):
     """The service, whose tuned recommendation was found stale."""
-    empty_store.records.add_recheck(
-        Recheck(
-            id="c1",
-            recommendation="0c0ffee1",
-            cluster="leonardo",
-            model="bert",
-            freshness=Freshness.STALE,
-            reasons=("NCCL is 2.30.7 here and was 2.22.3",),
-            changes=(),
-            launches=0,
-            launcher="",
-            created="2026-11-21T10:00:00",
-        )
-    )
+    samples.make_stale(empty_store, "0c0ffee1", reason="NCCL is 2.30.7 here and was 2.22.3")
     return service
 
 

@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor
 from ncclt.core.setting import DEFAULT, Setting
@@ -89,20 +88,7 @@ def test_a_candidate_says_what_jobs_get_today(empty_store, empty_client, samples
     assert f'href="/roll-outs/{rollout}"' in banner()
     empty_store.revisions.pause_rollout(rollout, Actor(who="olga"))
     assert "It is paused: all jobs that start get revision 1." in banner()
-    empty_store.records.add_recheck(
-        Recheck(
-            id="lost",
-            recommendation=active.id,
-            cluster=active.cluster,
-            model=active.model,
-            freshness=Freshness.STALE,
-            reasons=("the gain is lost",),
-            changes=(),
-            launches=6,
-            launcher="slurm",
-            created="2026-11-21T10:00:00+00:00",
-        )
-    )
+    samples.make_stale(empty_store, active.id)
     assert "No job that starts gets it: the active revision is stale; <code>ncclt recheck</code>" in banner()
     job = {"model": active.model, "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "job": "one"}
     assert empty_client.get(f"/v1/clusters/{active.cluster}/env", params=job).status_code == 410

@@ -150,7 +150,7 @@ class Study(Documented):
         sampler: MODULE:CLASS(KEY=VALUE) that chose the settings; empty = ncclt's own.
         today: (name, value) of the tuning variables that the job sets today, an arm of the proof; empty = none.
         deterministic: only what keeps the order of additions of the NCCL default is searched and published.
-        way: of forcing and timing settings (`Testbed.way`), such as `+plugin`; None = not stored by an earlier release.
+        way: of forcing and timing settings (`Testbed.way`), such as `+plugin`; None = not stored.
     """
 
     SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler", "today", "deterministic", "way"), pairs=("today",))

@@ -98,6 +98,7 @@ class Communicator:
 
         Args:
             function: number of the collective.
+            size_bytes: tuning size.
             costs: the cost table, row by row; ignored by API v2.
             protocols: its number of columns.
             registered: whether the buffers are (API v4 and later).

@@ -59,7 +59,9 @@ def ddp_messages(
 
     Args:
         shapes: (name, shape) of every trainable parameter, in the order of `named_parameters()`.
+        dtype: dtype of the gradients.
         bucket_cap_mb: DDP's `bucket_cap_mb`, MiB.
+        first_bucket_mb: cap of the first bucket, MiB.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -128,6 +130,11 @@ def fsdp_messages(units: Sequence[FsdpUnit], param_dtype: str, reduce_dtype: str
     gradients are reduce-scattered once. Padding to a multiple of the world size is left out:
     it depends on the world and is below one element per rank and parameter.
 
+    Args:
+        units: the wrapped modules.
+        param_dtype: dtype of the gathered parameters.
+        reduce_dtype: dtype of the reduced gradients.
+
     Raises:
         UsageError: there is no unit.
     """
@@ -158,6 +165,8 @@ def zero3_messages(
     Args:
         parameters: elements of each parameter, in the order of the model.
         trainable: elements of those that get a gradient.
+        param_dtype: dtype of the gathered parameters.
+        reduce_dtype: dtype of the reduced gradients.
 
     Raises:
         UsageError: no parameter gets a gradient.
