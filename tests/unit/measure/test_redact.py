@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.measure.redact import MOST_CHARACTERS, REMOVED, without_secrets, words_without_secrets
+from ncclt.measure.redact import (
+    MOST_CHARACTERS,
+    REMOVED,
+    variables_without_secrets,
+    without_secrets,
+    words_without_secrets,
+)
 
 HIDDEN = "s3cr3t-Val"
 
@@ -238,7 +244,16 @@ def test_no_text_takes_long():
 def test_long_outputs_are_read_at_their_end_and_no_word_is_halved():
     secret = "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5zA7b"
     text = "x" * 100 + f" {secret} " + "y " * ((MOST_CHARACTERS - 20) // 2)
-    assert without_secrets(text).strip(" y") == ""
+    cut, _, rest = without_secrets(text).partition("]")
+    assert cut == f"[{len(text) - len(rest):,} characters cut"
+    assert set(rest) == {" ", "y"}
+    assert without_secrets("x" * 70_000) == "[70,000 characters cut]"
+
+
+def test_no_word_of_a_command_or_value_is_lost_by_its_length():
+    words = ("python", "train.py", *(f"--option{number}=value" for number in range(500)), "a/" * 40_000, "last")
+    assert words_without_secrets(words) == words
+    assert variables_without_secrets((("NCCL_X", words[-2]),)) == (("NCCL_X", words[-2]),)
 
 
 def test_the_library_is_imported_by_a_failure_alone():

@@ -123,12 +123,35 @@ def without_secrets(text: str, *, environ: Mapping[str, str] | None = None) -> s
     """Return the end of a text with everything that looks like a password, key or token replaced.
 
     Args:
-        text: that a command printed, of which `MOST_CHARACTERS` are looked at and returned.
+        text: that a command printed; of more than `MOST_CHARACTERS` the begin is replaced by a mark.
         environ: whose secret-looking values are removed wherever they stand; None = of this process.
     """
     if len(text) > MOST_CHARACTERS:
-        text = text[-MOST_CHARACTERS:]
-        text = text[re.search(r"\s|$", text).start() :]  # type: ignore[union-attr]  # half a word is recognised by nothing
+        end = text[-MOST_CHARACTERS:]
+        end = end[re.search(r"\s|$", end).start() :]  # type: ignore[union-attr]  # half a word is recognised by nothing
+        text = f"[{len(text) - len(end):,} characters cut]{end}"
+    return _remove_secrets(text, environ)
+
+
+def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the words of a command line, with those of secrets replaced; `environ` as for `without_secrets`."""
+    lines = [" ".join(word.split("\n")) for word in words]
+    # Up to three words before it tell what a word is: `login NAME password VALUE`.
+    return tuple(
+        _remove_secrets("\n".join(lines[max(0, at - 3) : at + 1]), environ).rpartition("\n")[2]
+        for at in range(len(lines))
+    )
+
+
+def variables_without_secrets(variables: Variables) -> Variables:
+    """Return variables that a side or launch sets, with the values of secrets replaced."""
+    return tuple(
+        (name, _remove_secrets(f"{name}={value}", {**os.environ, name: value}).partition("=")[2])
+        for name, value in variables
+    )
+
+
+def _remove_secrets(text: str, environ: Mapping[str, str] | None) -> str:
     for value in _own_values(os.environ if environ is None else environ):
         text = text.replace(value, REMOVED)
     for pattern, replacement in _RULES:
@@ -138,20 +161,6 @@ def without_secrets(text: str, *, environ: Mapping[str, str] | None = None) -> s
         text = pattern.sub(REMOVED, text)
     text = _BASE64_LINES.sub(REMOVED, text)
     return _WORD.sub(lambda word: REMOVED if _is_generated(word[0]) else word[0], text)
-
-
-def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the words of a command line, with those of secrets replaced; `environ` as for `without_secrets`."""
-    lines = [" ".join(word.split("\n")) for word in words]
-    return tuple(without_secrets("\n".join(lines), environ=environ).split("\n"))
-
-
-def variables_without_secrets(variables: Variables) -> Variables:
-    """Return variables that a side or launch sets, with the values of secrets replaced."""
-    return tuple(
-        (name, without_secrets(f"{name}={value}", environ={**os.environ, name: value}).partition("=")[2])
-        for name, value in variables
-    )
 
 
 def _own_values(environ: Mapping[str, str]) -> list[str]:
