@@ -166,7 +166,8 @@ def test_plan_of_the_gate_is_golden(upgrade, library, monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    words = ("--gate", "--to", library.parents[1], "--from-env", "NCCL_IB_TC=106", "--dry-run", "--", "srun", "perf")
+    words = ("--gate", "--from", "2.28.9", "--to", library.parents[1], "--from-env", "NCCL_IB_TC=106")
+    words += ("--differs", "driver 580", "--dry-run", "--", "srun", "perf")
     code, out, _ = upgrade(*words)
     assert code == 0
     shown = out.replace(str(library), "LIBRARY")
@@ -175,6 +176,7 @@ def test_plan_of_the_gate_is_golden(upgrade, library, monkeypatch):
     assert shown == PLAN.read_text()
     document = json.loads(upgrade(*words[:-3], "--json", *words[-3:])[1])
     assert document["new_env"]["LD_PRELOAD"] == str(library)
+    assert (document["expected_nccl"], document["stated"]) == ({"today": "2.28.9"}, "driver 580")
     assert {frozenset(pair) for pair in zip(document["order"][::2], document["order"][1::2], strict=True)} == {
         frozenset(("today", "new"))
     }

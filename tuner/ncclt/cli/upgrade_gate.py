@@ -198,6 +198,7 @@ def _plan_document(request: GateRequest) -> dict[str, object]:
         "today_env": dict(variables_without_secrets(sides.base_env)),
         "new_env": dict(variables_without_secrets(sides.tuned_env)),
         "removed_env": list(sides.removed_env),
+        "expected_nccl": {SIDE_NAMES[side]: str(version) for side, version in request.expected.items()},
         "stated": request.stated or None,
         "margin": request.margin,
         "order": [SIDE_NAMES[side] for side in sides.order],
@@ -210,6 +211,7 @@ def _print_plan(request: GateRequest, *, as_json: bool) -> None:
         print_json({"schema": GATE_SCHEMA, **_plan_document(request)})
         return
     from ncclt.core.verification import Side
+    from ncclt.prove.gate import SIDE_NAMES
 
     sides = request.sides
     if not sides.base_argv:
@@ -217,8 +219,12 @@ def _print_plan(request: GateRequest, *, as_json: bool) -> None:
     for name, words in _commands(request).items():
         print(f"{name}: {words}")
     print(f"removed from both: {', '.join(sides.removed_env) or 'nothing'}")
+    for side, version in request.expected.items():
+        print(f"{SIDE_NAMES[side]} must load NCCL {version}")
+    if request.stated:
+        print(f"differs, as stated: {request.stated}")
     print(f"launches: 2 with NCCL's log, then up to {count_noun(len(sides.order) // 2, 'pair')} in random order")
-    print(f"passes if the new side is at most {request.margin * 100:.3g} % slower")
+    print(f"passes if no group of sizes and no single size is more than {request.margin * 100:.3g} % slower")
 
 
 def print_gate(request: GateRequest, result: GateResult, *, quiet: bool) -> None:

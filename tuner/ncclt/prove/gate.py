@@ -117,11 +117,12 @@ class SizeGroup:
 
     Attributes:
         name: the collective with its sizes, or `training step`.
-        decision: on this group alone.
-        ratio: time of the new side over today's: estimate and interval. The intervals of all groups hold together.
+        decision: on this group and each of its sizes.
+        ratio: time of the new side over today's: estimate and interval. The intervals of all groups and sizes hold
+            together.
         pairs: of launches.
-        worst: the size with the largest ratio, where there are several.
-        worst_ratio: its median ratio.
+        worst: the size that takes the most time, where there are several.
+        worst_ratio: of this size; of the group where there is one.
     """
 
     name: str
@@ -129,18 +130,26 @@ class SizeGroup:
     ratio: Interval
     pairs: int
     worst: str = ""
-    worst_ratio: float = 1.0
+    worst_ratio: Interval
 
     @property
     def worst_change(self) -> str:
         """Return the change at the worst size: `+9.8 %`."""
-        return format_change(self.worst_ratio)
+        return format_change(self.worst_ratio.estimate)
 
     @property
     def slowdown(self) -> str:
         """Return the change with its interval: `+9.8 % time (95 % CI +8.1 % to +11.2 %, 9 pairs)`."""
-        ends = f"{format_change(self.ratio.low)} to {format_change(self.ratio.high)}"
-        return f"{format_change(self.ratio.estimate)} time (95 % CI {ends}, {count_noun(self.pairs, 'pair')})"
+        return self._describe(self.ratio)
+
+    @property
+    def worst_slowdown(self) -> str:
+        """Return the change at the worst size, likewise."""
+        return self._describe(self.worst_ratio)
+
+    def _describe(self, ratio: Interval) -> str:
+        ends = f"{format_change(ratio.low)} to {format_change(ratio.high)}"
+        return f"{format_change(ratio.estimate)} time (95 % CI {ends}, {count_noun(self.pairs, 'pair')})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +212,11 @@ class GateResult:
                     "name": group.name,
                     "decision": group.decision.value,
                     "ratio": group.ratio.estimate,
-                    "interval": [group.ratio.low, group.ratio.high if math.isfinite(group.ratio.high) else None],
+                    "interval": _list_ends(group.ratio),
                     "pairs": group.pairs,
                     "worst": group.worst or None,
-                    "worst_ratio": group.worst_ratio,
+                    "worst_ratio": group.worst_ratio.estimate,
+                    "worst_interval": _list_ends(group.worst_ratio),
                 }
                 for group in self.groups
             ],
@@ -217,6 +227,10 @@ class GateResult:
             "failure": self.failure or None,
             "notes": list(self.notes),
         }
+
+
+def _list_ends(ratio: Interval) -> list[float | None]:
+    return [ratio.low, ratio.high if math.isfinite(ratio.high) else None]
 
 
 def find_differences(seen: Mapping[Side, Mapping[str, str]]) -> tuple[tuple[str, str, str], ...]:
@@ -328,16 +342,16 @@ def _compare(
         groups = judge_groups(pairs, margin=request.margin)
         if not groups:
             break
-        if len(pairs) >= MIN_BLOCKS * LAUNCHES_PER_BLOCK and decide_gate(groups) is not GateDecision.UNDECIDED:
+        decision = decide_gate(groups)
+        is_open = decision is GateDecision.UNDECIDED or (
+            decision is not GateDecision.SLOWER and _name_suspects(groups, margin=request.margin)
+        )
+        if len(pairs) >= MIN_BLOCKS * LAUNCHES_PER_BLOCK and not is_open:
             break
     if added:
         notes = (*notes, f"not compared, measured on the new side only: {_name_calls(added)}")
-    if worse := [
-        f"{group.name}: {group.worst} {group.worst_change}"
-        for group in groups
-        if group.worst and group.worst_ratio > 1 + request.margin and group.decision is not GateDecision.SLOWER
-    ]:
-        notes = (*notes, f"one size is slower than the margin, which its group hides: {', '.join(worse)}")
+    if suspects := _name_suspects(groups, margin=request.margin):
+        notes = (*notes, f"slower than the margin, but not with 95 % confidence: {', '.join(suspects)}")
     decision = decide_gate(groups)
     if failure:
         # A failure of the new side speaks against it only where it fails again.
@@ -362,6 +376,15 @@ def _compare(
         failure=failure,
         notes=notes,
     )
+
+
+def _name_suspects(groups: Iterable[SizeGroup], *, margin: float) -> list[str]:
+    """Return the worst size of each group that passes, where it seems slower than the margin."""
+    return [
+        f"{group.name}: {group.worst} {group.worst_change}"
+        for group in groups
+        if group.worst and group.worst_ratio.estimate > 1 + margin and group.decision is not GateDecision.SLOWER
+    ]
 
 
 def _name_calls(calls: Iterable[ComparedCall]) -> str:
@@ -607,42 +630,52 @@ def judge_groups(pairs: Sequence[Mapping[ComparedCall, float]], *, margin: float
         margin: largest slowdown that passes, as a share.
 
     Returns:
-        The groups in order of collective and size. Their intervals hold together at `INTERVAL_ERROR`, whatever the
-        number of looks: each group gets an equal part of the error.
+        The groups in order of collective and size. All intervals hold together at `INTERVAL_ERROR`, whatever the number
+        of looks: each group gets an equal part of the error, and all single sizes share one more.
     """
     calls: dict[tuple[str, int], list[ComparedCall]] = {}
     for call in sorted({call for pair in pairs for call in pair}):
         calls.setdefault(call.group, []).append(call)
+    sizes = sum(count for members in calls.values() if (count := len({call.size_bytes for call in members})) > 1)
+    error = INTERVAL_ERROR / max(len(calls) + bool(sizes), 1)
     return tuple(
-        _judge_group(pairs, members, margin=margin, error=INTERVAL_ERROR / len(calls)) for members in calls.values()
+        _judge_group(pairs, members, margin=margin, error=error, size_error=error / max(sizes, 1))
+        for members in calls.values()
     )
 
 
 def _judge_group(
-    pairs: Sequence[Mapping[ComparedCall, float]], calls: Sequence[ComparedCall], *, margin: float, error: float
+    pairs: Sequence[Mapping[ComparedCall, float]],
+    calls: Sequence[ComparedCall],
+    *,
+    margin: float,
+    error: float,
+    size_error: float,
 ) -> SizeGroup:
-    ratios = [statistics.fmean(shared) for pair in pairs if (shared := [pair[call] for call in calls if call in pair])]
-    found = estimate_interval(ratios, error=error)
-    if found.low > 1 + margin:
+    def compare(members: Sequence[ComparedCall], error: float) -> Interval:
+        logs = ([pair[call] for call in members if call in pair] for pair in pairs)
+        return estimate_interval([statistics.fmean(shared) for shared in logs if shared], error=error)
+
+    found = compare(calls, error)
+    by_size: dict[int, list[ComparedCall]] = {}
+    for call in calls:
+        by_size.setdefault(call.size_bytes, []).append(call)
+    # A group of one size is that size.
+    sizes = {size: compare(members, size_error) if len(by_size) > 1 else found for size, members in by_size.items()}
+    worst = max(sizes, key=lambda size: (sizes[size].low > 1 + margin, sizes[size].estimate))
+    if found.low > 1 + margin or sizes[worst].low > 1 + margin:
         decision = GateDecision.SLOWER
     elif found.high > 1 + margin:
         decision = GateDecision.UNDECIDED
     else:
         decision = GateDecision.FASTER if found.high < 1 else GateDecision.NOT_SLOWER
-    sizes: dict[int, list[float]] = {}
-    for pair in pairs:
-        for call in calls:
-            if call in pair:
-                sizes.setdefault(call.size_bytes, []).append(pair[call])
-    medians = {size_bytes: statistics.median(logs) for size_bytes, logs in sizes.items()}
-    worst = max(medians, key=lambda size_bytes: medians[size_bytes])
     return SizeGroup(
         name=_name_group(*calls[0].group),
         decision=decision,
         ratio=found,
-        pairs=len(ratios),
-        worst=format_bytes(worst) if len(medians) > 1 else "",
-        worst_ratio=math.exp(medians[worst]),
+        pairs=sum(any(call in pair for call in calls) for pair in pairs),
+        worst=format_bytes(worst) if len(sizes) > 1 else "",
+        worst_ratio=sizes[worst],
     )
 
 
@@ -678,6 +711,8 @@ def _describe_decision(decision: GateDecision, groups: Sequence[SizeGroup], *, m
     """Return the sentence on the group that decides."""
     worst = max((group for group in groups if group.decision is decision), key=lambda group: group.ratio.estimate)
     change = f"{worst.name} takes {worst.slowdown}"
+    if decision is GateDecision.SLOWER and worst.ratio.low <= 1 + margin:
+        change = f"{worst.name}: {worst.worst} takes {worst.worst_slowdown}"
     limit = f"{margin * 100:.3g} %"
     if decision is GateDecision.SLOWER:
         return f"{change}, more than the {limit} margin"
