@@ -502,8 +502,13 @@ class StudySummaryDocument(StudyDocument):
     """A study with its numbers so far."""
 
     trials: int
-    best_us: float | None = Field(description="lowest median of a setting in the search, per step; not validated")
-    default_us: float | None = Field(description="median of the NCCL default in the search, per step")
+    best_us: float | None = Field(
+        description="lowest median of a setting in the search, per step, not validated; null = no trial yet, or the "
+        "verdict of `recommendation` has times"
+    )
+    default_us: float | None = Field(
+        description="median of the NCCL default in the search, per step; null as for `best_us`"
+    )
     recommendation: RecommendationDocument | None
 
 

@@ -194,9 +194,11 @@ class StoreContract:
         for number, (setting, score_us) in enumerate(scores):
             store.trials.add("abc123", sample_trial(number, setting=setting, score_us=score_us))
         store.trials.add("abc123", replace(sample_trial(9, score_us=1.0), phase=Phase.PROVE))
-        newest = [store.revisions.publish(sample_recommendation(id)) for id in ("r1", "r2")][-1]
         (summary,) = store.studies.page().items
         assert (summary.trials, summary.best_us, summary.default_us) == (7, 90.0, 102.0)
+        newest = [store.revisions.publish(sample_recommendation(id)) for id in ("r1", "r2")][-1]
+        (summary,) = store.studies.page().items
+        assert (summary.trials, summary.best_us, summary.default_us) == (7, None, None)
         assert summary.recommendation == newest
 
     def test_publishing_counts_revisions(self, store: Store) -> None:

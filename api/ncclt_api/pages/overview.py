@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation
@@ -142,6 +143,43 @@ def build_map(
         clusters_left=max(0, len(clusters) - MOST_ROWS),
         models_left=max(0, len(models) - MOST_COLUMNS),
     )
+
+
+def list_cells(shown: HomeMap, rolling: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a map shows, for JSON: its cells as one list, with ids in place of policies.
+
+    Args:
+        shown: the map.
+        rolling: id and share of each open roll-out, by names.
+    """
+    cells = []
+    for pair in (pair for row in shown.rows for pair in row if pair):
+        cell = {"cluster": pair.cluster, "model": pair.model, "shapes": pair.shapes, "running": pair.running}
+        place = (pair.cluster, pair.model)
+        if (found := pair.recommendation) is not None:
+            result = build_result(found)
+            cell |= {
+                "recommendation": found.id,
+                "revision": found.revision,
+                "study": found.study,
+                "created": found.created,
+                "origin": found.origin,
+                "nodes": found.fingerprint.nodes,
+                "gpus_per_node": found.fingerprint.gpus_per_node,
+                "nccl_version": found.fingerprint.nccl_version,
+                "for_other_version": place in shown.other_version,
+                "stale": found.stale,
+                "needs_table": result.needs_table,
+                "verdict": result.verdict,
+                "change": (shown.changes or {}).get(pair.cluster, {}).get(pair.model),
+            }
+        cells.append(cell | {"roll_out": rolling.get(place)})
+    return {
+        "cells": cells,
+        "counts": shown.counts,
+        "clusters_left": shown.clusters_left,
+        "models_left": shown.models_left,
+    }
 
 
 def is_for_other_version(found: Recommendation, nccl_version: str) -> bool:

@@ -29,7 +29,7 @@ from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
 from ncclt_api.pages.gain import compare_jobs, gain_chart, group_comparable
-from ncclt_api.pages.overview import build_map, compare_releases, is_for_other_version, sum_up
+from ncclt_api.pages.overview import build_map, compare_releases, is_for_other_version, list_cells, sum_up
 from ncclt_api.pages.rollouts import Holds
 from ncclt_api.routes.pages import Form, PageQuery, json_response, page_response
 from ncclt_api.schemas import StudySummaryDocument, study_summary_document
@@ -137,9 +137,8 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
             "running": _summaries(running),
             "recent": _summaries(recent),
             "stale": stale,
-            "roll_outs": list(rolling.values()),
         }
-        return json_response({"map": shown, "gain": gain, **lists})
+        return json_response({"map": list_cells(shown, rolling), "gain": gain, **lists})
     return page_response(
         request,
         "home.html",

@@ -103,12 +103,15 @@ def test_the_map_shows_verdict_gain_interval_age_and_mark(client):
 
 
 def test_the_map_in_json_has_the_same_numbers(client):
-    rows = client.get("/?format=json").json()["map"]["rows"]
-    pairs = {(pair["cluster"], pair["model"]): pair for row in rows for pair in row if pair}
-    verdict = pairs["leonardo", "bert"]["recommendation"]["table"]["verdict"]
+    answer = client.get("/?format=json")
+    cells = {(cell["cluster"], cell["model"]): cell for cell in answer.json()["map"]["cells"]}
+    verdict = cells["leonardo", "bert"]["verdict"]
     assert (verdict["decision"], verdict["speedup"], verdict["interval"]) == ("tuned", 1.083, [1.061, 1.104])
-    assert pairs["leonardo", "bert"]["recommendation"]["simulated"] is True
-    assert pairs["leonardo", "resnet101"]["recommendation"]["simulated"] is False
+    assert cells["leonardo", "bert"]["origin"] == "simulated"
+    assert cells["leonardo", "resnet101"]["origin"] == "measured"
+    studies = {cell["study"] for cell in cells.values() if "study" in cell}
+    assert studies == set(re.findall(r'<td class="cell [^"]*">\s*<a href="/studies/(\w+)"', client.get("/").text))
+    assert "rules" not in json.dumps(answer.json()["map"])  # /v1/recommendations has the policies
 
 
 def test_a_stale_cell_promises_nothing(empty_store, empty_client, samples):
@@ -186,8 +189,8 @@ def test_changed_results_are_marked_and_repeated_ones_are_not(empty_store, empty
     publish(empty_store, samples, "b1", days=40, model="gpt2", decision=Decision.KEEP_DEFAULT)
     publish(empty_store, samples, "b2", days=3, model="gpt2")
     publish(empty_store, samples, "c1", days=4, model="new one")
-    changes = empty_client.get("/?days=30&format=json").json()["map"]["changes"]
-    assert changes == {"leonardo": {"gpt2": "was keep", "new one": "new"}}
+    cells = empty_client.get("/?days=30&format=json").json()["map"]["cells"]
+    assert {cell["model"]: cell["change"] for cell in cells if cell["change"]} == {"gpt2": "was keep", "new one": "new"}
     assert "<strong>2 changed</strong> in the last 30 days" in empty_client.get("/?days=30").text
 
 
@@ -482,5 +485,5 @@ def test_infinity_is_null_in_json(empty_store, empty_client, samples):
     one = samples.recommendation(study)
     verdict = samples.verdict(Decision.UNDECIDED, 1.0, (0.0, float("inf")))
     empty_store.revisions.publish(replace(one, table=replace(one.table, verdict=verdict), variables=None))
-    (pair,) = json.loads(empty_client.get("/?format=json").text)["map"]["rows"][0]
-    assert pair["recommendation"]["table"]["verdict"]["interval"] == [0.0, None]
+    (cell,) = json.loads(empty_client.get("/?format=json").text)["map"]["cells"]
+    assert cell["verdict"]["interval"] == [0.0, None]

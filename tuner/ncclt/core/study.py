@@ -194,8 +194,8 @@ class StudyEntry:
         study: the study itself.
         trials: trials of all phases and outcomes.
         best_us: lowest communication time per step over the settings that were searched, each by its median, µs;
-            None before the first good trial. What is proven is in the recommendation.
-        default_us: median communication time per step of the NCCL default in the search, µs.
+            None before the first good trial, and once the verdict of the recommendation has its own times.
+        default_us: median communication time per step of the NCCL default in the search, µs; None as `best_us`.
         recommendation: the newest one of the study.
     """
 

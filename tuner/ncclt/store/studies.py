@@ -117,11 +117,10 @@ class Studies(StorePart):
 
     @repeatable
     def recent(self, *, limit: int, cluster: Names = None, model: str | None = None) -> tuple[StudyEntry, ...]:
-        """Return the newest studies that are not running; without their own times where they have a proof's."""
+        """Return the newest studies that are not running; None = any."""
         with self._database.reading() as connection:
             query = self._newest_first(cluster, model).where(not_(is_running(abandoned(connection)))).limit(limit)
-            found = _read(connection, connection.execute(query).all())
-            return self._summaries(connection, found, proven_too=False)
+            return self._summaries(connection, _read(connection, connection.execute(query).all()))
 
     @repeatable
     def set_state(self, id: str, state: StudyState, reason: str) -> None:
@@ -176,20 +175,14 @@ class Studies(StorePart):
         where = (*is_named(studies.c.cluster, self._within(cluster)), *is_named(studies.c.model, model))
         return select(studies).where(*where).order_by(studies.c.sequence.desc())
 
-    def _summaries(
-        self, connection: Connection, found: Sequence[Study], *, proven_too: bool = True
-    ) -> tuple[StudyEntry, ...]:
-        """Return studies with their numbers so far, in their order; recommendations say whether they are stale.
-
-        Args:
-            proven_too: also read the times of studies whose verdict has its own, which takes long with many trials.
-        """
+    def _summaries(self, connection: Connection, found: Sequence[Study]) -> tuple[StudyEntry, ...]:
+        """Return studies with their numbers so far, in their order; recommendations say whether they are stale."""
         ids = [study.id for study in found]
         count = select(trials.c.study, func.count().label("trials")).where(trials.c.study.in_(ids))
         counts = {row.study: row.trials for row in connection.execute(count.group_by(trials.c.study))}
         published = tuple(newest_by_study(connection, ids).values())
         recommended = {r.study: r for r in with_staleness(connection, published, self._shipped)}
-        proven = {r.study for r in published if r.table.verdict.default_us and not proven_too}
+        proven = {r.study for r in published if r.table.verdict.default_us}
         scores = _median_scores(connection, [id for id in ids if id not in proven])
         return tuple(
             StudyEntry(
