@@ -46,13 +46,14 @@ def tune(ncclt):
 
 
 def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_every_trial(ncclt, tune):
-    ncclt.variables |= {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "INFO"}
+    ncclt.variables |= {"NCCL_ALGO": "Tree", "NCCL_IB_HCA": "mlx5_0", "NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "INFO"}
     done = ncclt(*tune, "-v")
 
     assert "The A/B test also measures what you run today: NCCL_ALGO=Tree" in done.stderr
     assert "keep-default: for nasnetmobile on dgx-a100, your settings cost 100.0 % (95 % CI" in done.stdout
     assert ": unset NCCL_ALGO" in done.stdout
     assert "kept in every trial (variables of the site): NCCL_IB_HCA" in done.stdout + done.stderr
+    assert "ncclt: doctor: ENV006: NCCL_P2P_DISABLE=1 is set" in done.stderr, "no verdict can name its cost"
     with open_store(f"sqlite:///{ncclt.folder}/ncclt.db") as store:
         (study,) = (entry.study for entry in store.studies.page(limit=5).items)
         trials = store.trials.find(study.id)
@@ -61,7 +62,7 @@ def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_ever
     assert "NCCL default over what you run today (NCCL_ALGO): tuned: communication is faster: +100.0 %" in evidence
     assert evidence.count("recomputed: same") == 1
     assert found.today.variables == study.today == (("NCCL_ALGO", "Tree"),)
-    assert found.fingerprint.site_variables == (("NCCL_IB_HCA", "mlx5_0"),)
+    assert found.fingerprint.site_variables == (("NCCL_IB_HCA", "mlx5_0"), ("NCCL_P2P_DISABLE", "1"))
     assert {trial.arm for trial in trials} >= {Arm.DEFAULT, Arm.TODAY}
     removed = {
         (trial.arm, *re.findall(r"-u (NCCL_[A-Z_]+)", command))

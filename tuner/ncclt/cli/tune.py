@@ -210,7 +210,7 @@ def run_study(
     from ncclt.store.clock import utc_now
 
     if testbed.is_launched:
-        _examine(testbed.runner.cluster, force=force)
+        _examine(testbed.runner.cluster, force=force, hidden=hidden)
     with StopRequest() as stop, TuneView(testbed, hidden=hidden, blocks=request.budget.blocks) as view:
         try:
             result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
@@ -220,7 +220,11 @@ def run_study(
     return result, stop.exit_code
 
 
-def _examine(cluster: Cluster, *, force: bool) -> None:
+_IN_EVERY_ARM = "ENV006"
+"""Rule about transports that are switched off by variables of the site: the verdict cannot name their cost."""
+
+
+def _examine(cluster: Cluster, *, force: bool, hidden: bool) -> None:
     """Examine this machine before anything is measured on it.
 
     Raises:
@@ -230,8 +234,9 @@ def _examine(cluster: Cluster, *, force: bool) -> None:
     from ncclt.health.doctor.examine import examine_here
 
     diagnosis = examine_here(os.environ, Facts(cluster=cluster))
-    for finding in diagnosis.blocking:
-        say(f"ncclt: doctor: {finding.id}: {finding.what}")
+    for finding in diagnosis.findings:
+        if finding in diagnosis.blocking or (finding.id == _IN_EVERY_ARM and not hidden):
+            say(f"ncclt: doctor: {finding.id}: {finding.what}")
     if diagnosis.blocking and not force:
         raise UsageError(
             f"`ncclt doctor` found {count_noun(len(diagnosis.blocking), 'error')}: no measurement here would be valid",

@@ -595,6 +595,13 @@ def test_advice_names_the_variable_that_is_at_fault():
     assert one_channel.fix == "unset NCCL_MAX_NCHANNELS=1 (environment)"
 
 
+def test_advice_on_a_transport_that_is_off_is_a_comparison_of_step_times():
+    for setting in ("NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_IB_DISABLE=1", "NCCL_NET_GDR_LEVEL=0"):
+        (found,) = (one for one in diagnose(Facts(environment=env(setting))).findings if one.id == "ENV006")
+        name = setting.partition("=")[0]
+        assert found.fix.endswith(f"ncclt verify --against 'COMMAND' -- env -u {name} COMMAND")
+
+
 def test_forced_tree_names_the_calls_that_fail():
     diagnosis = diagnose(Facts(environment=env("NCCL_ALGO=Tree"), version=NcclVersion(2, 27, 3)))
 

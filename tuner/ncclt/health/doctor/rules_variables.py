@@ -194,16 +194,23 @@ def _dangerous(facts: Facts) -> Iterator[Observation]:
     id="ENV006",
     severity=Severity.WARNING,
     title="a transport is switched off",
-    why="Such switches are set while looking for an error and then forgotten; the fast path stays off for good.",
-    fix="unset it, and see whether the job still runs",
+    why="Such switches are set while looking for an error, or copied, and then forgotten; the fast path stays off. "
+    "Most are of the site, which every trial of a study has, so no verdict names their cost.",
+    fix="unset it, and compare the step times of both",
     source="NCCL user guide, debugging variables",
 )
 def _switched_off(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
-        if variable.name in _OFF_SWITCHES and as_nccl_reads(variable.value)[0]:
-            yield _seen(variable, f"is set: {_OFF_SWITCHES[variable.name]}")
-        elif variable.name in _LEVELS and variable.value.strip().upper() in ("LOC", "0"):
-            yield _seen(variable, f"is set: {_LEVELS[variable.name]}")
+        name, effect = variable.name, ""
+        if name in _OFF_SWITCHES and as_nccl_reads(variable.value)[0]:
+            effect = _OFF_SWITCHES[name]
+        elif name in _LEVELS and variable.value.strip().upper() in ("LOC", "0"):
+            effect = _LEVELS[name]
+        if effect:
+            fix = (
+                f"unset it if the job runs without; its cost: ncclt verify --against 'COMMAND' -- env -u {name} COMMAND"
+            )
+            yield _seen(variable, f"is set: {effect}", fix)
 
 
 @rule(
