@@ -175,10 +175,33 @@ def test_no_arm_is_tried_while_the_job_has_to_pay_for_earlier_ones():
     assert lost_us == pytest.approx(2 * STEPS * STEP_US, rel=0.01)
     assert lost_us > 0.005 * ADVANCE_STEPS * STEP_US
 
-    assert [proof.draw().drawn_from for _ in range(20)] == [()] * 20
+    assert proof.draw() == Draw(DEFAULT)
     proof.add(make_block(proof.draw()), elapsed_us=lost_us / 0.005 * 1.01)
 
-    assert proof.draw().drawn_from == (0, 2)
+    assert proof.draw() == Draw(2)
+
+
+def test_each_arm_gets_a_block_before_coins_compare_the_best_one_with_the_default():
+    proof = make_proof(arms=3)
+    for arm in range(4):
+        draw = proof.draw()
+        assert draw == Draw(arm)
+        proof.add(make_block(draw, log_time=-(0.0, 0.03, 0.09, 0.06)[arm]), elapsed_us=arm * STEPS * STEP_US)
+
+    assert {proof.draw().drawn_from for _ in range(20)} == {(0, 2)}
+
+
+def test_the_first_arm_that_a_coin_compares_needs_less_capital_than_later_ones():
+    def count_blocks(arm):
+        blocks = [make_block(Draw(number), log_time=-0.1 * (number > 0)) for number in range(4)]
+        proof = make_proof(arms=3, blocks=[*blocks, make_block(Draw(0, drawn_from=(0, 1)))])
+        while not proof.result(arm).is_proven:
+            draw = Draw(arm * (len(proof.blocks) % 2), drawn_from=(0, arm))
+            proof.blocks.append(make_block(draw, log_time=-0.1 * (draw.arm > 0)))
+            proof._known_gains.clear()
+        return len(proof.blocks)
+
+    assert count_blocks(1) < count_blocks(2)
 
 
 def test_only_the_newest_level_is_kept_while_the_job_pays():
@@ -199,7 +222,7 @@ def test_the_last_arm_is_compared_in_pairs_if_its_gain_is_small_beside_the_noise
 
 
 def test_noise_that_hides_the_gain_leaves_it_undecided():
-    proof = run(make_proof(), {1: 0.1}, noise=0.5, seed=0, blocks=MAX_BLOCKS + 1)
+    proof = run(make_proof(), {1: 0.1}, noise=0.5, seed=2, blocks=MAX_BLOCKS + 2)
 
     assert proof.has_ended
     assert proof.winner is None
