@@ -120,17 +120,6 @@ def build_ticket(answer: ServedRevision, job: str, *, issued_s: float) -> Ticket
     )
 
 
-def build_job_start(answer: ServedRevision, job: str, *, issued_s: float) -> JobStart:
-    """Return the start of a job of a roll-out."""
-    return JobStart(
-        rollout=answer.rollout,
-        job=job,
-        recommendation=answer.revision_id,
-        issued_s=issued_s,
-        running=answer.running,
-    )
-
-
 def claim_stored(store: Store, rollout: RollOut, job: str, *, now_s: float, has_ticket: bool) -> JobStart | None:
     """Return the start of a job from the store of its roll-out, as of `Claim`.
 

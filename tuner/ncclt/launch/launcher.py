@@ -205,7 +205,6 @@ class Launcher(Port):
         uses_allocation: without named hosts it runs on the nodes that a resource manager has granted.
         chooses_nodes: every launch gets nodes of the cluster's choice, so none can be named, asked or compared.
         reaches_back: processes can connect to this machine and load its tuner plugin.
-        takes_containers: processes run in the image of the option `container`, if one is given.
         job_variable: set inside an allocation; outside, a whole study is submitted as one batch job. Empty = this
             launcher submits none.
         options: options that only this launcher knows.
@@ -218,7 +217,6 @@ class Launcher(Port):
     uses_allocation: ClassVar[bool] = False
     chooses_nodes: ClassVar[bool] = False
     reaches_back: ClassVar[bool] = True
-    takes_containers: ClassVar[bool] = False
     job_variable: ClassVar[str] = ""
     options: ClassVar[tuple[LauncherOption, ...]] = ()
 

@@ -100,7 +100,6 @@ class KubernetesLauncher(ProcessLauncher):
     name = "kubernetes"
     chooses_nodes = True
     reaches_back = False
-    takes_containers = True
     options = (
         LauncherOption(key="container", metavar="IMAGE", help="Container image of the trials"),
         LauncherOption(key="namespace", metavar="NAME", help="Namespace of the jobs", parse=_parse_object),

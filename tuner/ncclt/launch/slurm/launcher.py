@@ -292,7 +292,6 @@ class SlurmLauncher(ProcessLauncher):
 
     name = "slurm"
     uses_allocation = True
-    takes_containers = True
     job_variable = "SLURM_JOB_ID"
     options = (
         LauncherOption(key="container", metavar="IMAGE", help="Container image of the trials (needs pyxis)"),
