@@ -77,6 +77,19 @@ def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_ever
     }
 
 
+def test_recheck_has_the_baseline_of_the_verdict_in_the_shell_of_the_study_alone(ncclt, tune):
+    runpy.run_path(str(STAND_IN))["install"](ncclt.folder / "nccl-tests", factors={"tree": 2, "ring": 0.8})
+    ncclt.variables["NCCL_ALGO"] = "Tree"
+    assert "communicates 2.50x faster than what you run today" in ncclt(*tune).stdout
+    again = ("recheck", *tune[1 : tune.index("--trials")], *STORE)
+    assert "gain of the policy over what you run today" in ncclt(*again).stdout
+    del ncclt.variables["NCCL_ALGO"]
+    other = ncclt(*again)
+    assert "this shell does not set exactly NCCL_ALGO=Tree" in other.stderr
+    assert "what you run today" not in other.stdout
+    assert "fresh: nasnetmobile" in other.stdout
+
+
 def test_equal_times_keep_the_default_and_nothing_is_simulated(ncclt, tune):
     document = json.loads(ncclt(*tune, "--json").stdout)
 

@@ -7,6 +7,7 @@ own path first. What it is told stands in FOLDER/stand_in.json (`install` in Pyt
     mpi         false = every process is a job of its own, as a build without MPI
     cluster     fields of an ncclt Cluster: times are those of its simulation; left out, they follow from the size and
                 NCCL_ALGO alone, so tests can foretell them
+    factors     algorithm -> factor of its times where there is no cluster
     sigma       deviation of each time from the simulated one, as a share; every launch of a setting has the same, so
                 that two settings which are equal in truth are told apart in the same way each time
     lacks       ["tree/simple", ...]: choices that NCCL does not offer to a tuner plugin
@@ -219,10 +220,11 @@ def chosen_by_plugin(job, wanted):
 
 
 def times_us(job, wanted, chosen):
-    """The time of each size: of the simulated cluster, or 20 µs and 10e9 bytes/s, twice that for a tree."""
+    """The time of each size: of the simulated cluster, or 20 µs and 10e9 bytes/s, by default twice that for a tree."""
     if "cluster" not in job.told:
         named = os.environ.get("NCCL_ALGO", "").lower().rpartition(":")[2]
-        return {size: (20 + size / 10_000) * (2 if chosen.get(size, named) == "tree" else 1) for size in wanted}
+        factors = job.told.get("factors", {"tree": 2})
+        return {size: (20 + size / 10_000) * factors.get(chosen.get(size, named), 1) for size in wanted}
     request = {
         "cluster": job.told["cluster"],
         "program": job.program,

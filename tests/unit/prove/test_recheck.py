@@ -73,17 +73,19 @@ def request_():
     return request_for(times(seed=1))
 
 
-def request_for(time_of):
+def request_for(time_of, *, today_of=None, arm=Arm.TABLE):
     trial_log = FakeTrialLog()
+    today = {Arm.TODAY: Policy()} if today_of else {}
     Proof(
         runner=FakeRunner(CLUSTER, time_of),
         workload=WORKLOAD,
         trial_log=trial_log,
-        policies={Arm.DEFAULT: Policy(), Arm.TABLE: POLICY},
+        policies={Arm.DEFAULT: Policy(), **today, arm: POLICY},
+        runners={Arm.TODAY: FakeRunner(CLUSTER, today_of)} if today_of else {},
         interrupted=lambda: False,
         watch=lambda *_: None,
     ).run()
-    table = build_policy_verdict(Arm.TABLE, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
+    table = build_policy_verdict(arm, POLICY, trial_log.trials(), WORKLOAD, min_effect=0.02)
     assert table.verdict.decision is Decision.TUNED
     found = Recommendation(
         id="r1",
@@ -95,7 +97,7 @@ def request_for(time_of):
         collectives=WORKLOAD.collectives,
         fingerprint=CLUSTER.fingerprint(),
         table=table,
-        variables=None,
+        variables=table if arm is Arm.VARIABLES else None,
         simulated=True,
         launcher="fake",
         created="t",
@@ -114,9 +116,11 @@ def request_for(time_of):
     return RecheckRequest(recommendation=found, study=study, trials=tuple(trial_log.trials()))
 
 
-def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False):
+def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False, today_of=None):
     runner = FakeRunner(cluster, time_of)
-    return recheck(request, runner, interrupted=interrupted, watch=lambda *_: None, now=lambda: "2026-01-01"), runner
+    by_today = FakeRunner(cluster, today_of) if today_of else None
+    said = {"watch": lambda *_: None, "now": lambda: "2026-01-01"}
+    return recheck(request, runner, interrupted=interrupted, by_today=by_today, **said), runner
 
 
 def test_a_document_that_is_no_check_is_an_error_of_the_input(request_, subtests):
@@ -152,6 +156,14 @@ def test_what_is_still_true_is_fresh_and_costs_few_launches(request_):
     assert len(found.changes) == 1 + 2 * 5
     assert "64 MiB" in found.changes[1].what, "the message of most weight comes first"
     assert Recheck.from_document(found.to_document()) == found
+
+
+def test_variables_that_were_proven_alone_are_measured_again():
+    """A study publishes them as its table too, which no launch measured."""
+    request = request_for(times(seed=1), arm=Arm.VARIABLES)
+    assert request.recommendation.table == request.recommendation.variables
+    found, _ = checked(request, times(seed=2))
+    assert (found.freshness, found.launches) == (Freshness.FRESH, 8)
 
 
 def test_what_changed_beyond_the_noise_is_stale(request_, subtests):
@@ -231,6 +243,21 @@ def test_an_unknown_driver_or_topology_clears_no_difference(request_):
         assert checked(seen, times(seed=3), cluster=then)[0].freshness is Freshness.FRESH
     accepted = replace(request, driver_may_differ=True, earlier=(checked(updated, times(seed=2), cluster=then)[0],))
     assert checked(accepted, times(seed=3), cluster=then)[0].freshness is Freshness.FRESH
+
+
+def test_gain_over_today_is_measured_again_and_makes_nothing_stale(subtests):
+    """It concerns jobs with those variables alone; others are served by the gain over the default."""
+    request = request_for(times(seed=1), today_of=times(seed=5, default=1.1))
+    for now, changed in ((1.1, False), (0.95, True)):
+        with subtests.test(now=now):
+            found, _ = checked(request, times(seed=2), today_of=times(seed=6, default=now))
+            (change,) = (one for one in found.changes if one.what == "gain of the policy over what you run today")
+            assert (change.changed, found.freshness, found.launches) == (changed, Freshness.FRESH, 8)
+            assert change.before == pytest.approx(1.1 / 0.9, rel=0.03)
+    lost, _ = checked(request, times(seed=2), today_of=lambda *_: Outcome.CRASHED)
+    other, _ = checked(request_for(times(seed=1)), times(seed=2), today_of=times(seed=6))
+    assert lost.changes == checked(request, times(seed=2))[0].changes
+    assert not {"gain of the policy over what you run today"} & {one.what for one in (*lost.changes, *other.changes)}
 
 
 def test_as_many_launches_clear_a_failure(request_):

@@ -58,11 +58,13 @@ def recheck(
     """Measure a recommendation again; stop serving a stale one.
 
     A recommendation is stale when NCCL, driver, topology or performance have changed beyond the noise; `ncclt env`
-    then refuses it. A later recheck makes it fresh again if it can see the earlier change. Exit codes: 0 = fresh,
-    4 = stale, 3 = nothing to recheck.
+    then refuses it. A later recheck makes it fresh again if it can see the earlier change. In a shell with the tuning
+    variables of the study, the gain over what you run today is measured too. Exit codes: 0 = fresh, 4 = stale,
+    3 = nothing to recheck.
     """
     from ncclt.core.study import Arm
     from ncclt.measure.open_testbed import open_testbed
+    from ncclt.prove.evidence import collect_evidence
     from ncclt.prove.recheck import RecheckRequest, find_served_arm
     from ncclt.prove.recheck import recheck as run
     from ncclt.store import open_store
@@ -86,7 +88,7 @@ def recheck(
             tolerance=tolerance,
         )
         request = _with_history(request, store, target, testbed, new_driver=new_driver)
-        arm, served = find_served_arm(request.recommendation)
+        arm, served = find_served_arm(published, collect_evidence(request.trials))
         if arm is Arm.TABLE:
             _require_expressible(served.policy, request, testbed)
         store.require_writable()
@@ -101,8 +103,19 @@ def recheck(
             if not hidden:
                 say(f"ncclt: launch {next(launches)}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
 
+        today = published.today.variables if published.today else ()
+        if today and today != testbed.today:
+            shown = " ".join(f"{name}={value}" for name, value in today)
+            say(f"ncclt: the gain over what you run today is not measured: this shell does not set exactly {shown}")
         with StopRequest() as stop:
-            found = run(request, testbed.by_arm.get(arm, testbed.runner), interrupted=stop, watch=watch, now=utc_now)
+            found = run(
+                request,
+                testbed.by_arm.get(arm, testbed.runner),
+                interrupted=stop,
+                watch=watch,
+                now=utc_now,
+                by_today=testbed.by_today if today == testbed.today else None,
+            )
         if found is None:
             say("ncclt: interrupted: nothing was recorded")
             raise typer.Exit(EXIT_INTERRUPTED)
@@ -178,6 +191,8 @@ def _with_history(
 
 
 def _print(found: Recheck, study: Study) -> None:
+    from ncclt.prove.recheck import TODAY_GAIN
+
     if found.changes:
         print_table(
             ("measured", "before", "now", "change, %", "noise, %", "state"),
@@ -198,5 +213,7 @@ def _print(found: Recheck, study: Study) -> None:
     print(f"{found.freshness}: {found.model} on {found.cluster}{demonstration}, recommendation {found.recommendation}")
     for reason in found.reasons:
         print(f"  {reason}")
+    if any(change.changed and change.what == TODAY_GAIN for change in found.changes):
+        print("  The gain over what you run today has changed: tune again in this shell, with a new --study.")
     if found.reasons:
         print("  It is no longer served; tune again with a new --study, or recheck once the cause is repaired.")

@@ -22,7 +22,7 @@ from ncclt.core.trial import Outcome, Runner, TrialResult, times_origin
 from ncclt.core.workload import Workload
 from ncclt.errors import NoRecommendationError, StudyStoppedError, UsageError
 from ncclt.measure.trial import measure_once
-from ncclt.prove.evidence import ArmLaunch, collect_evidence
+from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.interleave import can_apply, plan_block
 
 DEVIATIONS = 4.0
@@ -51,6 +51,8 @@ TOLERANCE = 0.10
 """Share by which a time may change between two days without a cause that a new tuning would find."""
 
 _GAIN = "gain of the policy over the default"
+TODAY_GAIN = "gain of the policy over what you run today"
+"""Concerns jobs with the tuning variables of today alone, so it never makes a recommendation stale."""
 _TOO_WEAK = "too weak to clear the earlier recheck"
 
 
@@ -97,6 +99,7 @@ def recheck(
     interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
     now: Callable[[], str],
+    by_today: Runner | None = None,
 ) -> Recheck | None:
     """Recheck one recommendation; None when the user interrupted.
 
@@ -109,6 +112,7 @@ def recheck(
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch.
         now: ISO time.
+        by_today: measures what the study measured as its arm of today; None = the study had none, or other variables.
 
     Raises:
         NoRecommendationError: it delivers nothing, so there is nothing to recheck.
@@ -129,10 +133,10 @@ def recheck(
             f"the variables of the site are other ones here: {shown[1]}; {found.id} was measured with {shown[0]}",
             hint="export those of the measurement, or tune again under these; nothing was recorded",
         )
-    arm, policy_verdict = find_served_arm(found)
+    evidence = collect_evidence(request.trials)
+    arm, policy_verdict = find_served_arm(found, evidence)
     if reasons := _find_changed_conditions(request, runner.cluster.fingerprint()):
         return _build_recheck(request, reasons, (), launches=0, launcher="", now=now())
-    evidence = collect_evidence(request.trials)
     before = _restore_dropped(evidence.whole_blocks(arm), policy_verdict.policy)
     if not before:
         raise NoRecommendationError(
@@ -143,10 +147,19 @@ def recheck(
     measured: dict[Arm, list[Mapping[Message, float]]] = {Arm.DEFAULT: [], arm: []}
     launches = 0
     policies = {Arm.DEFAULT: Policy(), arm: policy_verdict.policy}
-    for launch in _launch_all(request, runner, workload, policies, interrupted=interrupted, watch=watch):
+    runners = dict.fromkeys(policies, runner)
+    today_before = {
+        launch.block: launch for launch in evidence.launches if launch.arm is Arm.TODAY and launch.message_us
+    }
+    if by_today and today_before:
+        policies[Arm.TODAY], runners[Arm.TODAY], measured[Arm.TODAY] = Policy(), by_today, []
+    for launch in _launch_all(request, runners, workload, policies, interrupted=interrupted, watch=watch):
         if launch is None:
             return None
         one, message_us, failure = launch
+        if one is Arm.TODAY:
+            measured[one] += [] if failure else [message_us]
+            continue
         launches += 1
         measured[one].append(message_us)
         if failure and one is Arm.DEFAULT:
@@ -159,11 +172,11 @@ def recheck(
                 request, [f"the policy fails: {failure}"], (), launches=launches, launcher=runner.name, now=now()
             )
     min_effect = policy_verdict.verdict.min_effect
-    changes = _compare_all(request, workload, arm, before, measured, min_effect=min_effect)
+    changes = _compare_all(request, workload, arm, before, today_before, measured, min_effect=min_effect)
     reasons = [
         f"{c.what}: {c.before:.3g} -> {c.now:.3g} ({(c.ratio - 1) * 100:+.1f} %, noise explains {c.noise * 100:.1f} %)"
         for c in changes
-        if c.changed
+        if c.changed and c.what != TODAY_GAIN
     ]
     reasons = reasons or _find_open_reasons(
         request, changes, runner.cluster.fingerprint(), launches=launches, min_effect=min_effect
@@ -171,11 +184,16 @@ def recheck(
     return _build_recheck(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
 
 
-def find_served_arm(found: Recommendation) -> tuple[Arm, PolicyVerdict]:
-    """Find the served arm, the per-size policy before the variables; NoRecommendationError if there is none."""
-    for arm, policy_verdict in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
-        if policy_verdict is not None and policy_verdict.verdict.decision is Decision.TUNED:
-            return arm, policy_verdict
+def find_served_arm(found: Recommendation, evidence: LaunchEvidence) -> tuple[Arm, PolicyVerdict]:
+    """Find the served arm, the per-size policy before the variables; NoRecommendationError if there is none.
+
+    Where variables alone were launched, they are published as the per-size policy too.
+    """
+    forms = {Arm.TABLE: found.table, Arm.VARIABLES: found.variables}
+    tuned = {arm: form for arm, form in forms.items() if form and form.verdict.decision is Decision.TUNED}
+    if tuned:
+        arm = max(tuned, key=lambda arm: bool(evidence.whole_blocks(arm)))
+        return arm, tuned[arm]
     raise NoRecommendationError(
         f"there is nothing to recheck: the recommendation {found.id} says {found.table.verdict.decision}",
         hint="jobs use the NCCL default, which cannot become stale",
@@ -242,20 +260,20 @@ def _reduce_workload(workload: Workload, before: Sequence[tuple[ArmLaunch, ArmLa
 
 def _launch_all(
     request: RecheckRequest,
-    runner: Runner,
+    runners: Mapping[Arm, Runner],
     workload: Workload,
     policies: Mapping[Arm, Policy],
     *,
     interrupted: Callable[[], str],
     watch: Callable[[Arm, TrialResult], None],
 ) -> Iterator[tuple[Arm, Mapping[Message, float], str] | None]:
-    """Measure the points interleaved under default and policy; a policy takes one launch per setting.
+    """Measure the points interleaved under each arm; where no launch applies the policy, one launch per setting.
 
     Yields:
         the arm, the time of each message, µs, and why a launch failed; None if the user interrupted.
     """
     counts = Counter(trial.setting for trial in request.trials)
-    whole = all(can_apply(runner, policy) for policy in policies.values())
+    whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
     for block in range(request.blocks):
         steps = plan_block(policies, workload, block, whole=whole, seed=request.recommendation.id)
         for half in dict.fromkeys((step.arm, step.block) for step in steps):
@@ -265,7 +283,9 @@ def _launch_all(
                 if interrupted():
                     yield None
                     return
-                result = measure_once(runner, step.setting, step.policy, step.messages, repeat=counts[step.setting])
+                result = measure_once(
+                    runners[step.arm], step.setting, step.policy, step.messages, repeat=counts[step.setting]
+                )
                 counts[step.setting] += 1
                 watch(step.arm, result)
                 if result.outcome is not Outcome.OK:
@@ -280,6 +300,7 @@ def _compare_all(
     workload: Workload,
     arm: Arm,
     before: Sequence[tuple[ArmLaunch, ArmLaunch]],
+    today_before: Mapping[int, ArmLaunch],
     measured: Mapping[Arm, Sequence[Mapping[Message, float]]],
     *,
     min_effect: float,
@@ -295,6 +316,17 @@ def _compare_all(
             tolerance=min_effect,
         )
     ]
+    today = measured.get(Arm.TODAY, ())
+    pairs = [(today_before[policy.block], policy) for _, policy in before if policy.block in today_before]
+    if pairs and len(today) == len(measured[arm]):
+        changes.append(
+            compare(
+                TODAY_GAIN,
+                [step_us(a.message_us) / step_us(b.message_us) for a, b in pairs],
+                [step_us(a) / step_us(b) for a, b in zip(today, measured[arm], strict=True)],
+                tolerance=min_effect,
+            )
+        )
     for calls in workload.messages:
         message = calls.message
         for position, one in enumerate((Arm.DEFAULT, arm)):
@@ -330,7 +362,7 @@ def _find_open_reasons(
             doubts[f"{', '.join(unknown)} not known here"] = None
         if not one.changes and launches < one.launches:
             doubts[f"{count_noun(launches, 'launch', 'launches')}, the earlier recheck had {one.launches}"] = None
-        for change in (change for change in one.changes if change.changed):
+        for change in (change for change in one.changes if change.changed and change.what != TODAY_GAIN):
             here, before = now.get(change.what), f"{change.what}, which changed by {(change.ratio - 1) * 100:+.1f} %"
             if here is None:
                 doubts[f"{before}, was not measured again"] = None
