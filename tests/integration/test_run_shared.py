@@ -99,7 +99,7 @@ def test_an_outage_for_all_leaves_all_with_the_default_even_when_it_ends(tmp_pat
     requeued = ended(started(tmp_path, shared, url, step(0, restarts=1)))
 
     assert (given(first[1]), given(late[1])) == ({}, {})
-    why = late[2].partition("keeping the NCCL default: decided so for this job (")[2].rpartition(")")[0]
+    why = late[2].partition("Nothing set: decided so for this job (")[2].rpartition(")")[0]
     assert why, late[2]
     assert first[2].count(why) == 1
     assert given(requeued[1])["NCCLT_RECOMMENDATION"] == "0c0ffee1"
@@ -351,6 +351,6 @@ def test_a_server_keeps_nothing_for_a_named_job_as_well(tmp_path, serving, store
     contradicting = ask_service(tmp_path, serving[0], "n1", "--nodes", "4", command=torchrun)
 
     assert (first[:2], second[:2]) == ((0, {}), (0, {}))
-    assert "keeping the NCCL default" in second[2]
+    assert "Nothing set" in second[2]
     assert (another[0], "another node of the job named night-1 asked for" in another[2]) == (69, True)
     assert (contradicting[0], "--nodes 4 contradicts the job" in contradicting[2]) == (69, True)

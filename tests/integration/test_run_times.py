@@ -22,7 +22,7 @@ SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node
 
 @pytest.fixture
 def store(tmp_path):
-    """A store with a roll-out against the NCCL default, for half of the jobs."""
+    """A store with a roll-out against jobs' own settings, for half of the jobs."""
     with open_store(f"sqlite:///{tmp_path}/store.db") as opened:
         opened.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
         opened.revisions.publish(sample_recommendation("a"))
@@ -70,7 +70,7 @@ def test_a_job_that_could_not_use_its_part_counts_where_it_was_drawn(store, run)
     (rollout,) = store.revisions.rollouts()
     done = run(named(store, in_arm=True), *run.storage, "--step-times")
     assert done.returncode == 0, done.stderr
-    assert "keeping the NCCL default" in done.stderr
+    assert "Nothing set" in done.stderr
     assert [time.recommendation for time in store.revisions.job_times(rollout.id)] == ["a"]
     assert [start.recommendation for start in store.revisions.job_starts(rollout.id)] == ["a"]
 

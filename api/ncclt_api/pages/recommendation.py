@@ -44,7 +44,7 @@ _ACTIONS: dict[str, tuple[str, str]] = {
     "pin": ("Pin", "Keep serving this revision, whatever is published later. Open roll-outs for the same jobs end."),
     "unpin": ("Unpin", "Let later revisions replace it again."),
     "stale": ("Mark stale", "Stop serving it until ncclt recheck confirms it."),
-    "retire": ("Retire", "Stop serving it; jobs return to the NCCL default. A roll-out against it ends."),
+    "retire": ("Retire", "Stop serving it; jobs return to their own settings. A roll-out against it ends."),
 }
 """Last part of a form's address -> its button and its effect; `promote` approves a winner."""
 
@@ -105,18 +105,19 @@ def describe_delivery(store: Store, found: Recommendation, served: Recommendatio
     mine = [one for one in open_ones if found.id in (one.control, *(arm.recommendation for arm in one.arms))]
     holds = Holds.read(store, mine)
     other = served if served and served.id != found.id else None
-    others = f"revision {other.revision}" if other else "the NCCL default"
+    others = f"get revision {other.revision}" if other else "keep their own settings"
     if found.cluster in holds.switched_off:
         return RevisionNotice(
-            label="Delivery is off.", sentence=f"All jobs on {found.cluster} keep the NCCL default until it is on."
+            label="Delivery is off.", sentence=f"All jobs on {found.cluster} keep their own settings until it is on."
         )
     if mine:
         return _describe_roll_out(mine[0], found, holds, others)
     if other and other.stale:
-        sentence = f"No job gets it: {others}, the active one, is stale; `ncclt recheck` or `ncclt tune` renews that."
+        active = f"revision {other.revision}, the active one,"
+        sentence = f"No job gets it: {active} is stale; `ncclt recheck` or `ncclt tune` renews that."
         return RevisionNotice(label="Not active.", sentence=sentence)
     if served is None or (other and other.study == found.study):
-        return RevisionNotice(label="Not active.", sentence=f"Jobs get {others}.")
+        return RevisionNotice(label="Not active.", sentence=f"Jobs {others}.")
     return None if other else _describe_other_version(store, found)
 
 
@@ -129,11 +130,11 @@ def _describe_roll_out(one: RollOut, found: Recommendation, holds: Holds, others
     elif is_control:
         sentence = f"{share:.3g} % of the jobs that start get a candidate; the others get this revision."
     elif share:
-        sentence = f"{share:.3g} % of the jobs that start get it; the others get {others}."
+        sentence = f"{share:.3g} % of the jobs that start get it; the others {others}."
     elif held:
         sentence = f"No job that starts gets it: {held}."
     else:
-        sentence = f"It is paused: all jobs that start get {others}."
+        sentence = f"It is paused: all jobs that start {others}."
     return RevisionNotice(label="In a roll-out.", sentence=sentence, rollout=one.id)
 
 

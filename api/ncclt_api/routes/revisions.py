@@ -46,7 +46,7 @@ class NewRules(StateChange):
     require_verification: bool = Field(False, description="`ncclt verify` must show a gain of step time")
     percent: int = Field(100, ge=1, le=100, description="of the jobs that get a new revision at first")
     loss_limit: float = Field(0.01, ge=0, le=0.5, description="loss of step time that drops an arm, as a share")
-    delivery: bool = Field(True, description="false = all jobs keep the NCCL default, from now on")
+    delivery: bool = Field(True, description="false = all jobs keep their own settings, from now on")
     approve_wins: bool = Field(True, description="a person approves a revision that won before all jobs get it")
 
 
@@ -81,7 +81,7 @@ class RollOutDocument(BaseModel):
     cluster: str
     model: str
     arms: list[ArmDocument]
-    control: str = Field(description="revision of the other jobs; empty = they keep the NCCL default")
+    control: str = Field(description="revision of the other jobs; empty = they keep their own settings")
     gpus: int = Field(description="of each job")
     loss_limit: float
     min_effect: float = Field(description="smallest gain of interest, as a share of step time")
@@ -206,7 +206,7 @@ def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, 
     dependencies=needs(Role.APPROVE),
 )
 def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
-    """Retire a revision; without an active one jobs keep the NCCL default."""
+    """Retire a revision; without an active one jobs keep their own settings."""
     return _revision(store, found.id, store.revisions.retire(found.id, _by(request, body)))
 
 

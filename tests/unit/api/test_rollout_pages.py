@@ -160,7 +160,7 @@ def test_an_open_roll_out_that_serves_nothing_says_why_on_every_page(browser, st
     store.revisions.set_rules(ClusterRules(cluster="leonardo", delivery=False), Actor(who="ann"))
     assert "to 0 % of the jobs that start: delivery on its cluster is off" in browser.get(path).text
     assert "Delivery on its cluster is off." in browser.get("/roll-outs").text
-    assert "All jobs on leonardo keep the NCCL default" in browser.get("/recommendations/0c0ffee9").text
+    assert "All jobs on leonardo keep their own settings" in browser.get("/recommendations/0c0ffee9").text
     store.revisions.set_rules(ClusterRules(cluster="leonardo"), Actor(who="ann"))
     samples.make_stale(store, rollout.control, reason="NCCL is 2.30.7 here and was 2.22.3")
     assert "to 0 % of the jobs that start: the active revision is stale; <code>ncclt recheck" in browser.get(path).text

@@ -23,7 +23,7 @@ def started(command):
 def test_dry_run_shows_the_candidates_and_stores_nothing(started):
     lines = started(tune, *WORDS, "--dry-run").splitlines()
     assert all(line.startswith("candidate ") for line in lines[:-2])
-    assert lines[-2:] == ["control: the NCCL default", "evidence: none yet; jobs will try the candidates"]
+    assert lines[-2:] == ["control: the jobs' own settings", "evidence: none yet; jobs will try the candidates"]
     assert started.store.recommendations.find(model=sample_workload().name) == ()
 
 
@@ -34,7 +34,7 @@ def test_candidates_become_arms_of_a_roll_out_that_the_study_follows(started):
     assert rollout.max_cost == 0.01
     study = started.store.recommendations.get(document["candidates"][0]["id"]).study
     shown = started(show, study)
-    assert f"roll-out {rollout.id} (running): 0 job starts against the NCCL default" in shown
+    assert f"roll-out {rollout.id} (running): 0 job starts against the jobs' own settings" in shown
     with pytest.raises(NotFoundError, match="has no trials"):
         started(show, study, "--evidence")
     with pytest.raises(ConflictError):

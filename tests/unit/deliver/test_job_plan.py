@@ -192,19 +192,19 @@ def test_an_equal_value_is_no_conflict():
 def test_nothing_proven_is_nothing_set():
     planned = plan(Answer(recommendation="r1"))
     assert (planned.set_env, planned.form) == ((), None)
-    assert "keeping the NCCL default" in planned.notes[-1]
+    assert "Nothing set" in planned.notes[-1]
 
 
 def test_where_nothing_is_set_the_verdict_says_why():
     planned = plan(answer_from_json((GOLDEN / "keep_default.json").read_text()))
-    assert planned.notes[-1] == ("keeping the NCCL default (keep-default: the gain of 0.4 % is below 2 %)")
+    assert planned.notes[-1] == ("Nothing set (keep-default: the gain of 0.4 % is below 2 %)")
 
 
 def test_where_only_the_table_was_proven_and_is_not_used_that_is_why():
     document = json.loads((GOLDEN / "keep_default.json").read_text())
     document["table_verdict"] |= {"decision": "tuned", "reason": "communication is faster by +11 %"}
     why = plan(answer_from_json(json.dumps(document)), plugin=None).notes[-1]
-    assert why == "keeping the NCCL default (only the table was validated)"
+    assert why == "Nothing set (only the table was validated)"
 
 
 def rows_of(table):

@@ -38,7 +38,7 @@ def plan_for(store, **how):
 def test_a_plan_stores_nothing_and_claims_no_evidence(store):
     plan = plan_for(store)
     assert (len(plan.candidates), plan.control) == (4, "")
-    assert plan.lines()[-2:] == ["control: the NCCL default", "evidence: none yet; jobs will try the candidates"]
+    assert plan.lines()[-2:] == ["control: the jobs' own settings", "evidence: none yet; jobs will try the candidates"]
     assert store.recommendations.find(model="bert") == ()
 
 
@@ -82,7 +82,9 @@ def test_what_was_tried_is_not_proposed_again(store):
     store.revisions.settle_arms(rollout.id, futile, ADA)
     tried = {one.table.policy for one in plan.candidates}
     lines = describe_study(plan.study, store)
-    assert any("no candidate was faster by 2 % or more on 0 job starts: keeping the NCCL default" in x for x in lines)
+    assert any(
+        "no candidate was faster by 2 % or more on 0 job starts: keeping the jobs' own settings" in x for x in lines
+    )
     assert not tried & {one.table.policy for one in plan_for(store).candidates}
 
 

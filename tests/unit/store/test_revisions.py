@@ -259,7 +259,7 @@ def test_a_first_revision_is_rolled_out_against_the_nccl_default(store, url):
     publish(store, "a")
     ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
     assert (rollout.control, served(store, url)) == ("", ["a"])
-    assert began(store) == ["50 % of the jobs, against the NCCL default, loss limit 1 %"]
+    assert began(store) == ["50 % of the jobs, against the jobs' own settings, loss limit 1 %"]
     assert {rollout.start(f"job {n}", issued_s=0.0).recommendation for n in range(50)} == {"a", ""}
 
 

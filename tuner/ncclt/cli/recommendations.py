@@ -97,7 +97,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
     print(f"verdict: {found.verdict_word(verdict)}: {verdict.reason}")
     print(f"state: {_state(one)}{f': {one.stale}' if one.stale else ''}")
     for each in rollouts:
-        against = f"revision {each.control}" if each.control else "the NCCL default"
+        against = f"revision {each.control}" if each.control else "the jobs' own settings"
         verdict_now = judged[each.id]
         print(f"roll-out {each.id}: {each.state}, against {against}, {describe_cost(verdict_now)}")
         for arm, now in zip(each.arms, verdict_now.arms, strict=True):
@@ -214,7 +214,8 @@ def pause(
 def retire(id: Id, why: Why = "") -> None:
     """Stop serving a revision.
 
-    Without an active revision, jobs keep the NCCL default. Ends a roll-out that compares with it, or has no other arm.
+    Without an active revision, jobs keep their own settings. A roll-out that compares with it, or has no other arm,
+    ends.
     """
     _change(id, why, storage_url(), lambda store, by: _with_ended("retired", store.revisions.retire(id, by)))
 
@@ -234,7 +235,7 @@ def rules(
     ] = None,
     delivery: Annotated[
         bool | None,
-        typer.Option(help="Serve active revisions; otherwise jobs keep the NCCL default.", show_default=False),
+        typer.Option(help="Serve active revisions; otherwise jobs keep their own settings.", show_default=False),
     ] = None,
     approve_wins: Annotated[
         bool | None,
@@ -269,7 +270,7 @@ def rules(
     print(f"verification of step times: {'required' if found.require_verification else 'not required'}")
     print(f"new revisions: for {found.percent} % of the jobs at first, loss limit {found.loss_limit * 100:g} %")
     print(f"wins on step times: {'await approval' if found.approve_wins else 'go to all jobs at once'}")
-    print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep the NCCL default"))
+    print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep their own settings"))
 
 
 def _change(id: str, why: str, storage: str | None, work: Callable[[Store, Actor], str]) -> None:

@@ -73,7 +73,7 @@ def _is_locale_ours() -> bool:
 def _say_why(error: Exception) -> None:
     with contextlib.suppress(Exception):  # a line that cannot be written stops no job either
         why = as_ncclt_error(error)
-        say(f"ncclt: {why.message}; keeping the NCCL default")
+        say(f"ncclt: {why.message}; nothing set")
         if why.hint:
             say(f"  hint: {why.hint}")
 

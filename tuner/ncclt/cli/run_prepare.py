@@ -51,7 +51,7 @@ Start a job with its validated NCCL settings: the per-size table with the tuner 
   torchrun on each node:  ncclt run --cluster ... --model ... --shared /shared/folder -- torchrun --nnodes 2 ...
 
 All nodes of a job get the same settings, or none. Your own NCCL_* variables win, and a job that differs from the
-measured one keeps the NCCL default. If anything fails here, the job starts with the NCCL default, and stderr says why.
+measured one gets none. If anything fails here, the job starts with its own settings, and stderr says why.
 The job does not start on wrong usage, with --fallback fail, or if other nodes may have got settings that this process
 lacks (--shared, --policy, --job). More: docs/trainer/run.md.
 
@@ -98,7 +98,7 @@ def parser() -> Options:
         "--fallback",
         choices=("cached", "none", "fail"),
         default="cached",
-        help="If the server is down: cached = use its last answer (default), none = keep the NCCL default, fail = do "
+        help="If the server is down: cached = use its last answer (default), none = set nothing, fail = do "
         "not start the job, whatever fails.",
     )
     server.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
@@ -281,7 +281,7 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
 def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
     if arguments.fallback == "fail":
         raise UsageError(why, hint=f"so that all nodes get the same settings, use {_WAYS}")
-    return JobPlan(notes=(f"keeping the NCCL default: {why}", f"so that all nodes get the same settings, use {_WAYS}"))
+    return JobPlan(notes=(f"Nothing set: {why}", f"so that all nodes get the same settings, use {_WAYS}"))
 
 
 def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool, kept: bool = False) -> Answer:

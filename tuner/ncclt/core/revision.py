@@ -147,7 +147,7 @@ class ClusterRules(Documented):
         require_verification: `ncclt verify` has to show a gain of step time.
         percent: of the jobs that get a new revision at first; 100 = all at once.
         loss_limit: loss of step time beyond which a roll-out ends, as a share.
-        delivery: whether jobs get what is active; without it all of them keep the NCCL default.
+        delivery: whether jobs get what is active; without it all of them keep their own settings.
         approve_wins: a person has to approve a revision that won on step times of jobs before all jobs get it.
 
     Raises:

@@ -24,7 +24,7 @@ _MOST_STEPS = 10**9
 
 
 class Variant(StrEnum):
-    """Variant of a roll-out that a job gets: one of the new revisions, the active one, or the NCCL default."""
+    """Variant of a roll-out that a job gets: one of the new revisions, the active one, or none."""
 
     CANDIDATE = "candidate"
     ACTIVE = "active"
@@ -156,7 +156,7 @@ class RollOut(Documented):
         id: identifies it.
         cluster, model: names of cluster and workload.
         arms: the revisions, in the order of their intervals from 0 on.
-        control: id of the active revision that the other jobs keep; empty = they keep the NCCL default.
+        control: id of the active revision that the other jobs keep; empty = they keep their own settings.
         gpus: of each job.
         seed: random text that the intervals are drawn with, so that no job can choose.
         loss_limit: loss of step time beyond which an arm is dropped, as a share.
@@ -389,7 +389,7 @@ class JobStart:
     Attributes:
         rollout: id of the roll-out.
         job: name of the job.
-        recommendation: id of the revision that the job was given; empty = the NCCL default.
+        recommendation: id of the revision that the job was given; empty = none.
         issued_s: Unix time of its ticket.
         running: numbers of the arms that were served then, which the chance of getting each one follows from.
     """
@@ -412,7 +412,7 @@ class JobTime(Documented):
     Attributes:
         rollout: id of the roll-out.
         job: name of the job.
-        recommendation: id of the revision that the job was given; empty = the NCCL default.
+        recommendation: id of the revision that the job was given; empty = none.
         step_us: median time of its measured steps on the slowest rank, µs.
         steps: how many were measured.
         waited_s: seconds from the job's start to this report.

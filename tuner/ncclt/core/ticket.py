@@ -36,7 +36,7 @@ class Ticket:
     Attributes:
         job, cluster, model: names as of `shorten_name`.
         nodes, gpus_per_node, nccl_version: shape of the job.
-        recommendation: id of the revision that the job was given; empty = the NCCL default.
+        recommendation: id of the revision that the job was given; empty = none.
         variant: of the roll-out.
         rollout: id of the roll-out; empty = none.
         running: numbers of its arms that were served then.

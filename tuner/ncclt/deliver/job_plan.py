@@ -102,7 +102,7 @@ def plan_job(
         return JobPlan(
             answer=answer,
             set_env=((TICKET_VARIABLE, answer.ticket),) if answer.ticket else (),
-            notes=(*notes, f"keeping the NCCL default{why}"),
+            notes=(*notes, f"Nothing set{why}"),
         )
     delivered = dict(answer.table_variables if form is Form.TABLE else answer.variables)
     if form is Form.TABLE:
@@ -256,7 +256,7 @@ def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]
     if sources == {OF_ENVIRONMENT}:
         return f"Nothing set: your {listed} is kept, and {together} (--override replaces yours{accept})"
     return (
-        f"keeping the NCCL default: this job differs from the measured one: {_list_differences(differences)} "
+        f"Nothing set: this job differs from the measured one: {_list_differences(differences)} "
         "(remove the difference, or accept it with --allow-difference NAME)"
     )
 

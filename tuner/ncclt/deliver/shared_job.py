@@ -84,7 +84,7 @@ def agree(
         else:
             answer, why = (None, asked) if isinstance(asked, str) else (asked, "")
             told = why
-            planned = plan(answer, None) if answer else JobPlan(notes=("keeping the NCCL default",))
+            planned = plan(answer, None) if answer else JobPlan(notes=("Nothing set",))
             if arguments.dry_run:
                 tell("ncclt: no decision for this job yet; this is the proposal")
                 return replace(planned, is_common=True)
@@ -149,7 +149,7 @@ def _follow(
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of this name ({decision.job}), give each a unique --job")
     why = decision.content["why"]
-    unset = f"keeping the NCCL default: decided so for this job{f' ({why})' if why and why != told else ''}"
+    unset = f"Nothing set: decided so for this job{f' ({why})' if why and why != told else ''}"
     planned = plan(answer, form) if answer and form else JobPlan(answer=answer, notes=(unset,))
     here = effective_variables(planned, job)
     different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))

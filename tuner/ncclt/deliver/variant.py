@@ -42,7 +42,7 @@ class ServedRevision:
 
     @property
     def revision_id(self) -> str:
-        """Return the id of the revision that the job is given; empty = the NCCL default."""
+        """Return the id of the revision that the job is given; empty = none."""
         return "" if self.variant is Variant.DEFAULT else self.recommendation.id
 
     def to_document(self) -> dict[str, str]:
@@ -73,7 +73,7 @@ def choose_variant(
         claim: asked once, for a job that can have a part.
     """
     if not delivery:
-        why = f"keeping the NCCL default: delivery on {chosen.cluster} is switched off"
+        why = f"delivery on {chosen.cluster} is switched off"
         return ServedRevision(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
     for rollout, candidates in rolled_out:
         if chosen.id not in ((rollout.control,) if rollout.control else (one.id for one in candidates)):
@@ -87,7 +87,7 @@ def choose_variant(
         if arm := next((one for one in candidates if one.id == given), None):
             return ServedRevision(recommendation=arm, variant=Variant.CANDIDATE, rollout=part, running=running)
         if not rollout.control:
-            held_back = _held_back(chosen, "keeping the NCCL default: this job is a control of a roll-out")
+            held_back = _held_back(chosen, "this job is a control of a roll-out")
             return ServedRevision(
                 recommendation=held_back, variant=Variant.DEFAULT, reason=Reason.DEFAULT, rollout=part, running=running
             )
@@ -185,7 +185,7 @@ def select_fitting(published: Iterable[Recommendation], request: Request) -> Rec
 
 
 def _held_back(recommendation: Recommendation, why: str) -> Recommendation:
-    """Return a recommendation that delivers nothing: the job keeps the NCCL default."""
+    """Return a recommendation that delivers nothing: the job keeps its own settings."""
     verdict = replace(recommendation.table.verdict, decision=Decision.KEEP_DEFAULT, reason=why)
     nothing = PolicyVerdict(policy=Policy(), verdict=verdict)
     return replace(recommendation, table=nothing, variables=recommendation.variables and nothing)

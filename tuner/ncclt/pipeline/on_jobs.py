@@ -26,7 +26,7 @@ class OnJobsPlan:
     Attributes:
         study: that the candidates belong to; it has no trials.
         candidates: without evidence, none of them published yet.
-        control: id of the active revision; empty = the NCCL default.
+        control: id of the active revision; empty = the jobs' own settings.
         percent: of the jobs that get a candidate; None = as a roll-out of several arms says.
     """
 
@@ -37,7 +37,7 @@ class OnJobsPlan:
 
     def lines(self) -> list[str]:
         """Return the candidates and the control as text, one line each."""
-        against = self.control or "the NCCL default"
+        against = self.control or "the jobs' own settings"
         arms = [f"candidate {one.id}: {describe_policy(one.table.policy)}" for one in self.candidates]
         return [*arms, f"control: {against}", "evidence: none yet; jobs will try the candidates"]
 
@@ -111,7 +111,7 @@ def describe_started(plan: OnJobsPlan, rollout: str) -> str:
         return f"awaits approval by another person: `ncclt admin recommendations approve {ids}`"
     return (
         f"roll-out {rollout}: {count_noun(len(plan.candidates), 'candidate')} on job starts against "
-        f"{plan.control or 'the NCCL default'}; see `ncclt admin recommendations show {plan.candidates[0].id}`"
+        f"{plan.control or 'their own settings'}; see `ncclt admin recommendations show {plan.candidates[0].id}`"
     )
 
 
@@ -124,7 +124,7 @@ def describe_study(study: Study, store: Store) -> list[str]:
     ]
     rollouts = {each.id: each for one in published for each in store.revisions.rollouts(recommendation=one.id)}
     for each in rollouts.values():
-        kept, starts = each.control or "the NCCL default", len(store.revisions.job_starts(each.id))
+        kept, starts = each.control or "the jobs' own settings", len(store.revisions.job_starts(each.id))
         if each.winner:
             lines.append(f"roll-out {each.id} ({each.state}): {each.winner} won: {each.reason}")
         elif each.is_open:

@@ -196,7 +196,7 @@ def find_served_arm(found: Recommendation, evidence: LaunchEvidence) -> tuple[Ar
         return arm, tuned[arm]
     raise NoRecommendationError(
         f"there is nothing to recheck: the recommendation {found.id} says {found.table.verdict.decision}",
-        hint="jobs use the NCCL default, which cannot become stale",
+        hint="jobs keep their own settings, which cannot become stale",
     )
 
 

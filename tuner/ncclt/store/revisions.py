@@ -633,7 +633,7 @@ class Revisions(StorePart):
 
     @repeatable
     def count_jobs(self, ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
-        """Return the numbers of starts and of reports by roll-out and revision; an empty one is the NCCL default."""
+        """Return the numbers of starts and of reports by roll-out and revision; an empty one is none."""
         seen = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
         counts: list[dict[tuple[str, str], int]] = []
         with self._database.reading() as connection:
@@ -844,7 +844,7 @@ def _roll_out(
             document=to_text(rollout.to_document()),
         )
     )
-    against = f"against {control}" if control else "against the NCCL default"
+    against = f"against {control}" if control else "against the jobs' own settings"
     for row, arm in zip(rows, rollout.arms, strict=True):
         connection.execute(insert(rollout_arms).values(rollout=rollout.id, recommendation=row.id))
         said = f"{100 * arm.share:.3g} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"

@@ -153,7 +153,7 @@ class DeliveredForm:
     """Form in which a recommendation is used, with its command.
 
     Attributes:
-        form: in which it is delivered; None = in none; jobs keep the NCCL default.
+        form: in which it is delivered; None = in none.
         proven: policy and verdict of this form; without one those of the table.
         command: to type; empty where there is nothing to use.
         why: why nothing that was proven can be delivered; empty where something is, or nothing was proven.
