@@ -207,14 +207,14 @@ def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, serving, t
         page = browser.new_page()
         complaints = []
         page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
-        page.goto(f"{address}/recommendations/0c0ffee9")
+        page.goto(f"{address}/roll-outs/{rollout.id}")
         loaded = []
         page.on("load", lambda: loaded.append(page.url))
-        expect, badge = playwright_api.expect, page.locator("#rollout h3 .badge")
-        jobs = page.locator("#rollout tbody td:nth-of-type(4)")
+        expect, badge = playwright_api.expect, page.locator(".hero .lead .badge")
+        jobs = page.locator("#live tbody tr").first.locator("td").nth(3)
         expect(badge).to_have_text("running")
         expect(jobs).to_have_text("0")
-        expect(page.get_by_text("serves it to 50 %")).to_be_visible()
+        expect(page.get_by_text("to 50 % of the jobs that start")).to_be_visible()
         report_step_times(store, rollout, range(first))
         expect(jobs).to_have_text("1", timeout=60_000)
         report_step_times(store, rollout, range(first, 500))

@@ -29,7 +29,7 @@ from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, StrictQuery
 from ncclt_api.pages.compare import FEWEST, MOST, Compared, compare
 from ncclt_api.pages.gain import compare_jobs, gain_chart, group_comparable
-from ncclt_api.pages.overview import build_map, compare_releases, is_for_other_version, list_cells, sum_up
+from ncclt_api.pages.overview import ORIGIN_ORDER, build_map, compare_releases, is_for_other_version, list_cells, sum_up
 from ncclt_api.pages.rollouts import Holds
 from ncclt_api.routes.pages import Form, PageQuery, json_response, page_response
 from ncclt_api.schemas import StudySummaryDocument, study_summary_document
@@ -120,6 +120,7 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, request:
     verdicts = store.recommendations.find(cluster=cluster, model=model, origin=TimesOrigin.MEASURED, since=then)
     pairs = store.recommendations.pairs(cluster=cluster, model=model)
     lost = [pair.recommendation for pair in pairs if pair.recommendation and pair.recommendation.stale]
+    lost.sort(key=lambda one: ORIGIN_ORDER[one.origin])  # real clusters first
     stale = lost if query.state else None
     measured = [one.id for one in lost if one.origin is TimesOrigin.MEASURED]
     marks = store.revisions.history(recommendation=measured, action=Action.STALE) if measured else ()

@@ -277,3 +277,7 @@ def test_the_number_of_stale_results_leads_to_their_list(client, store, publish)
     assert "the gain is lost" in page
     assert '<table class="map">' not in page
     assert "No recommendation is stale." in client.get("/?state=stale&model=gpt2").text
+    made_up = publish("c", model="a model", simulated=True, launcher="simulate")
+    recheck(store, made_up, "lost too", Freshness.STALE, "the gain is lost")
+    listed = re.findall(r'href="/recommendations/(\w+)"', client.get("/?state=stale").text)
+    assert listed == ["ra", "rc"], "measured ones first"

@@ -102,6 +102,11 @@ def test_the_map_shows_verdict_gain_interval_age_and_mark(client):
     assert "1 demonstration on recorded or simulated times (median <strong>1.083×</strong>)" in page
 
 
+def test_a_wide_page_is_wide_before_its_table_arrives(client):
+    for path, is_wide in (("/", True), ("/?state=stale", False), ("/compare?study=5e1f00aa&study=7a6bbb02", True)):
+        assert ('<body class="wide">' in client.get(path).text) is is_wide, path
+
+
 def test_the_map_in_json_has_the_same_numbers(client):
     answer = client.get("/?format=json")
     cells = {(cell["cluster"], cell["model"]): cell for cell in answer.json()["map"]["cells"]}
@@ -287,6 +292,7 @@ def test_releases_of_nccl_are_compared_on_the_default(empty_store, empty_client,
     assert 0 < third["slowdown"] < 0.03
     page = empty_client.get("/clusters/leonardo").text
     assert re.findall(r'<span class="(\w*)">(\+[^<]*)</span>', page) == [("loss", "+10.0 %"), ("", "+0.9 %")]
+    assert re.search(r"Default with NCCL [^<]*</dt><dd><a [^>]*>0 of 1 workload slower", page)
     assert [era["revisions"] for era in view["eras"]] == [1, 1, 1]
     assert page.count(">current</span>") == 1
 

@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import ApiKey, Role, hash_secret
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import ArmState
 from ncclt.deliver.render.formats import TABLE_FORMATS
@@ -117,6 +118,13 @@ def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(b
     assert "<ins>" in page
     assert "ncclt env" not in page
     assert [row["id"] for row in view["revisions"]] == ["0c0ffee9", "0c0ffee1"]
+
+
+def test_a_revision_without_a_gain_says_why_before_anything_else(browser, store, samples):
+    verdict = replace(samples.verdict(Decision.UNDECIDED, 1.0, (0.98, 1.03)), reason="neither proven nor refuted")
+    table = PolicyVerdict(policy=samples.POLICY, verdict=verdict)
+    page = browser.get(measured(store, "0c0ffee7", table=table, variables=None)).text
+    assert "Neither proven nor refuted" in page[: page.index('<dl class="facts">')]
 
 
 def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):

@@ -61,7 +61,9 @@ def report(store, rollout, jobs):
 
 
 def test_the_list_tells_what_is_rolling_out_and_how_many_pairs_a_win_needs(browser, store, rollout):
-    assert "50 % of jobs" in browser.get("/roll-outs").text
+    page = browser.get("/roll-outs").text
+    assert "50 % of jobs" in page
+    assert "1 open roll-out: no reports missing." in " ".join(page.split())
     arm, control = report(store, rollout, 24)
     (row,) = browser.get("/roll-outs?state=open&cluster=leonardo&format=json").json()["rollouts"]
     assert (row["reports"], row["controls"]) == (arm, control)
@@ -69,12 +71,15 @@ def test_the_list_tells_what_is_rolling_out_and_how_many_pairs_a_win_needs(brows
     page = browser.get("/roll-outs").text
     assert f'href="/roll-outs/{rollout.id}"' in page
     assert ">0 % of jobs" in page, "too many starts have not reported yet"
+    assert ", 1 serving no job." in " ".join(page.split())
+    assert "1 rolling out</a> (1 at 0 %)" in browser.get("/").text
     assert f"A win needs at least {row['missing_pairs']} more pairs" in page
     assert rollout.seed not in page
     assert browser.get("/roll-outs?state=lost&format=json").json()["rollouts"] == []
     settle(store, rollout, ArmState.WON, "faster")
     (row,) = browser.get("/roll-outs?state=won&format=json").json()["rollouts"]
     assert (row["missing_pairs"], row["verdict"]) == (None, "faster")
+    assert ", 1 won." in " ".join(browser.get("/roll-outs").text.split())
 
 
 def test_the_list_marks_an_arm_whose_jobs_lack_more_reports_than_the_control(browser, store, rollout):

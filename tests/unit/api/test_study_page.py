@@ -307,8 +307,12 @@ def test_each_chart_has_its_table_and_every_id_of_a_tab_is_unique(client):
         every = re.findall(r'\bid="([^"]+)"', page)
         assert len(every) == len(set(every))
         assert page.count('<details class="as-table">') >= len(ids)
-        for data in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL):
-            assert json.loads(data)["x"]
+        for place, data in re.findall(
+            r'<div class="plot[^>]*>(.*?)</div>\s*<script[^>]*>(.*?)</script>', page, re.DOTALL
+        ):
+            chart = json.loads(data)
+            assert chart["x"]
+            assert ("height=" in place) is bool(chart["rows"]), "a chart of rows moves what is below it"
     assert {"wins-chart", "search-chart", "pairs-chart", "interval-chart", "time-chart-0"} <= figures
 
 

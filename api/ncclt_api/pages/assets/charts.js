@@ -281,16 +281,15 @@
     };
   }
 
-  function heightOf(spec, width) {
-    if (spec.rows.length) return 70 + 38 * spec.rows.length;
-    return width < 560 ? 250 : 310;
-  }
-
   function draw(figure) {
     if (figure.drawn) return;
     const source = figure.querySelector('script[type="application/json"]');
     const place = figure.querySelector(".plot");
     const spec = JSON.parse(source.textContent);
+    // The page reserves the height of a chart of rows, so that nothing below it moves.
+    const reserved = Number(place.querySelector("svg")?.getAttribute("height"));
+    const heightOf = (width) => reserved || (width < 560 ? 250 : 310);
+    place.replaceChildren();
     const reset = document.createElement("button");
     reset.type = "button"; reset.className = "unzoom"; reset.textContent = "Whole range"; reset.hidden = true;
     figure.querySelector("figcaption").append(reset);
@@ -299,7 +298,7 @@
       if (plot) plot.destroy();
       const width = Math.max(place.clientWidth, 240);
       const tables = tablesOf(spec);
-      plot = new uPlot(optionsOf(spec, tables, { width, height: heightOf(spec, width) }, palette(figure), figure), tables.data, place);
+      plot = new uPlot(optionsOf(spec, tables, { width, height: heightOf(width) }, palette(figure), figure), tables.data, place);
       reset.hidden = true;
     };
     make();
@@ -308,7 +307,7 @@
     place.addEventListener("dblclick", whole);
     place.addEventListener("keydown", (event) => keys(event, plot, whole, reset));
     new ResizeObserver(() => {
-      if (Math.abs(place.clientWidth - plot.width) > 1 && place.clientWidth > 0) plot.setSize({ width: place.clientWidth, height: heightOf(spec, place.clientWidth) });
+      if (Math.abs(place.clientWidth - plot.width) > 1 && place.clientWidth > 0) plot.setSize({ width: place.clientWidth, height: heightOf(place.clientWidth) });
     }).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", make);
     figure.drawn = true;
