@@ -34,6 +34,9 @@ _NUMBERS: dict[str, set[int]] = {
     "NCCL_P2P_NET_CHUNKSIZE": set(range(32768, 1048577, 4096)),
     "NCCL_P2P_NVL_CHUNKSIZE": set(range(32768, 2097153, 4096)),
     "NCCL_P2P_PCI_CHUNKSIZE": set(range(32768, 2097153, 4096)),
+    "NCCL_MIN_P2P_NCHANNELS": {1, 2, 4, 8, 16, 32, 64},
+    "NCCL_MAX_P2P_NCHANNELS": {1, 2, 4, 8, 16, 32, 64},
+    "NCCL_NCHANNELS_PER_NET_PEER": {1, 2, 4, 8, 16},
     "NCCL_SOCKET_NTHREADS": set(range(17)),
     "NCCL_NSOCKS_PERTHREAD": set(range(65)),
     "NCCL_IB_QPS_PER_CONNECTION": set(range(1, 129)),
@@ -79,7 +82,8 @@ def is_legal(name: str, value: str, nccl_version: str = "2.28.9") -> bool:
 def all_legal(pairs: Mapping[str, str], nccl_version: str = "2.28.9") -> bool:
     """Tell whether a server may set all of these together."""
     sockets = int(pairs.get("NCCL_SOCKET_NTHREADS", 0)) * int(pairs.get("NCCL_NSOCKS_PERTHREAD", 0))
-    return all(is_legal(name, value, nccl_version) for name, value in pairs.items()) and sockets <= 64
+    legal = all(is_legal(name, value, nccl_version) for name, value in pairs.items()) and sockets <= 64
+    return legal and int(pairs.get("NCCL_NCHANNELS_PER_NET_PEER", 0)) <= int(pairs.get("NCCL_MIN_P2P_NCHANNELS", 0))
 
 
 def pairs_in(text: str, format: str) -> dict[str, str]:

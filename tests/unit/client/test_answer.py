@@ -44,6 +44,8 @@ LEGAL_PAIRS = [
     ("NCCL_SOCKET_NTHREADS", "4"),
     ("NCCL_NSOCKS_PERTHREAD", "8"),
     ("NCCL_IB_QPS_PER_CONNECTION", "128"),
+    ("NCCL_NCHANNELS_PER_NET_PEER", "4"),
+    ("NCCL_MIN_P2P_NCHANNELS", "16"),
     ("NCCL_P2P_NET_CHUNKSIZE", "262144"),
     ("NCCL_P2P_NET_CHUNKSIZE", "1048576"),
     ("NCCL_MAX_NCHANNELS", "32"),
@@ -227,7 +229,9 @@ def test_every_safe_value_of_the_catalogue_passes(sent):
         if row.values is None or not (row.safe or row.name in SET_BY_RULES):
             continue
         for value in row.values:
-            sent.text = json.dumps(FAKE.document(variables={row.variable: str(value)}))
+            # Channels per peer never come alone.
+            peer = {"NCCL_MIN_P2P_NCHANNELS": "16"} if row.name == "NCHANNELS_PER_NET_PEER" else {}
+            sent.text = json.dumps(FAKE.document(variables={row.variable: str(value)} | peer))
             assert (
                 f"{row.variable}={value}\n"
                 in fetch_env("http://s", cluster="leonardo", model="bert", format="dotenv").text

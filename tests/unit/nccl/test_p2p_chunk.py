@@ -7,8 +7,19 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.errors import UsageError
 from ncclt.measure.testbed import simulated_testbed
-from ncclt.nccl.p2p_chunk import default_process_wide, effective, find_chunk_doubt, find_chunk_problem
+from ncclt.nccl.p2p_chunk import (
+    LEAST,
+    MOST,
+    P2P_CHANNELS,
+    PER_PEER,
+    default_process_wide,
+    effective,
+    find_chunk_doubt,
+    find_chunk_problem,
+    serves_all_peers,
+)
 from ncclt.nccl.parameters import CATALOGUE, go_together, parameter
 from ncclt.search.space import build_space, describe_space
 from ncclt.store.shipped import named_clusters, profiles_folder
@@ -148,6 +159,11 @@ def test_parameters_that_change_nothing_are_named(subtests):
         ((SEND,), ("BUFFSIZE", NET), "5 settings"),
         ((SEND,), ("BUFFSIZE",), "1 setting (BUFFSIZE: no effect on these messages)"),
         ((SEND,), (NET, "NTHREADS"), "4 settings (NTHREADS: no effect on these messages)"),
+        (
+            (SEND,),
+            (MOST,),
+            f"1 setting ({MOST}: no number alone reaches all 32 ranks in one round with NCCL 2.28.9)",
+        ),
     ]:
         with subtests.test(names=names):
             assert describe_space(testbed, workload(*messages), names) == said
@@ -180,6 +196,40 @@ def test_buffers_between_nodes_never_overflow_the_int_of_nccl(cluster):
     chunks = [effective(dict(setting.parameters), cluster, [SEND])[NET] for setting in space.distinct]
     assert max(chunks) == MIB
     assert 64 * 16 * max(chunks) < 2**31
+
+
+def test_channels_of_an_arm_reach_every_rank_in_one_round(subtests):
+    """By the rule of NCCL for its own numbers (graph/paths.cc); the published hangs are beyond it."""
+    for cluster in (H100, H100.sized(nodes=16), replace(GB200, nodes=1), LEONARDO):
+        testbed = replace(simulated_testbed(cluster, seed=0, reason="test"), beside_compute=True)
+        one = SEND if cluster.nodes > 1 else replace(SEND, spans_nodes=False)
+        arms = [dict(s.parameters) for s in build_space(testbed, workload(one), P2P_CHANNELS).distinct]
+        with subtests.test(cluster=cluster.name, nodes=cluster.nodes):
+            assert len(arms) == len({tuple(effective(arm, cluster, [one]).items()) for arm in arms})
+            for arm in arms:
+                rounds = -(-cluster.world_size // 8)
+                assert arm.get(PER_PEER, 0) * rounds <= arm.get(LEAST, 1) or PER_PEER not in arm
+                assert arm.get(PER_PEER, 0) <= 16
+                old = cluster.nccl_version < "2.29.2"
+                assert not (old and rounds > 1 and MOST in arm and PER_PEER not in arm)
+            assert any(LEAST in arm for arm in arms)
+    hangs = [(4, 8), (4, 10), (32, 2)]
+    for per_peer, nodes in hangs:  # nccl#1835 with 64 and 80 ranks, nccl#1915 with 16
+        assert not serves_all_peers({PER_PEER: per_peer, LEAST: 16}, H100.sized(nodes=nodes))
+        assert not serves_all_peers({PER_PEER: per_peer}, H100.sized(nodes=nodes))
+
+
+def test_the_least_number_of_channels_overrules_the_most():
+    exact = [{LEAST: 32, MOST: 32}, {LEAST: 32, MOST: 8}]
+    assert effective(exact[0], GB200, [SEND]) == effective(exact[1], GB200, [SEND])
+    assert effective({MOST: 8}, GB200, [REDUCE]) == effective({}, GB200, [REDUCE])
+    assert effective({PER_PEER: 8, LEAST: 64}, GB200, [EXPERTS]) == effective({LEAST: 64}, GB200, [EXPERTS])
+    assert effective({PER_PEER: 8, LEAST: 64}, GB200, [SEND]) != effective({LEAST: 64}, GB200, [SEND])
+
+
+def test_channels_that_take_sms_are_searched_beside_compute_alone():
+    with pytest.raises(UsageError, match="take SMs from compute"):
+        build_space(simulated_testbed(H100, seed=0, reason="test"), workload(SEND), (PER_PEER,))
 
 
 def test_an_ignored_chunk_is_named_where_the_cpu_is_known_and_in_doubt_elsewhere(subtests):

@@ -35,6 +35,7 @@ def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
         "P2P_NET_CHUNKSIZE",
         "P2P_NVL_CHUNKSIZE",
         "P2P_PCI_CHUNKSIZE",
+        "MAX_P2P_NCHANNELS",
         "SOCKET_NTHREADS",
         "NSOCKS_PERTHREAD",
         "IB_QPS_PER_CONNECTION",
@@ -42,13 +43,6 @@ def test_the_search_touches_what_is_safe_with_every_value_of_its_ladder():
     }
     assert rows["BUFFSIZE"].ladder == (1048576, 2097152, 8388608, 16777216)
     assert all(row.safe and row.allows(value) for row in rows.values() for value in row.ladder)
-
-
-def test_numbers_of_p2p_channels_are_never_set():
-    """Some of them hang a job (NVIDIA/nccl#1835, #1915), and a trial of other groups does not show which."""
-    for name in ("MIN_P2P_NCHANNELS", "MAX_P2P_NCHANNELS", "NCHANNELS_PER_NET_PEER"):
-        assert not parameter(name).safe
-        assert "hang" in parameter(name).note
 
 
 def test_some_values_make_sense_together_only(subtests):
@@ -150,7 +144,7 @@ def test_what_rules_say_is_in_the_catalogue_and_never_searched():
 def test_more_channels_than_nccl_opens_are_searched_beside_compute_alone():
     """Collectives that run alone always look better with them."""
     alone, beside = ({row.name for row in searchable(V, beside_compute=compute)} for compute in (False, True))
-    assert beside - alone == {"MIN_CTAS"}
+    assert beside - alone == {"MIN_CTAS", "MIN_P2P_NCHANNELS", "NCHANNELS_PER_NET_PEER"}
 
 
 def test_rendering_loads_nothing_heavy():

@@ -78,6 +78,44 @@ def test_a_policy_that_is_applied_as_a_whole_takes_one_launch_and_the_default_to
     }
 
 
+def test_a_policy_that_hangs_other_groups_is_not_measured_on(cluster):
+    """The default is not asked for the calls of the gate, and a policy without such channels has no gate."""
+    own = Message(collective=Collective.SEND_RECV, dtype="float32", size_bytes=1 << 20, group_size=2)
+    pipeline = Workload(
+        name="w", messages=(MessageCalls(message=own, calls_per_step=1.0),), provenance=Provenance(source="test")
+    )
+    gated, chunk = Policy(parameters=(("MIN_P2P_NCHANNELS", 32),)), Policy(parameters=(("BUFFSIZE", 1 << 20),))
+
+    def hangs(setting, message, _number):
+        if message.group_size == 4:
+            return Outcome.TIMEOUT
+        return 9.0 if setting.parameters else 10.0
+
+    for policy, decision in ((gated, Decision.KEEP_DEFAULT), (chunk, Decision.TUNED)):
+        arms = {Arm.DEFAULT: Policy(), Arm.TABLE: policy}
+        _, trial_log = proof(cluster, pipeline, hangs, policies=arms, covers=lambda *_: True)
+        verdict = judge_arm(Arm.TABLE, policy, trial_log.trials(), pipeline, min_effect=0.02)
+        assert verdict.decision is decision, verdict
+        assert all(t.result.outcome is Outcome.OK for t in trial_log.trials() if t.arm is Arm.DEFAULT)
+
+
+def test_a_passed_hang_gate_is_named(cluster, workload):
+    gated = Policy(rules=TABLE.rules, parameters=(("MIN_P2P_NCHANNELS", 32),))
+    trial_log = FakeTrialLog()
+    Proof(
+        runner=FakePolicyRunner(cluster, lambda setting, *_: 9.0 if setting.parameters else 10.0),
+        workload=workload,
+        trial_log=trial_log,
+        policies={Arm.DEFAULT: Policy(), Arm.TABLE: gated},
+        covers=lambda *_: True,
+        interrupted=lambda: "",
+        watch=lambda *_: None,
+    ).run()
+    found = build_policy_verdict(Arm.TABLE, gated, trial_log.trials(), workload, min_effect=0.02)
+    notes = describe_proof(trial_log.trials(), workload, found)
+    assert "hang gate passed: send_recv and all_to_all of other sizes in groups of 4 ranks" in notes
+
+
 def test_every_order_of_the_arms_is_equally_probable_in_every_pair(workload):
     three = [*POLICIES, Arm.VARIABLES]
     for pair in (0, 1):

@@ -8,7 +8,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.prove.probes import compare_probes, find_probes, narrow_rules
+from ncclt.prove.probes import compare_probes, find_hang_probes, find_probes, narrow_rules
 
 KIB, MIB = 1 << 10, 1 << 20
 RING = Rule(
@@ -70,6 +70,17 @@ def test_a_probe_is_a_message_that_can_be_sent_to_all_ranks_and_stays_in_the_rul
     assert len(found) == 4
     assert all(rule.matches(m) and m.dtype == dtype and m.spans_nodes for m in found)
     assert all(m.size_bytes % (8 * {"bfloat16": 2, "float64": 8}[dtype]) == 0 for m in found)
+
+
+def test_numbers_of_p2p_channels_have_to_end_calls_of_every_group_and_of_the_job(cluster):
+    two = replace(cluster, nodes=2, fabric="infiniband", nics_per_node=1, nic_gbps=25.0)
+    experts = replace(message(4 * MIB, Collective.ALL_TO_ALL), group_size=4, spans_nodes=False)
+    assert find_hang_probes(Policy(parameters=(("BUFFSIZE", 1 << 20),)), workload(experts), two) == ()
+    found = find_hang_probes(Policy(parameters=(("MIN_P2P_NCHANNELS", 32),)), workload(experts), two)
+    assert {(m.collective.value, m.group_size, m.spans_nodes) for m in found} == {
+        (collective, *group) for collective in ("all_to_all", "send_recv") for group in ((4, False), (8, True))
+    }
+    assert experts not in found, "the workload's own calls are measured anyway"
 
 
 def test_a_probe_counts_where_a_rule_sent_it_and_both_sides_were_measured():

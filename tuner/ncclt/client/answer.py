@@ -25,7 +25,9 @@ _NUMBERS = {
     "NCCL_MAX_NCHANNELS": range(1, 65), "NCCL_BUFFSIZE": (1048576, 2097152, 4194304, 8388608, 16777216),
     "NCCL_NTHREADS": (64, 128, 256, 512), "NCCL_P2P_NET_CHUNKSIZE": range(32768, 1048577, 4096),
     "NCCL_P2P_PCI_CHUNKSIZE": range(32768, 2097153, 4096), "NCCL_P2P_NVL_CHUNKSIZE": range(32768, 2097153, 4096),
-    "NCCL_SOCKET_NTHREADS": range(17), "NCCL_NSOCKS_PERTHREAD": range(65), "NCCL_IB_QPS_PER_CONNECTION": range(1, 129),
+    "NCCL_MIN_P2P_NCHANNELS": (1, 2, 4, 8, 16, 32, 64), "NCCL_MAX_P2P_NCHANNELS": (1, 2, 4, 8, 16, 32, 64),
+    "NCCL_NCHANNELS_PER_NET_PEER": (1, 2, 4, 8, 16), "NCCL_SOCKET_NTHREADS": range(17),
+    "NCCL_NSOCKS_PERTHREAD": range(65), "NCCL_IB_QPS_PER_CONNECTION": range(1, 129),
     "NCCL_IB_SPLIT_DATA_ON_QPS": (0, 1),
 }
 _LISTS = {
@@ -247,6 +249,11 @@ def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> di
     sockets = [int(variables.get(f"NCCL_{name}", "0")) for name in ("SOCKET_NTHREADS", "NSOCKS_PERTHREAD")]
     if sockets[0] * sockets[1] > _MOST_SOCKETS:
         raise AnswerError(f"NCCL has at most {_MOST_SOCKETS} sockets, not {sockets[0]} x {sockets[1]}")
+    peer, least = (int(variables.get(f"NCCL_{name}", "0")) for name in ("NCHANNELS_PER_NET_PEER", "MIN_P2P_NCHANNELS"))
+    if peer > least:
+        raise AnswerError(
+            f"NCCL_NCHANNELS_PER_NET_PEER={peer} may hang without NCCL_MIN_P2P_NCHANNELS of {peer} or more"
+        )
     return dict(variables)
 
 

@@ -16,6 +16,9 @@ _CARRYING = frozenset(
     (
         "IB_QPS_PER_CONNECTION",
         "IB_SPLIT_DATA_ON_QPS",
+        "MAX_P2P_NCHANNELS",
+        "MIN_P2P_NCHANNELS",
+        "NCHANNELS_PER_NET_PEER",
         "NSOCKS_PERTHREAD",
         "P2P_NET_CHUNKSIZE",
         "P2P_NVL_CHUNKSIZE",

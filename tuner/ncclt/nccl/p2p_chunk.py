@@ -1,4 +1,4 @@
-"""The chunk in which NCCL moves send_recv and all_to_all, and the process-wide parameters that change nothing.
+"""The chunk and the channels of send_recv and all_to_all, and the process-wide parameters that change nothing.
 
 NCCL computes one chunk for each communicator (init.cc computeBuffSizes; 2.30.7: 829-852; the same rule since 2.19):
 P2P_NET_CHUNKSIZE between nodes, P2P_NVL_CHUNKSIZE in a node whose GPUs all reach each other by NVLink, else
@@ -34,6 +34,15 @@ BETWEEN_NODES, CHUNKS_IN_NODE = "P2P_NET_CHUNKSIZE", ("P2P_NVL_CHUNKSIZE", "P2P_
 
 DOUBLED_SINCE = NcclVersion(2, 29, 2)
 """First version that doubles P2P_NET_CHUNKSIZE on some hosts."""
+
+FITTED_SINCE = NcclVersion(2, 29, 2)
+"""First version that fits the channels of a peer to the P2P channels and the number of ranks."""
+
+P2P_CHANNELS = (LEAST, MOST, PER_PEER) = ("MIN_P2P_NCHANNELS", "MAX_P2P_NCHANNELS", "NCHANNELS_PER_NET_PEER")
+"""Parameters of the number of channels of send_recv and all_to_all."""
+
+_MOST_CHANNELS, _PEERS_PER_BATCH = 64, 8
+"""NCCL's MAXCHANNELS and NCCL_MAX_DEV_WORK_P2P_PER_BATCH (device.h)."""
 
 _TUNABLE_ONLY = ("BUFFSIZE", "NTHREADS")
 """Parameters without an effect of their own on send_recv and all_to_all.
@@ -82,6 +91,25 @@ def find_chunk(name: str, parameters: Mapping[str, int], *, ratio: int = 1) -> i
     return min((ratio if name == BETWEEN_NODES else 1) * values[name], values["BUFFSIZE"] // STEPS)
 
 
+def serves_all_peers(parameters: Mapping[str, int], cluster: Cluster) -> bool:
+    """Return True if the channels reach every rank of the job in one round, as those that NCCL chooses do.
+
+    Between nodes NCCL halves the channels of a peer until channels per peer x ceil(ranks / 8) are no more than its P2P
+    channels (graph/paths.cc:993-1001, since `FITTED_SINCE`), but not where NCHANNELS_PER_NET_PEER is set. Both
+    published hangs are of a number per peer that was set: 32 with 16 ranks (NVIDIA/nccl#1915), 4 with 64 to 90
+    (NVIDIA/nccl#1835). The P2P channels of a communicator are known only from MIN_P2P_NCHANNELS. A smaller group needs
+    no more than the job.
+
+    Args:
+        parameters: that are set, without `NCCL_`.
+        cluster: sized.
+    """
+    rounds = -(-cluster.world_size // _PEERS_PER_BATCH)
+    if PER_PEER in parameters:
+        return parameters[PER_PEER] * rounds <= parameters.get(LEAST, 1)
+    return MOST not in parameters or rounds == 1 or cluster.version >= FITTED_SINCE
+
+
 def net_ratio(cluster: Cluster) -> int:
     """Return the factor that NCCL puts before P2P_NET_CHUNKSIZE on a cluster."""
     doubled = cluster.cpu == "arm" and cluster.compute_capability >= 100 and cluster.version >= DOUBLED_SINCE
@@ -96,13 +124,20 @@ def effective(parameters: Mapping[str, int], cluster: Cluster, messages: Collect
         cluster: sized.
         messages: of the workload; one of a group of unknown size counts as one of the whole job.
     """
-    found = {name: value for name, value in parameters.items() if name not in (BETWEEN_NODES, *CHUNKS_IN_NODE)}
+    elsewhere = (BETWEEN_NODES, *CHUNKS_IN_NODE, *P2P_CHANNELS)
+    found = {name: value for name, value in parameters.items() if name not in elsewhere}
     if all(not message.collective.is_tunable for message in messages):
         found = {name: value for name, value in found.items() if name not in _TUNABLE_ONLY}
     elif found.get("BUFFSIZE") == DEFAULTS["BUFFSIZE"]:
         del found["BUFFSIZE"]
-    ratio = net_ratio(cluster)
-    return found | {name: find_chunk(name, parameters, ratio=ratio) for name in chunk_names(cluster, messages)}
+    ratio, chunks = net_ratio(cluster), chunk_names(cluster, messages)
+    if chunks and not {LEAST, MOST}.isdisjoint(parameters):
+        # The least overrules the most (graph/paths.cc:984-985).
+        least = parameters.get(LEAST, 1)
+        found |= {LEAST: least, MOST: max(least, parameters.get(MOST, _MOST_CHANNELS))}
+    if BETWEEN_NODES in chunks and PER_PEER in parameters:
+        found[PER_PEER] = parameters[PER_PEER]
+    return found | {name: find_chunk(name, parameters, ratio=ratio) for name in chunks}
 
 
 def find_chunk_problem(

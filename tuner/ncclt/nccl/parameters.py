@@ -152,11 +152,14 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("P2P_NVL_CHUNKSIZE", "2.16", _FRESH, _P2P_CHUNK, 512 * _KIB, "send_recv and all_to_all in a node, over NVLink",
          safe=True, ladder=(64 * _KIB, 128 * _KIB, 256 * _KIB, _MIB, 2 * _MIB)),
     _row("P2P_LL_THRESHOLD", "2.14", _CALL, _BYTES, 16 * _KIB, "up to here send_recv uses LL"),
-    # Some numbers of channels hang send_recv and all_to_all at some numbers of ranks (NVIDIA/nccl#1835, #1915): not
-    # searched, because a trial that ends well says nothing about a job with other groups.
-    _row("MIN_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 1, "may hang: NVIDIA/nccl#1915"),
-    _row("MAX_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 64, "may hang: NVIDIA/nccl#1915"),
-    _row("NCHANNELS_PER_NET_PEER", "2.12", _FRESH, _COUNT, None, "4 and 32 may hang: NVIDIA/nccl#1835, #1915"),
+    # Channels of send_recv and all_to_all: within `p2p_chunk.serves_all_peers`, and behind a hang gate. 32 per peer is
+    # left out: it has hung at 16 ranks (NVIDIA/nccl#1915).
+    _row("MIN_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 1, "beyond NCCL's own they take SMs from compute",
+         safe=True, ladder=(16, 32, 64)),
+    _row("MAX_P2P_NCHANNELS", "2.7", _FRESH, _POWERS_TO_64, 64, "MIN_P2P_NCHANNELS takes precedence", safe=True,
+         ladder=(4, 8, 16, 32)),
+    _row("NCHANNELS_PER_NET_PEER", "2.12", _FRESH, (1, 2, 4, 8, 16), None,
+         "beyond NCCL's own they take SMs from compute", safe=True, ladder=(2, 4, 8, 16)),
     _row("P2P_PER_CHANNEL_NET_BW", "2.29", _FRESH, range(1, 1001), 14, "GB/s; the above follows from it"),
     _row("P2P_SCHEDULE_GROUP_SIZE", "2.28.7", _FRESH, range(1, 9), 8),
     _row("P2P_PXN_LEVEL", "2.12", _FRESH, _OFF_ON_AUTO, 2),
@@ -254,6 +257,7 @@ def parameter(name: str) -> Parameter:
 
 
 COMPETES_WITH_COMPUTE = "MIN_CTAS"
+TAKES_SMS = (COMPETES_WITH_COMPUTE, "MIN_P2P_NCHANNELS", "NCHANNELS_PER_NET_PEER")
 """Searched only with concurrent compute: without it, more channels than NCCL's own always look good."""
 
 
@@ -283,7 +287,7 @@ def searchable(version: NcclVersion, *, beside_compute: bool = False) -> tuple[P
     """Return the parameters that a search may try: safe, current in this version, and with a ladder of values.
 
     Args:
-        beside_compute: whether trials run beside a matrix product, as `COMPETES_WITH_COMPUTE` needs.
+        beside_compute: whether trials run beside a matrix product, as `TAKES_SMS` needs.
     """
     return tuple(
         row
@@ -291,7 +295,7 @@ def searchable(version: NcclVersion, *, beside_compute: bool = False) -> tuple[P
         if row.safe
         and row.ladder
         and row.name not in SET_BY_RULES
-        and (beside_compute or row.name != COMPETES_WITH_COMPUTE)
+        and (beside_compute or row.name not in TAKES_SMS)
         and row.exists_in(version)
         and not row.is_deprecated_in(version)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from ncclt.core.budget import MAX_BLOCKS
@@ -17,7 +18,7 @@ from ncclt.core.trial import Outcome, PolicyRunner, Runner
 from ncclt.core.workload import Workload
 from ncclt.measure.trial import TrialLog, claim_launch, measure_claim
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK, LaunchEvidence, collect_evidence, last_proof
-from ncclt.prove.probes import find_probes
+from ncclt.prove.probes import find_hang_probes, find_probes
 from ncclt.prove.proof import build_pairs
 from ncclt.prove.verdict import MIN_EFFECT, Pairs, decide
 
@@ -76,6 +77,7 @@ def plan_block(
     whole: bool,
     seed: str = "",
     probes: Sequence[Message] = (),
+    gates: Mapping[Arm, Sequence[Message]] = MappingProxyType({}),
 ) -> tuple[PlannedLaunch, ...]:
     """Return the launches of one block in order: two pairs, each with its arms in a random order (`launch_order`).
 
@@ -87,6 +89,7 @@ def plan_block(
             launches has other noise than a single one, so both sides of a comparison are the same sum.
         seed: of the order.
         probes: measured too in the very first pair, by launches of whole policies.
+        gates: calls that the first launch of an arm has to end as well, by arm.
     """
     messages = tuple(calls.message for calls in workload.messages)
     parts: dict[tuple[Setting, ...], list[Message]] = {}
@@ -97,7 +100,7 @@ def plan_block(
     for pair in range(LAUNCHES_PER_BLOCK * block, LAUNCHES_PER_BLOCK * (block + 1)):
         for arm in launch_order(list(policies), pair, seed=seed):
             policy = policies[arm]
-            also = probes if whole and not pair else ()
+            also = (*(probes if whole else ()), *gates.get(arm, ())) if not pair else ()
             steps += [
                 PlannedLaunch(
                     arm=arm,
@@ -166,6 +169,14 @@ class Proof:
         policies, workload = self.policies, self.workload
         runners = dict.fromkeys(Arm, self.runner) | dict(self.runners)
         probes = find_probes(policies.get(Arm.TABLE, Policy()), workload, covers=self.covers)
+        gates = {
+            arm: [
+                probe
+                for probe in find_hang_probes(policy, workload, self.runner.cluster)
+                if self.covers(probe, Setting(parameters=policy.parameters))
+            ]
+            for arm, policy in policies.items()
+        }
         whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
         # Only launches up to the current block are judged: a resumed proof decides as it did when it was launched.
         seen: list[Trial] = []
@@ -175,7 +186,7 @@ class Proof:
             if not left:
                 break
             arms = {Arm.DEFAULT: policies[Arm.DEFAULT], **left}
-            steps = list(plan_block(arms, workload, block, whole=whole, seed=self.seed, probes=probes))
+            steps = list(plan_block(arms, workload, block, whole=whole, seed=self.seed, probes=probes, gates=gates))
             while steps:
                 # Trials of an earlier run are taken in the order in which they were launched, whatever that was then.
                 step = next((s for s in steps if s.matches(held[0])), None) if held else steps[0]

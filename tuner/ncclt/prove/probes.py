@@ -12,13 +12,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from ncclt.core.message import DTYPE_SIZES, Message
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import Setting
 from ncclt.core.workload import Workload
+from ncclt.nccl.p2p_chunk import P2P_CHANNELS
 
 _NEAR = 2
 """Between two measured sizes of a rule within this factor there is no probe."""
+
+_GATE_BYTES = (1 << 10, 64 << 10, 1 << 20)
+"""Bytes between two ranks: one LL message, one chunk, and several chunks on every channel."""
 
 
 def find_probes(
@@ -34,6 +39,36 @@ def find_probes(
     own = {calls.message for calls in workload.messages}
     found = (probe for rule in policy.rules for probe in _find_rule_probes(rule, sorted(filter(rule.matches, own))))
     return tuple(sorted({probe for probe in found if probe not in own and covers(probe, policy.setting_for(probe))}))
+
+
+def find_hang_probes(policy: Policy, workload: Workload, cluster: Cluster) -> tuple[Message, ...]:
+    """Find the calls that a policy must end before it is measured on: the gate of numbers of P2P channels.
+
+    send_recv and all_to_all in the whole job and in every group of the workload, because the published hangs depend on
+    the number of ranks (NVIDIA/nccl#1835, #1915), and because numbers of channels act on every group of a job.
+
+    Args:
+        workload: placed.
+        cluster: sized.
+    """
+    if {name for name, _ in policy.parameters}.isdisjoint(P2P_CHANNELS):
+        return ()
+    groups = {(m.group_size, m.spans_nodes) for m in (calls.message for calls in workload.messages)}
+    groups |= {(cluster.world_size, cluster.nodes > 1)}
+    own = {calls.message for calls in workload.messages}
+    found = {
+        Message(
+            collective=collective,
+            dtype="float32",
+            size_bytes=size * (ranks if collective is Collective.ALL_TO_ALL else 1),
+            group_size=ranks,
+            spans_nodes=spans,
+        )
+        for collective in (Collective.ALL_TO_ALL, Collective.SEND_RECV)
+        for ranks, spans in groups
+        for size in _GATE_BYTES
+    }
+    return tuple(sorted(found - own))
 
 
 def compare_probes(

@@ -261,6 +261,11 @@ def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVer
         )
     if not table.verdict.blocks:  # the last proof was of a policy that is not delivered
         return tuple(notes)
+    own = {calls.message for calls in workload.messages}
+    measured = {m.message for t in launched if t.arm in policies for m in t.result.measurements} - own
+    if gated := sorted({m.group_size for m in measured if not m.collective.is_tunable}):
+        groups = " and ".join(map(str, gated))
+        notes.append(f"hang gate passed: send_recv and all_to_all of other sizes in groups of {groups} ranks")
     slower = {
         m: lost
         for arm, policy in policies.items()

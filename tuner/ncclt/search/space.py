@@ -24,11 +24,12 @@ from ncclt.core.workload import Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.nccl.numerics import SameBits, compare_bits
-from ncclt.nccl.p2p_chunk import default_process_wide, effective
+from ncclt.nccl.p2p_chunk import P2P_CHANNELS, default_process_wide, effective, serves_all_peers
 from ncclt.nccl.parameters import (
     CATALOGUE,
     COMPETES_WITH_COMPUTE,
     SET_BY_RULES,
+    TAKES_SMS,
     Parameter,
     go_together,
     searchable,
@@ -161,6 +162,7 @@ def cluster_space(
     parameters: Mapping[str, tuple[int, ...]],
     expressible: Callable[[Setting], bool] = lambda _setting: True,
     effect: Callable[[Mapping[str, int]], Hashable] = lambda values: tuple(sorted(values.items())),
+    fits: Callable[[Mapping[str, int]], bool] = go_together,
     channels_alone: bool = False,
 ) -> SearchSpace:
     """Return the settings that NCCL would accept on a cluster for at least one of the collectives.
@@ -171,6 +173,7 @@ def cluster_space(
         parameters: process-wide parameters to search: name -> ladder of values; "not set" is always tried too.
         expressible: returns whether trials can force a pair; plain variables cannot force all.
         effect: returns what NCCL makes of process-wide parameters; of those with one effect, one setting is tried.
+        fits: returns whether process-wide parameters can be combined there.
         channels_alone: try numbers of channels without a pair too, which a tuner table cannot say.
     """
     collectives = frozenset(collectives)
@@ -186,7 +189,7 @@ def cluster_space(
     for name, values in sorted(parameters.items()):
         distributions[name] = IntDistribution(0, len(values))
     chosen = list(itertools.product([AUTO, *names], range(len(channels)) if counted else [0]))
-    combinations = _combinations(parameters, effect, most=MAX_POINTS // len(chosen))
+    combinations = _combinations(parameters, effect, fits, most=MAX_POINTS // len(chosen))
     settings: dict[tuple[Any, ...], Setting] = {}
     for (algo_proto, position), values in itertools.product(chosen, combinations):
         algorithm, protocol = names.get(algo_proto, (None, None))
@@ -200,7 +203,11 @@ def cluster_space(
 
 
 def _combinations(
-    parameters: Mapping[str, tuple[int, ...]], effect: Callable[[Mapping[str, int]], Hashable], *, most: int
+    parameters: Mapping[str, tuple[int, ...]],
+    effect: Callable[[Mapping[str, int]], Hashable],
+    fits: Callable[[Mapping[str, int]], bool],
+    *,
+    most: int,
 ) -> list[tuple[int, ...]]:
     """Return positions on the ladders of all parameters, by name, 0 = not set; only what makes sense together.
 
@@ -211,7 +218,7 @@ def _combinations(
     every = itertools.product(*(range(len(parameters[name]) + 1) for name in sorted(parameters)))
     settings = {values: dict(_set_parameters(parameters, values)) for values in every}
     for values in sorted(settings, key=lambda v: (len(settings[v]), settings[v].get("BUFFSIZE", 0), v)):
-        if go_together(settings[values]):
+        if fits(settings[values]):
             found.setdefault(effect(settings[values]), values)
     kept = sorted(found.values())
     for at_once in range(len(parameters), 2, -1):
@@ -345,6 +352,7 @@ def _build_whole_space(testbed: Testbed, workload: Workload, process_wide: tuple
         parameters=ladders,
         expressible=testbed.expressible,
         effect=lambda values: frozenset(effective(values, cluster, messages).items()),
+        fits=lambda values: go_together(values) and serves_all_peers(values, cluster),
         channels_alone=testbed.by_options,
     )
 
@@ -377,8 +385,17 @@ def describe_space(
     searched = len(space.distinct)
     missing = count_excluded(testbed, workload, process_wide, deterministic=deterministic)
     why = [f"{number} excluded: {reason}" for reason, number in missing.items()]
-    if testbed.recorded is None and (idle := [name for name in process_wide if name not in space.axes]):
-        why.append(f"{', '.join(idle)}: no effect on these messages")
+    if testbed.recorded is None:
+        cluster, direct = testbed.runner.cluster, any(not collective.is_tunable for collective in workload.collectives)
+        idle: dict[str, list[str]] = {}
+        for name in process_wide:
+            if name not in space.axes:
+                unfit = (
+                    f"no number alone reaches all {cluster.world_size} ranks in one round with NCCL {cluster.version}"
+                )
+                reason = unfit if direct and name in P2P_CHANNELS else "no effect on these messages"
+                idle.setdefault(reason, []).append(name)
+        why += [f"{', '.join(names)}: {reason}" for reason, names in idle.items()]
     size = f"{searched} of {searched + sum(missing.values())} settings" if missing else count_noun(searched, "setting")
     return f"{size} ({'; '.join(why)})" if why else size
 
@@ -415,7 +432,7 @@ def process_wide_ladders(
 def _why_not_searched(row: Parameter, version: NcclVersion) -> str:
     if not row.exists_in(version):
         return f"it came with NCCL {row.since}"
-    if row.name == COMPETES_WITH_COMPUTE:
+    if row.name in TAKES_SMS:
         return "more channels than the NCCL default take SMs from compute; search them with --beside gemm"
     if row.name in SET_BY_RULES:
         return "the search chooses algorithm, protocol and channels itself"

@@ -15,7 +15,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
 from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, compile_policy, rule_label
 from ncclt.nccl.numerics import Numerics, compare_bits
-from ncclt.nccl.parameters import COMPETES_WITH_COMPUTE
+from ncclt.nccl.parameters import TAKES_SMS
 
 TABLE_FORMAT = "tuner-csv"
 
@@ -137,11 +137,10 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
 
 def describe_channels(policy: Policy) -> str:
     """Return the remark on a policy's use of SMs; empty where it leaves channels to NCCL."""
-    least = dict(policy.parameters).get(COMPETES_WITH_COMPUTE)
-    if least is not None:
+    if more := [f"NCCL_{name}={value}" for name, value in policy.parameters if name in TAKES_SMS]:
         return (
-            f"NCCL_{COMPETES_WITH_COMPUTE}={least} may open more channels than the NCCL default and take SMs from "
-            "compute; it was measured next to a matrix product"
+            f"{' '.join(more)} may open more channels than the NCCL default and take SMs from compute; it was measured "
+            "next to a matrix product"
         )
     if any(rule.channels is not None for rule in policy.rules):
         return "Channel counts are caps; no extra SMs are used"
