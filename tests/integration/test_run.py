@@ -170,6 +170,16 @@ def test_variables_from_a_server_are_attested_by_the_log_and_posted(tmp_path, st
     assert json.loads(shown.stdout)["NCCLT_RECOMMENDATION"] == "0c0ffee1"
 
 
+def test_a_job_gets_what_was_measured_with_the_variables_of_its_site(tmp_path, store, serving):
+    first = store.recommendations.get("0c0ffee1")
+    measured = replace(first.fingerprint, site_variables=(("NCCL_IB_TC", "41"),))
+    store.revisions.publish(replace(first, id="0c0ffee2", fingerprint=measured))
+    for where in (("--storage", store.url), ("--server", serving[0], "--timeout", "30")):
+        for variables, expected in (({"NCCL_IB_TC": 41}, "0c0ffee2"), ({}, "0c0ffee1")):
+            done = run(tmp_path, (*where, "--no-plugin"), SHOW, **variables)
+            assert json.loads(done.stdout)["NCCLT_RECOMMENDATION"] == expected, done.stderr
+
+
 def test_an_outage_never_stops_the_training_unless_asked_to(tmp_path):
     options = ("--server", "http://127.0.0.1:9")
     done = run(tmp_path, options, SHOW)

@@ -69,6 +69,11 @@ class EnvQuery(JobQuery):
     simulated: Literal["allow"] | None = Field(None, description="also a simulated result")
     driver: str | None = Field(None, description="only recommendations measured with this NVIDIA driver")
     topology: str | None = Field(None, description="only recommendations measured on this topology (hash)")
+    site: str | None = Field(
+        None,
+        description="hash of the job's variables of the site, as `ncclt run` sends it: what was measured with them "
+        "comes first",
+    )
 
     @field_validator("format")
     @classmethod
@@ -83,6 +88,7 @@ class EnvQuery(JobQuery):
             super().request(cluster=cluster, model=model),
             driver=self.driver,
             topology_hash=self.topology,
+            site=self.site,
             allowed=frozenset(
                 origin
                 for origin, allow in ((TimesOrigin.RECORDED, self.recorded), (TimesOrigin.SIMULATED, self.simulated))

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import hash_site
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import (
@@ -40,6 +41,20 @@ def test_a_stale_one_of_another_nccl_takes_nothing_away():
         select([replace(stranger, fingerprint=FIRST.fingerprint), FIRST], ANY)
     with pytest.raises(StaleRecommendationError):
         select([stranger, FIRST], replace(ANY, nccl_version="2.99.1"))
+
+
+def test_one_measured_with_the_variables_of_the_jobs_site_comes_first():
+    """Else who tunes last, in another shell, takes the answer from the jobs of all others."""
+    traffic = {class_: (("NCCL_IB_TC", class_),) for class_ in ("41", "42", "43")}
+    older, newer = (
+        replace(FIRST, id=class_, fingerprint=replace(FIRST.fingerprint, site_variables=traffic[class_]))
+        for class_ in ("41", "42")
+    )
+    for class_, given in (("41", "41"), ("42", "42"), ("43", "42")):
+        assert serve([newer, older], replace(JOB, site=hash_site(traffic[class_]))).id == given
+    assert serve([newer, older], JOB).id == "42", "a job that says nothing gets the newest"
+    with pytest.raises(StaleRecommendationError):
+        serve([newer, replace(older, stale="slower")], replace(JOB, site=older.fingerprint.site))
 
 
 def test_a_recorded_one_comes_after_a_measured_and_before_a_simulated_one():

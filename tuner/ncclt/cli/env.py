@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ncclt.cli.configuration import lookup, require_one_source
 from ncclt.cli.output import report, say
+from ncclt.core.cluster import hash_site
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request
 from ncclt.core.trial import TimesOrigin
@@ -222,7 +223,8 @@ def _text(arguments: argparse.Namespace) -> str:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     server, storage = source(arguments)
     shape = read_shape((), os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
-    with job_request(arguments, JobInfo(environ=os.environ, shape=shape), cluster) as request:
+    job = JobInfo(environ=os.environ, shape=shape, site=read_site((), os.environ))
+    with job_request(arguments, job, cluster) as request:
         if arguments.output is not None or arguments.format == "slurm-taskprolog":
             request = replace(request, job="")  # a file is for later jobs too, and a roll-out decides for each of them
         if arguments.format == "slurm-taskprolog":
@@ -279,6 +281,7 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
         **{**asked, **{part: one.value for part, one in taken.items()}},
         driver=arguments.driver,
         topology_hash=arguments.topology,
+        site=hash_site(job.site.items()),
         job=name_for_rollout(job.environ, job.argv, named=getattr(arguments, "job", None), nodes=arguments.nodes),
     )
     try:

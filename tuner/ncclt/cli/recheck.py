@@ -130,6 +130,7 @@ def recheck(
 
 def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | None) -> tuple[Recommendation, Study]:
     """Return the recommendation that is served here, a stale one too, and its study."""
+    from ncclt.core.cluster import hash_site
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request, select
 
@@ -140,6 +141,7 @@ def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | N
         nodes=cluster.nodes,
         gpus_per_node=cluster.gpus_per_node,
         nccl_version=str(NcclVersion.parse(nccl_version)) if nccl_version else None,
+        site=hash_site(cluster.site_variables),
     )
     # A stale one may be rechecked too: that is how it comes to be served again.
     served = store.recommendations.newest(cluster=cluster.name, model=model)

@@ -219,8 +219,10 @@ def split_command(command: str | None) -> tuple[str, ...]:
 
 
 def _recommendation(model: str, target: Target, storage: str | None, *, id: str | None) -> Recommendation:
+    from ncclt.core.cluster import hash_site
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request
+    from ncclt.nccl.variables import site_variables
     from ncclt.store import chosen, open_to_read
 
     if id:
@@ -237,6 +239,7 @@ def _recommendation(model: str, target: Target, storage: str | None, *, id: str 
         nodes=target.nodes,
         gpus_per_node=target.gpus_per_node,
         nccl_version=str(NcclVersion.parse(target.nccl_version)) if target.nccl_version else None,
+        site=hash_site(site_variables(os.environ)),
     )
     return chosen(storage, wanted, partly=True)  # the launches measure it, and change nothing else
 

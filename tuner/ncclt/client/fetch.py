@@ -111,6 +111,7 @@ def fetch_env(
     nccl_version: str | None = None,
     driver: str | None = None,
     topology: str | None = None,
+    site: str | None = None,
     format: str = "export",
     timeout_s: float = 5.0,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -133,6 +134,7 @@ def fetch_env(
         nodes, gpus_per_node, nccl_version: the job; None is not checked by the server. One list for all collectives,
             as NCCL before 2.24 reads it, passes only with its `nccl_version`.
         driver, topology: NVIDIA's driver and the topology hash of the job's machines, which the server then compares.
+        site: hash of the job's variables of the site, which the server prefers.
         format, shell, unset, channels, group: as for `ncclt env`.
         timeout_s: for the whole answer, from looking up the server's name to its last byte.
         cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
@@ -157,7 +159,8 @@ def fetch_env(
         raise ClientError(f"nothing can be allowed as {unknown.pop()!r}", hint=f"one of {', '.join(MARKS)}")
     asked: dict[str, Any] = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node}
     asked["nccl_version"] = nccl_version
-    query = {**asked, "driver": driver, "topology": topology, **{name: "allow" for name in MARKS if name in allow}}
+    query = {**asked, "driver": driver, "topology": topology, "site": site}
+    query |= {name: "allow" for name in MARKS if name in allow}
     query |= {"format": format if format in TABLES else "json", "channels": channels}
     given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
     url = f"{base_of(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar
 
@@ -196,6 +197,11 @@ class Cluster(Documented):
         )
 
 
+def hash_site(variables: Iterable[tuple[str, str]]) -> str:
+    """Return a short hash of the site's variables, by which a request says them."""
+    return hashlib.sha256(json.dumps(sorted(variables)).encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint(Documented):
     """Conditions under which a recommendation is valid; it is not served under any other.
@@ -203,7 +209,7 @@ class Fingerprint(Documented):
     Attributes:
         driver: NVIDIA's, under which it was measured. A launcher may not know it, so it is not part of a request; a
             check that finds another one makes the recommendation stale.
-        site_variables: (name, value) of the site's NCCL_* variables that trials had. A request does not say them, so
+        site_variables: (name, value) of the site's NCCL_* variables that trials had. A request may say their hash, and
             `ncclt run` compares them with the job's.
     """
 
@@ -228,6 +234,11 @@ class Fingerprint(Documented):
     def world_size(self) -> int:
         """Return nodes x gpus_per_node."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def site(self) -> str:
+        """Return the hash of the site's variables."""
+        return hash_site(self.site_variables)
 
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
         """Name every field in which `other` differs, but for the site's variables.

@@ -308,6 +308,7 @@ class Request:
         nodes, gpus_per_node: the job's shape; None = not known.
         nccl_version: that the job will load; None = not known.
         driver, topology_hash: of the job's machines; None = not compared.
+        site: `hash_site` of the job's variables of the site: what was measured with them comes first. None = not known.
         allowed: origins of times that the job may be given besides measured ones.
         job: its name, equal in all of its processes; empty = not known, so it has no part in a roll-out.
     """
@@ -319,6 +320,7 @@ class Request:
     nccl_version: str | None = None
     driver: str | None = None
     topology_hash: str | None = None
+    site: str | None = None
     allowed: frozenset[TimesOrigin] = frozenset()
     job: str = ""
 
@@ -375,7 +377,7 @@ def select(
     A recorded or simulated recommendation is only served to a job that allows it, and only where none was measured; a
     recorded one is preferred to a simulated one, of any age. If the newest one
     of a fingerprint is stale, none of that fingerprint is served: the others were measured even earlier. Another
-    fingerprint that fits is still served.
+    fingerprint that fits is still served. Those with the variables of the job's site come first.
 
     Args:
         candidates: newest first, in the order in which the store received them, since clocks of machines differ.
@@ -425,6 +427,7 @@ def select(
             available=_available(fitting),
         )
     best = [r for r in fitting if r.origin is permitted[0]]
+    best = [r for r in best if r.fingerprint.site == request.site] or best
     newest_of: dict[str, Recommendation] = {}
     for recommendation in best:
         newest_of.setdefault(recommendation.fingerprint.digest(), recommendation)

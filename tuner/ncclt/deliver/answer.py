@@ -307,6 +307,7 @@ def fetch_for_request(request: Request, server: str, **options: Any) -> Reply:
             nccl_version=request.nccl_version,
             driver=request.driver,
             topology=request.topology_hash,
+            site=request.site,
             job=request.job,
             allow=request.allowed,
             # A key on the command line would show in the process list.
