@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclt_api.problems import Problem, problem_response
 
-LARGE = re.compile(r"/studies/[^/]+|/v1/studies/[^/]+/(trials|evidence)")
+LARGE = re.compile(r"/studies/[^/]+|/v1/studies/[^/]+(/(trials|evidence))?")
 """Paths whose answers grow with the number of trials."""
 
 _MOST_WAITING = 32

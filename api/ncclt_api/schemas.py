@@ -818,7 +818,7 @@ def study_summary_document(summary: StudyEntry) -> StudySummaryDocument:
 
 def study_detail(store: Store, study: Study, recommendations: tuple[Recommendation, ...]) -> StudyDetail:
     """Return a study with its workload and its recommendations, newest first."""
-    trials = store.trials.find(study.id)
+    trials = store.trials.with_proof(study.id)
     summary = summarize_study(study, trials, recommendations[0]).to_document() if recommendations else {}
     summary.pop("use", None)  # its command depends on how this service is reached; the page shows it
     return StudyDetail.model_validate(

@@ -124,24 +124,20 @@ def build_study_view(
 
     Args:
         study: the study.
-        trials: all its trials, by number; their measurements are not needed.
+        trials: all its trials, by number, as of `Trials.with_proof`.
         recommendation: its newest revision; None = none yet.
         measured: returns trials with their measurements; asked for the few that are shown.
         server: address of this service for the command shown; empty = the command names none.
     """
     scores = median_scores(trials)
     best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
-    proof = measured([trial for trial in trials if trial.phase is Phase.PROVE])
+    proof = [trial for trial in trials if trial.phase is Phase.PROVE]
     evidence = collect_evidence(proof)
     # A verdict without an A/B test means that the search found no candidate worth one.
     summary = None
     if recommendation:
-        # Without a proof, the first default shows the sizes that were measured.
-        first = measured([trial for trial in trials if trial.tries_setting and trial.setting == DEFAULT][:1])
-        loaded = {trial.number: trial for trial in (*first, *proof)}
-        with_proof = [loaded.get(trial.number, trial) for trial in trials]
         summary = summarize_study(
-            study, with_proof, recommendation, use=choose_form(recommendation, source=_source(server))
+            study, trials, recommendation, use=choose_form(recommendation, source=_source(server))
         )
     arm = evidence.proven_arm(summary.use.form if summary else None)
     policy = summary.use.proven.policy if summary else None
@@ -495,7 +491,7 @@ class StudyPages:
         published = store.recommendations.find(study=id)
         return build_study_view(
             store.studies.get(id),
-            store.trials.outline(id),
+            store.trials.with_proof(id),
             published[0] if published else None,
             measured=partial(store.trials.with_measurements, id),
             server=server,

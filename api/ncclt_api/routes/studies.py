@@ -75,4 +75,5 @@ def get_evidence(study: CurrentStudy, store: CurrentStore) -> EvidenceDocument:
         raise NotFoundError(
             f"study {study.name} has no verdict yet", hint="POST /v1/jobs with its cluster and model tunes it again"
         )
-    return EvidenceDocument.model_validate(evidence_document(published[0], store.trials.find(study.id), study.workload))
+    trials = store.trials.with_proof(study.id)
+    return EvidenceDocument.model_validate(evidence_document(published[0], trials, study.workload))

@@ -33,6 +33,7 @@ def process_of(service):
 def test_they_are_the_same_as_here(service, filled_store, subtests):
     paths = [
         "/studies/5e1f00aa?page=1",
+        "/v1/studies/5e1f00aa",
         "/v1/studies/5e1f00aa/trials?limit=5",
         "/v1/studies/5e1f00aa/evidence",
         "/v1/studies/unknown/trials",

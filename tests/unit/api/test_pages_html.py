@@ -9,8 +9,10 @@ from fastapi.testclient import TestClient
 
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor
-from ncclt.core.study import StudyState
+from ncclt.core.study import Phase, StudyState
 from ncclt.pipeline.on_jobs import plan_on_jobs, start_on_jobs
+from ncclt.prove.proof import evidence_document
+from ncclt.prove.study_summary import summarize_study
 from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.pages.report import study_report
 
@@ -153,6 +155,18 @@ def test_the_page_of_a_study_reads_only_the_measurements_that_it_shows(empty_sto
     assert not any(trial.result.measurements for trial in outline)
     monkeypatch.setattr(type(empty_store.trials), "find", None)
     assert empty_client.get(f"/studies/{study.id}").status_code == 200
+
+
+def test_a_study_and_its_evidence_read_only_the_measurements_of_the_proof(filled_store, client, monkeypatch):
+    study = filled_store.studies.get("5e1f00aa")
+    (found,) = filled_store.recommendations.find(study=study.id)
+    whole, read = filled_store.trials.find(study.id), filled_store.trials.with_proof(study.id)
+    assert sum(bool(one.result.measurements) for one in read if one.phase is not Phase.PROVE) == 1
+    assert summarize_study(study, read, found) == summarize_study(study, whole, found)
+    assert evidence_document(found, read, study.workload) == evidence_document(found, whole, study.workload)
+    monkeypatch.setattr(type(filled_store.trials), "find", None)
+    for path in (f"/v1/studies/{study.id}", f"/v1/studies/{study.id}/evidence"):
+        assert client.get(path).status_code == 200, path
 
 
 def test_a_superseded_study_links_to_what_jobs_are_given(empty_store, empty_client, samples):

@@ -274,7 +274,7 @@ class JobWorker:
         except NotFoundError:
             return None, 0, None
         published = self._store.recommendations.find(study=study.id)
-        return study, len(self._store.trials.find(study.id)), published[0] if published else None
+        return study, len(self._store.trials.outline(study.id)), published[0] if published else None
 
 
 def submits_batches(arguments: Sequence[str]) -> bool:

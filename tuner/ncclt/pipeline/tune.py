@@ -608,7 +608,7 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     open_over_today = over is not None and over.decision is Decision.UNDECIDED and not newest.table.beats_today
     blocks_help = open_over_today or (undecided and (verdict.blocks > 0 or enough))
     more_blocks = blocks_help and verdict.blocks < request.budget.blocks
-    launched = sum(t.phase is Phase.SEARCH for t in store.trials.find(study.id)) if undecided and not enough else 0
+    launched = sum(t.phase is Phase.SEARCH for t in store.trials.outline(study.id)) if undecided and not enough else 0
     more_trials = undecided and not enough and launched < request.budget.trials
     unproven = request.budget.prove_variables and newest.variables is None
     as_asked = same_source and verdict.min_effect == communication_effect(study.workload, request.budget.min_effect)

@@ -15,7 +15,7 @@ from sqlalchemy.sql.selectable import FromClause
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy
-from ncclt.core.setting import Setting
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import NotFoundError
@@ -165,6 +165,20 @@ class Trials(StorePart):
         with self._database.reading() as connection:
             self._require_study(connection, study_id)
             return self._outline(connection, study_id)
+
+    @repeatable
+    def with_proof(self, study_id: str) -> tuple[Trial, ...]:
+        """Return an outline in which the proof has its measurements, for a verdict and its summary.
+
+        The first trial of the default has them, too: without a proof, it shows the sizes that were measured.
+        """
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            found = self._outline(connection, study_id)
+            first = next((one.number for one in found if one.tries_setting and one.setting == DEFAULT), None)
+            wanted = [one for one in found if one.phase is Phase.PROVE or one.number == first]
+            measured = {one.number: one for one in self._with_measurements(connection, study_id, wanted)}
+            return tuple(measured.get(one.number, one) for one in found)
 
     @repeatable
     def with_measurements(self, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
