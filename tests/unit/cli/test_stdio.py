@@ -129,6 +129,15 @@ def test_json_is_whole_in_any_encoding(environ):
         assert json.loads(done.stdout) == document
 
 
+def test_one_log_of_both_streams_has_their_lines_in_order(environ):
+    code = "import sys; from ncclt.cli.stdio import prepare; prepare(); print(1); print(2, file=sys.stderr); print(3)"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(
+        argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, check=True
+    )
+    assert done.stdout.split() == [b"1", b"2", b"3"]
+
+
 def test_a_caller_in_the_same_process_may_listen(environ):
     """With an object of his own in the place of stdout."""
     code = (

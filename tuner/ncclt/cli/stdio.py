@@ -171,6 +171,7 @@ def prepare() -> Output | None:
     """Let every stream take any text, and stderr drop what cannot be written; return stdout.
 
     None where a caller in the same process has replaced stdout by an object of its own, which is left alone.
+    Lines are written at once, so that a log which takes stdout and stderr has them in order.
     Characters that the encoding lacks are spelled in ASCII. A closed stream is opened on /dev/null: otherwise the next
     file to be opened would get its number, and prints would end up in it.
     """
@@ -183,7 +184,7 @@ def prepare() -> Output | None:
     sys.stderr = _lossy(sys.stderr)
     if not hasattr(given, "buffer"):
         return None
-    output = Output(given.buffer, encoding=given.encoding, errors=_HANDLER, line_buffering=given.isatty())
+    output = Output(given.buffer, encoding=given.encoding, errors=_HANDLER, line_buffering=True)
     output.given = given
     sys.stdout = output
     return output
