@@ -108,7 +108,7 @@ def test_recorded_messages_are_those_of_the_bucket_arithmetic(tmp_path, recorded
     assert sorted(re.findall(r"rank \d trained \d+ steps", done.stdout)) == [
         f"rank {r} trained 11 steps" for r in (0, 1)
     ]
-    assert "overhead: " in done.stderr
+    assert re.search("note: (recording made steps|no overhead of recording seen)", done.stderr)
     workload = _stored(tmp_path)
     assert _table(workload.messages) == _table(_expected(kind))
     assert {calls.message.group_size for calls in workload.messages} == {2}

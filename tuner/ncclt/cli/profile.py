@@ -287,9 +287,9 @@ def _print_times(workload: Workload) -> None:
 
 def _size(size_bytes: float) -> str:
     """Write a size with three digits."""
-    value, units = float(size_bytes), iter(("B", "KiB", "MiB", "GiB"))
+    value, units = float(size_bytes), iter(("B", "KiB", "MiB", "GiB", "TiB"))
     unit = next(units)
-    while value >= 999.5 and unit != "GiB":
+    while value >= 999.5 and unit != "TiB":
         value, unit = value / 1024, next(units)
     return f"{value:.3g} {unit}"
 
@@ -543,17 +543,10 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
         f"ncclt: recorded {steps} of {count_noun(len(origin.ranks_read), 'rank')}: "
         f"{count_noun(len(workload.messages), 'message')}, {size} {workload.per}"
     )
-    cost = recording.overhead
-    if cost is None and method is Method.PLUGIN:
+    if recording.overhead is None and method is Method.PLUGIN:
         say("ncclt: overhead not measured: the plugin only counts calls")
-    elif cost is None:
+    elif recording.overhead is None:
         say("ncclt: overhead not measured: it needs PyTorch and unrecorded steps after the first three")
-    else:
-        say(
-            f"ncclt: overhead: {cost.share * 100:+.1f} % of the step time while recording "
-            f"({cost.outside_us / 1e3:.2f} -> {cost.inside_us / 1e3:.2f} ms; quartiles of unrecorded steps: "
-            f"{cost.low_us / 1e3:.2f} to {cost.high_us / 1e3:.2f} ms), then {cost.write_s:.1f} s to write"
-        )
     for remark in origin.notes:
         say(f"note: {remark}")
     say(f"ncclt: stored {workload.name} in {where}; see: ncclt profile show {workload.name}")

@@ -8,6 +8,7 @@ import pytest
 from ncclt.cli.profile import print_profile
 from ncclt.errors import UsageError
 from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
+from ncclt.profile.record.ranks import Overhead
 from ncclt.profile.record.session import clear_folder, make_folder, run_recording
 
 RANK_LOG = (
@@ -104,4 +105,11 @@ def test_the_note_on_the_cost_and_the_profile_agree_on_the_step_time(tmp_path, c
     print_profile(recording.workload, limit=0)
     shown = capsys.readouterr().out
     assert "Step time: 425 ms (median of 3 steps)\n" in shown
-    assert "note: recording made steps +3.8 % longer: 425.46 ms in the recorded steps, 410.00 ms in others" in shown
+    assert "note: recording made steps 3.77 % longer: 425 ms in the recorded steps, 410 ms in others" in shown
+
+
+def test_overhead_within_the_variation_of_steps_is_no_overhead():
+    cost = Overhead(outside_us=30_370, inside_us=27_090, low_us=27_170, high_us=37_630, write_s=0.1)
+    assert cost.describe(26_640).startswith("no overhead of recording seen: 26.6 ms in the recorded steps, 30.4 ms in")
+    assert cost.describe(37_630).startswith("no overhead of recording seen")
+    assert cost.describe(40_000).startswith("recording made steps 31.7 % longer")

@@ -69,10 +69,16 @@ class Overhead:
     high_us: float
     write_s: float
 
-    @property
-    def share(self) -> float:
-        """Return the increase of the step time by recording, 0.05 = 5 %; below 0 where noise exceeds it."""
-        return self.inside_us / self.outside_us - 1
+    def describe(self, inside_us: float) -> str:
+        """Describe the cost, given the step time of the recorded steps; within the quartiles there is none to see."""
+        share = inside_us / self.outside_us - 1
+        seen = inside_us > self.high_us
+        cost = f"recording made steps {share * 100:.3g} % longer" if seen else "no overhead of recording seen"
+        return (
+            f"{cost}: {inside_us / 1e3:.3g} ms in the recorded steps, "
+            f"{self.outside_us / 1e3:.3g} ms in others, half of which take {self.low_us / 1e3:.3g} to "
+            f"{self.high_us / 1e3:.3g} ms; writing the trace took {self.write_s:.1f} s"
+        )
 
 
 def read_reports(folder: Path) -> tuple[RankReport, ...]:

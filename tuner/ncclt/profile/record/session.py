@@ -177,12 +177,7 @@ def _read_plugin(
 def _add_cost(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Workload:
     notes = []
     if cost is not None:
-        notes.append(
-            f"recording made steps {cost.share * 100:+.1f} % longer: "
-            f"{(workload.step_time_us or cost.inside_us) / 1e3:.2f} ms in the recorded steps, "
-            f"{cost.outside_us / 1e3:.2f} ms in others, "
-            f"half of which take {cost.low_us / 1e3:.2f} to {cost.high_us / 1e3:.2f} ms"
-        )
+        notes.append(cost.describe(workload.step_time_us or cost.inside_us))
     if cut_short:
         notes.append("the program ended inside the recorded window: complete steps alone are counted")
     return _add_notes(workload, tuple(notes))
