@@ -53,6 +53,14 @@ def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
     assert (target.launcher, target.reason) == ("slurm", "found Slurm allocation 7")
 
 
+def test_gloo_runs_on_the_cpus_of_this_machine_without_a_launcher_named():
+    for gpus in (False, True):
+        target = Target(cluster="leonardo", nodes=1, backend="gloo")
+        assert target.resolved({}, gpus_visible=lambda seen=gpus: seen, demo=False).launcher == "torchrun"
+    with pytest.raises(UsageError, match="--backend does not apply to recorded times"):
+        Target(cluster="l40s-1x4", backend="gloo").resolved({}, gpus_visible=lambda: False)
+
+
 def test_an_unknown_launcher_is_refused_with_those_that_are_known():
     with pytest.raises(UsageError, match="unknown launcher 'slum'") as refused:
         choose("slum")

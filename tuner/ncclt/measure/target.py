@@ -201,6 +201,8 @@ class Target:
             return replace(self, launcher="replay", reason=f"{self.cluster} is a recorded cluster")
         if job := environ.get("SLURM_JOB_ID"):
             return replace(self, launcher="slurm", reason=f"found Slurm allocation {job}")
+        if self.backend == "gloo":
+            return replace(self, launcher="torchrun", reason="gloo needs no GPU")
         if gpus_visible():
             return replace(self, launcher="local", reason="found GPUs on this machine")
         reason = "no GPU or Slurm allocation found"
