@@ -14,7 +14,7 @@ from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import FIRST_STARTS, Variant
 from ncclt.core.ticket import read_ticket
 from ncclt.errors import ConflictError, NotFoundError
-from ncclt.testing.samples import sample_cluster, sample_recommendation
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_workload
 from ncclt.user_dirs import account_name
 
 SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
@@ -44,6 +44,15 @@ def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):
     assert (first["action"], first["who"], first["why"]) == ("rolled-back", account_name(), "b hangs on rack 7")
     assert "b hangs on rack 7" in call("show", "a")
     assert "state: active" in call("show", "a")
+
+
+def test_the_history_names_cluster_and_workload_of_every_change(call, command):
+    command.store.workloads.add(sample_workload("mine"))
+    command.store.revisions.publish(sample_recommendation("a"))
+    lines = [line.split() for line in call("history").splitlines()]
+    assert [line[3:6] for line in lines if "workload-added" in line] == [["workload-added", "mine", account_name()]]
+    (published,) = [line for line in lines if "published" in line]
+    assert published[3:7] == ["published", sample_recommendation("a").cluster, sample_recommendation("a").model, "a"]
 
 
 def test_who_published_cannot_approve_where_another_person_must(call, command):

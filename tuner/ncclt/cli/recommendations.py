@@ -299,11 +299,13 @@ def _print_history(events: tuple[HistoryEvent, ...]) -> None:
         (
             str(one.number),
             one.created[:19].replace("T", " "),
-            one.recommendation or one.cluster,
             one.action.value,
+            one.cluster,
+            one.model,
+            one.recommendation,
             one.who,
             one.why,
         )
         for one in events
     ]
-    print_table(("entry", "when", "what", "action", "who", "why"), rows, numbers=("entry",))
+    print_table(("entry", "when", "action", "cluster", "workload", "revision", "who", "why"), rows, numbers=("entry",))
