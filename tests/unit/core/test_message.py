@@ -60,7 +60,8 @@ def test_sizes_are_written_with_binary_units(subtests):
         (2**20, "1 MiB"),
         (28351488, "27.04 MiB"),
         (2**30, "1 GiB"),
-        (2**41, "2048 GiB"),
+        (2**41, "2 TiB"),
+        (2**51, "2048 TiB"),
     ]:
         with subtests.test(size=size, text=text):
             assert format_bytes(size) == text

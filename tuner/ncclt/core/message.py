@@ -38,7 +38,7 @@ class Collective(StrEnum):
         return self in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 DTYPE_SIZES: dict[str, int] = {
     "float64": 8,
@@ -214,15 +214,15 @@ class Message(Documented):
 def format_bytes(size_bytes: float) -> str:
     """Write a size with a binary unit, exact where it is exact: `8 B`, `25 MiB`, `27.04 MiB`.
 
-    >>> format_bytes(26214400), format_bytes(28351488), format_bytes(8)
-    ('25 MiB', '27.04 MiB', '8 B')
+    >>> format_bytes(26214400), format_bytes(28351488), format_bytes(8), format_bytes(3 << 39)
+    ('25 MiB', '27.04 MiB', '8 B', '1.50 TiB')
     """
     value = float(size_bytes)
     for unit in _UNITS:
-        if value < 1024 or unit == "GiB":
+        if value < 1024 or unit == "TiB":
             return f"{value:.0f} {unit}" if value == int(value) else f"{value:.2f} {unit}"
         value /= 1024
-    raise AssertionError("unreachable: the loop returns at GiB")
+    raise AssertionError("unreachable: the loop returns at TiB")
 
 
 def format_sizes(sizes: Iterable[int]) -> dict[int, str]:
