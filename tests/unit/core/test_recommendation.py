@@ -184,10 +184,16 @@ def test_the_same_content_has_the_id_that_it_always_had(variables, expected):
 
 
 def test_without_a_pair_to_choose_only_the_end_of_the_search_says_that_enough_was_tried(subtests):
-    """send_recv and all_to_all have no pairs."""
-    nothing = {"measured": (), "failed": (), "untried": (), "channels": ()}
-    for settings, converged, enough in [(5, True, True), (5, False, False), (0, True, False)]:
-        with subtests.test(settings=settings, converged=converged):
-            coverage = Coverage(settings=settings, converged=converged, **nothing)
-            assert coverage.is_enough is enough
+    """send_recv and all_to_all have no pairs, and next to them a short all_reduce is worth none of its own."""
+    for settings, converged, failed, enough in [
+        (5, True, (), True),
+        (5, False, (), False),
+        (0, True, (), False),
+        (5, True, ("ring/ll",), False),
+    ]:
+        for untried in ((), ("tree/ll",)):
+            with subtests.test(settings=settings, converged=converged, failed=failed, untried=untried):
+                nothing = {"measured": (), "channels": (), "failed": failed, "untried": untried}
+                coverage = Coverage(settings=settings, converged=converged, **nothing)
+                assert coverage.is_enough is enough
             assert "0 of 0" not in coverage.summary

@@ -169,11 +169,12 @@ class Coverage(Documented):
     def is_enough(self) -> bool:
         """Return True if the default may be called the best: every pair was tried, or the search converged.
 
-        send_recv and all_to_all have no pairs; without any other collective only the search can tell.
+        send_recv and all_to_all have no pairs. Next to them other collectives may be too short for any of their pairs
+        to matter; where no pair was measured, only the search can tell.
         """
-        if not (self.measured or self.failed or self.untried):
-            return self.settings > 0 and self.converged
-        return bool(self.measured) and (self.converged or not self.untried)
+        if not self.measured:
+            return self.settings > 0 and self.converged and not self.failed
+        return self.converged or not self.untried
 
     @property
     def summary(self) -> str:

@@ -1,0 +1,92 @@
+"""Whole studies of a pipeline and of experts on simulated clusters: their arms, and their verdicts."""
+
+from dataclasses import replace
+
+import pytest
+
+from ncclt.core.budget import Budget
+from ncclt.core.message import Collective, Message
+from ncclt.core.recommendation import Decision
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Phase
+from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.measure.simulated.expected import expected_us
+from ncclt.measure.testbed import simulated_testbed
+from ncclt.nccl.p2p_chunk import effective
+from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.store import open_store
+from ncclt.store.shipped import named_clusters, profiles_folder
+from ncclt.testing.fakes import SilentWatcher
+
+MIB = 1 << 20
+CLUSTERS = [named_clusters(profiles_folder())[name].sized(nodes=2) for name in ("dgx-h100", "aws-p4d")]
+
+
+def workload(*rows) -> Workload:
+    calls = tuple(
+        MessageCalls(
+            message=Message(
+                collective=collective, dtype="bfloat16", size_bytes=size, group_size=group, spans_nodes=True
+            ),
+            calls_per_step=count,
+        )
+        for collective, size, group, count in rows
+    )
+    return Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+
+
+PIPELINE = workload((Collective.SEND_RECV, 128 * MIB, 2, 16.0))
+EXPERTS = workload((Collective.ALL_TO_ALL, 32 * MIB, 16, 64.0), (Collective.ALL_REDUCE, 64 * MIB, 16, 1.0))
+
+
+@pytest.fixture(scope="module", params=CLUSTERS, ids=lambda cluster: cluster.name)
+def cluster(request):
+    return request.param
+
+
+def study(cluster, asked, folder):
+    with open_store(f"sqlite:///{folder}/ncclt.db") as store:
+        return tune(
+            TuneRequest(workload=asked, budget=Budget()),
+            simulated_testbed(cluster, seed=0, reason="test"),
+            store,
+            watcher=SilentWatcher(),
+            interrupted=lambda: "",
+            clock=lambda: 0.0,
+            now=lambda: "2026-01-01T00:00:00+00:00",
+        )
+
+
+def require_distinct_arms(result, asked):
+    """No two settings that were launched come to the same in NCCL, but for repeats of one."""
+    messages = [calls.message for calls in asked.messages]
+    cluster = result.study.cluster
+    tried = {t.setting for t in result.trials if t.phase is Phase.SEARCH}
+    alike = {
+        (replace(setting, parameters=()), *sorted(effective(dict(setting.parameters), cluster, messages).items()))
+        for setting in tried
+    }
+    assert len(alike) == len(tried) > 2
+
+
+def test_a_pipeline_of_large_messages_is_tuned_by_its_chunk(cluster, tmp_path):
+    result = study(cluster, PIPELINE, tmp_path)
+    require_distinct_arms(result, PIPELINE)
+    found = result.recommendation.table
+    (message,) = (calls.message for calls in PIPELINE.messages)
+    true = expected_us(cluster, DEFAULT, message) / expected_us(cluster, found.policy.setting_for(message), message)
+    low, high = found.verdict.interval
+    assert found.verdict.decision is Decision.TUNED
+    assert dict(found.policy.parameters)["P2P_NET_CHUNKSIZE"] > 128 << 10
+    assert low <= true <= high
+    assert true > 1.05
+
+
+def test_experts_beside_a_short_all_reduce_keep_the_default_in_the_first_run(cluster, tmp_path):
+    """Undecided would ask for trials that are never launched: no pair of a short all_reduce is worth one."""
+    result = study(cluster, EXPERTS, tmp_path)
+    require_distinct_arms(result, EXPERTS)
+    found = result.recommendation
+    assert found.coverage.untried
+    assert found.coverage.converged
+    assert found.table.verdict.decision is Decision.KEEP_DEFAULT
