@@ -96,6 +96,8 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/bets.py
 	$(BIN)/python bench/on_jobs.py
 	$(BIN)/python bench/study_cost.py --landscape profiles/landscapes/mi355x-2x8.csv --seeds 4
+	$(BIN)/python bench/today.py --landscape profiles/landscapes/mi355x-2x8.csv --workload bert \
+	  --collective all_reduce --collective all_gather
 	$(BIN)/python bench/advice.py
 	$(BIN)/python bench/serve.py
 	$(BIN)/python bench/pages.py

@@ -193,7 +193,9 @@ def simulated_cases(names: Sequence[tuple[str, int]] = SIMULATED) -> Iterator[Ca
             yield _case(f"simulated {name} x{nodes}", mix, "", cluster, placed, space, runner.expected_us)
 
 
-def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> tuple[list[Case], list[str]]:
+def recorded_cases(
+    path: Path, *, fewest: int = FEWEST_SETTINGS, collective: Collective | None = None
+) -> tuple[list[Case], list[str]]:
     """Return the workloads on every landscape of a table that has enough settings.
 
     Where the sizes of a landscape suit none of the mixes, its own sizes, one call each, are the workload.
@@ -201,6 +203,7 @@ def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> tuple[list[C
     Args:
         path: public table or landscape, CSV.
         fewest: forced settings that a landscape must have.
+        collective: of the workloads; None = all_reduce where it was recorded.
 
     Returns:
         The cases, and what of the table was left out and why.
@@ -212,7 +215,10 @@ def recorded_cases(path: Path, *, fewest: int = FEWEST_SETTINGS) -> tuple[list[C
     found, left_out = _landscapes(path, fewest)
     for name, note, landscape in found:
         collectives = sorted({c for c, s in landscape.curves if not s.is_default})
-        main = Collective.ALL_REDUCE if Collective.ALL_REDUCE in collectives else collectives[0]
+        if collective is not None and collective not in collectives:
+            left_out.append(f"{name}: no settings of {collective} were recorded")
+            continue
+        main = collective or (Collective.ALL_REDUCE if Collective.ALL_REDUCE in collectives else collectives[0])
         mine = [_recorded_case(name, note, landscape, mix, w, fewest) for mix, w in mixes(main).items()]
         if not any(mine):
             own = [(size, 1.0) for size, _ in _spread(landscape.curves[main, DEFAULT])]

@@ -6,12 +6,14 @@ are the best, the median and the worst single recorded setting of a workload. `t
 what the study concluded with its 95 % interval; above 1, the default or the policy is faster than today. The last line
 counts the intervals that hold the true ratio.
 
-    python bench/today.py --landscape FILE.csv [--landscape ...] [--workload bert] [--noise 0.02] [--seed 0] [--json]
+    python bench/today.py --landscape FILE.csv [--landscape ...] [--collective all_gather] [--workload bert]
+                          [--noise 0.02] [--seed 0] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from pathlib import Path
 import optuna
 
 from landscapes import Case, recorded_cases
-from ncclt.core.message import Message
+from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Verdict
 from ncclt.core.setting import Setting
@@ -36,6 +38,7 @@ class Row:
     """One study: the verdicts on the default and on the policy, in comparison with today's settings."""
 
     landscape: str
+    collective: str
     workload: str
     today: str
     noise: float
@@ -91,6 +94,7 @@ def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed
     policy = table.policy if over is not None else Policy()
     return Row(
         landscape=case.landscape,
+        collective=case.workload.messages[0].message.collective.value,
         workload=case.mix,
         today=today.label,
         noise=sigma,
@@ -118,7 +122,7 @@ def show(row: Row) -> None:
         told(row.policy_speedup, row.policy_interval),
     )
     print(
-        f"{row.landscape[:24]:<25}{row.workload:<9}{row.today[:22]:<23}{row.default_decision:<13}{default:<21}"
+        f"{row.landscape[:24]:<25}{row.collective:<15}{row.workload:<9}{row.today[:22]:<23}{row.default_decision:<13}{default:<21}"
         f"{row.default_true:>6.3f}  {row.policy_decision:<13}{policy:<21}{row.policy_true:>6.3f}"
         f"{row.policy_over_default:>8.3f}{row.launches:>6}",
         flush=True,
@@ -129,6 +133,9 @@ def main(argv: Sequence[str]) -> int:
     """Print the table, or one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--landscape", action="append", type=Path, required=True, metavar="FILE.csv", help="repeatable")
+    parser.add_argument(
+        "--collective", action="append", type=Collective, help="of the workloads; repeatable (default all_reduce)"
+    )
     parser.add_argument("--workload", action="append", help="only these mixes; repeatable")
     parser.add_argument("--noise", type=float, default=0.02, help="sigma of the log of a time (default 0.02)")
     parser.add_argument("--seed", type=int, default=0)
@@ -140,12 +147,13 @@ def main(argv: Sequence[str]) -> int:
     rows = []
     if not options.json:
         print(
-            f"{'landscape':<25}{'workload':<9}{'today':<23}{'default':<13}{'over today (95 % CI)':<21}{'true':>6}  "
+            f"{'landscape':<25}{'collective':<15}{'workload':<9}{'today':<23}{'default':<13}"
+            f"{'over today (95 % CI)':<21}{'true':>6}  "
             f"{'policy':<13}{'over today (95 % CI)':<21}{'true':>6}{'default':>8}{'runs':>6}"
         )
-    for path in options.landscape:
+    for path, collective in itertools.product(options.landscape, options.collective or [None]):
         try:
-            cases, left_out = recorded_cases(path)
+            cases, left_out = recorded_cases(path, collective=collective)
         except NccltError as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 2
