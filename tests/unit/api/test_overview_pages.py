@@ -355,6 +355,18 @@ def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_stor
     assert page.count(">simulated</span>") == 3
 
 
+def test_a_simulated_preflight_is_not_the_health_of_a_fabric(empty_store, empty_client):
+    def fabric():
+        return re.search(r"<dt>Fabric</dt><dd>(.*?)</dd>", empty_client.get("/clusters/leonardo").text)[1]
+
+    drawn = preflight("drawn", slow=True)
+    empty_store.records.add_preflight(drawn)
+    assert "not examined" in fabric()
+    empty_store.records.add_preflight(replace(drawn, id="measured", state=State.UNMEASURED, simulated=False))
+    empty_store.records.add_preflight(replace(drawn, id="later"))
+    assert "unmeasured" in fabric()
+
+
 def test_a_workload_shows_the_maximum_gain(empty_store, empty_client, samples):
     recorded = replace(samples.workload("mine"), step_time_us=100_000.0, exposed_us=20_000.0)
     empty_store.workloads.add(recorded)
