@@ -47,6 +47,26 @@ def test_the_login_node_says_what_trials_make_of_its_variables(command, tmp_path
     assert "ncclt: removed from trials (debugging): NCCL_DEBUG\n" in printed
 
 
+def test_a_dry_run_says_that_the_job_would_be_refused(command, tmp_path, monkeypatch):
+    """Unless the user has said that the nodes see the store."""
+    monkeypatch.setattr("ncclt.launch.slurm.sbatch.node_local_folder", lambda _path: "it is on a local disk")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    command.store.clusters.add(sample_cluster())
+    command.store.workloads.add(sample_workload())
+    words = ("--model", sample_workload().name, "--cluster", sample_cluster().name, "--launcher", "slurm")
+    app = typer.Typer()
+    app.command()(tune)
+
+    def call(*more, **environ):
+        done = CliRunner(env={"NCCLT_STORAGE": command.url, **environ}).invoke(app, [*words, *more])
+        return done.stderr, done.exception
+
+    refused = call()[1]
+    assert isinstance(refused, UsageError)
+    assert call("--dry-run")[0] == f"ncclt: without --dry-run, this stops: {refused.message}\n  hint: {refused.hint}\n"
+    assert call("--dry-run", NCCLT_STORE_IS_SHARED="1") == ("", None)
+
+
 def test_variables_that_the_job_does_not_inherit_are_not_listed(command, tmp_path, monkeypatch):
     only = ("--launcher-option", "sbatch-arg=--export=NCCL_IB_HCA")
     printed = submitted(command, tmp_path, monkeypatch, *only)

@@ -293,13 +293,15 @@ def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, 
     from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit_and_follow
     from ncclt.measure.open_testbed import describe_variables
 
-    if store.path is not None and (why := node_local_folder(store.path)):
-        if not dry_run and "NCCLT_STORE_IS_SHARED" not in os.environ:
-            raise UsageError(
-                f"the job would keep its trials where they cannot be found again: {why}",
-                hint="name a store that all nodes see with --storage, or set NCCLT_STORE_IS_SHARED=1 if they see this",
-            )
-        say(f"ncclt: note: {why}")
+    path = None if "NCCLT_STORE_IS_SHARED" in os.environ else store.path
+    if path is not None and (why := node_local_folder(path)):
+        refusal = UsageError(
+            f"the job would keep its trials where they cannot be found again: {why}",
+            hint="name a store that all nodes see with --storage, or set NCCLT_STORE_IS_SHARED=1 if they see this",
+        )
+        if not dry_run:
+            raise refusal
+        say(f"ncclt: without --dry-run, this stops: {refusal.message}\n  hint: {refusal.hint}")
     options = target.launcher_options
     extra = options.get("sbatch_arg", ())
     names_gpus = any(argument.startswith(("--gpus", "--gres")) for argument in extra)
