@@ -1,5 +1,6 @@
 """Values of the files reach every command that takes them, and no other."""
 
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,15 @@ def test_the_store_is_the_same_for_all_that_speak_with_one(monkeypatch):
     done = CliRunner().invoke(app, ["studies", "list", "--storage", "sqlite:///flag.db"])
     assert "there is no store at flag.db" in done.stderr
     assert storage_url() == "sqlite:///there.db"
+
+
+def test_the_default_store_is_shown_with_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("NCCLT_STORAGE", raising=False)
+    shown = json.loads(CliRunner().invoke(app, ["config", "show", "--json"]).stdout)["values"]
+    assert shown["storage"] == {"value": f"sqlite:///{tmp_path}/ncclt/ncclt.db", "origin": "default"}
+    assert shown["server"] == {"value": None, "origin": "default"}
 
 
 @pytest.mark.usefixtures("project")
