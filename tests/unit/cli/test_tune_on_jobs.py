@@ -21,7 +21,8 @@ def started(command):
 
 
 def test_dry_run_shows_the_candidates_and_stores_nothing(started):
-    lines = started(tune, *WORDS, "--dry-run").splitlines()
+    first, *lines = started(tune, *WORDS, "--dry-run").splitlines()
+    assert first == "jobs: toy on pair: 2 x 4 A100-SXM4-64GB, NCCL 2.28.9"
     assert all(line.startswith("candidate ") for line in lines[:-2])
     assert lines[-2:] == ["control: the jobs' own settings", "evidence: none yet; jobs will try the candidates"]
     assert started.store.recommendations.find(model=sample_workload().name) == ()

@@ -36,10 +36,14 @@ class OnJobsPlan:
     percent: int | None
 
     def lines(self) -> list[str]:
-        """Return the candidates and the control as text, one line each."""
-        against = self.control or "the jobs' own settings"
+        """Return the jobs, the candidates and the control as text, one line each."""
+        against, where = self.control or "the jobs' own settings", self.study.cluster
+        jobs = (
+            f"jobs: {self.study.workload.name} on {where.name}: {where.nodes} x {where.gpus_per_node} {where.gpu}, "
+            f"NCCL {where.nccl_version}"
+        )
         arms = [f"candidate {one.id}: {describe_policy(one.table.policy)}" for one in self.candidates]
-        return [*arms, f"control: {against}", "evidence: none yet; jobs will try the candidates"]
+        return [jobs, *arms, f"control: {against}", "evidence: none yet; jobs will try the candidates"]
 
 
 def plan_on_jobs(
