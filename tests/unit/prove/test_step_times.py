@@ -186,6 +186,7 @@ def test_a_training_that_cannot_be_started_is_no_verdict(tmp_path, base_argv):
     ("result", "said"),
     [
         (LaunchResult(exit_code=1, stderr="a\n" * 99 + "last words"), "exit code 1\n" + "a\n" * 19 + "last words"),
+        (LaunchResult(exit_code=1, stderr="x" * 9999), "exit code 1\n" + "x" * 4000),
         (LaunchResult(exit_code=-9, timed_out=True), "ended after 1800 s (--timeout)"),
         (LaunchResult(exit_code=None, not_started="cannot start train"), "cannot start train"),
         (LaunchResult(exit_code=0, survivors=(7,)), "its processes 7 could not be ended"),

@@ -290,7 +290,8 @@ def describe_failure(
     else:
         return ""
     output = without_secrets(result.stderr.strip() or result.stdout.strip(), environ=environ)
-    return "\n".join([cause, *output.splitlines()[-_TAIL_LINES:]])[-_TAIL_CHARACTERS:]
+    tail = "\n".join(output.splitlines()[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
+    return f"{cause}\n{tail}".rstrip("\n")
 
 
 def _build_pairs(launches: Sequence[StepLaunch]) -> Pairs:
