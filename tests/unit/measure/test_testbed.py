@@ -11,6 +11,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
+from ncclt.measure import PersistentRunner
 from ncclt.measure.simulated import Landscape
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
@@ -96,6 +97,19 @@ def test_a_recording_measures_a_size_under_the_settings_that_were_recorded_there
     assert testbed.covers(small)
     assert [testbed.can_measure(small, setting) for setting in (far, short)] == [True, False]
     assert testbed.can_measure(calls.message, short)
+
+
+def test_shards_that_begin_unaligned_have_a_padded_size_where_something_is_launched():
+    def calls(collective, size_bytes):
+        message = Message(collective=collective, dtype="bfloat16", size_bytes=size_bytes, group_size=4)
+        return MessageCalls(message=message, calls_per_step=1.0)
+
+    rows = (calls(Collective.ALL_GATHER, 72), calls(Collective.REDUCE_SCATTER, 128), calls(Collective.ALL_REDUCE, 72))
+    sharded = Workload(name="w", messages=rows, provenance=Provenance(source="test"))
+    nothing = Testbed(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="test", covers=lambda _: True)
+    assert nothing.find_padded(sharded) == ()
+    launched = replace(nothing, persistent=(PersistentRunner.__new__(PersistentRunner),))
+    assert [(m.collective, m.size_bytes) for m in launched.find_padded(sharded)] == [(Collective.ALL_GATHER, 128)]
 
 
 def test_a_testbed_that_covers_nothing_refuses_the_workload():

@@ -41,6 +41,7 @@ def run(cluster, workload, time_of, *, trials=20, trial_log=None, seed=1, storag
             clock=kwargs.pop("clock", lambda: 0.0),
             interrupted=kwargs.pop("interrupted", lambda: False),
             watch=kwargs.pop("watch", lambda _progress: None),
+            padded=kwargs.pop("padded", ()),
         ).run([runner], only_worker=True)
     return end, runner, kept
 
@@ -50,6 +51,15 @@ def test_the_default_goes_first_and_every_pair_follows(cluster, workload, landsc
 
     assert runner.launches[0] == DEFAULT
     assert len({(s.algorithm, s.protocol) for s in runner.launches if not s.is_default}) == 6
+
+
+def test_the_first_default_measures_padded_sizes_too_and_they_weigh_nothing(cluster, workload, landscape):
+    padded = replace(workload.messages[0].message, size_bytes=48)
+    _, _, trial_log = run(cluster, workload, landscape, padded=(padded,))
+    measured = [{m.message for m in trial.result.measurements} for trial in trial_log.trials()]
+    assert [padded in messages for messages in measured] == [True, *[False] * (len(measured) - 1)]
+    _, _, plain = run(cluster, workload, landscape)
+    assert [(t.setting, t.score_us) for t in trial_log.trials()] == [(t.setting, t.score_us) for t in plain.trials()]
 
 
 def test_it_finds_the_best_policy_of_a_known_landscape(cluster, workload, landscape):

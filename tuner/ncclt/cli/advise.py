@@ -219,7 +219,7 @@ def _unaligned_document(one: UnalignedMessage) -> dict[str, Any]:
         "bytes_per_rank": message.rank_bytes,
         "padded_bytes": message.padded_bytes,
         "padding_elements_per_rank": one.padding,
-        "begins_unaligned": one.begins_unaligned,
+        "begins_unaligned": one.calls.message.begins_unaligned,
         "time_us": one.times.exact_us if one.times else None,
         "padded_time_us": one.times.padded_us if one.times else None,
         "padded_is_interpolated": not one.times.padded_launches if one.times else None,
@@ -231,7 +231,7 @@ def _unaligned_document(one: UnalignedMessage) -> dict[str, Any]:
 
 def _print_unaligned(placed: Workload, unaligned: Sequence[UnalignedMessage]) -> None:
     """Print the messages to pad, those with equal words about the gain together."""
-    parts = [one for one in unaligned if one.begins_unaligned]
+    parts = [one for one in unaligned if one.calls.message.begins_unaligned]
     if parts:
         share = sum(one.calls.bytes_per_step for one in parts) / placed.bytes_per_step * 100
         print(
@@ -250,7 +250,7 @@ def _print_unaligned(placed: Workload, unaligned: Sequence[UnalignedMessage]) ->
         print(f"  {sentence}")
     others: dict[str, list[UnalignedMessage]] = {}
     for one in unaligned:
-        if not one.begins_unaligned:
+        if not one.calls.message.begins_unaligned:
             others.setdefault(one.gain, []).append(one)
     for gain, ones in others.items():
         kinds = ", ".join(sorted({one.calls.message.collective for one in ones}))

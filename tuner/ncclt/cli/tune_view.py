@@ -279,10 +279,11 @@ def _launch_rows(testbed: Testbed, space: SearchSpace, workload: Workload) -> li
     if not isinstance(runner, LaunchedRunner | PersistentRunner):
         return []
     messages = [calls.message for calls in workload.messages]
+    settings = () if testbed.persistent else space.anchors()[:1]
     rows = [
         launch_row(setting.label, plan)
-        for setting in (DEFAULT, *(() if testbed.persistent else space.anchors()[:1]))
-        for plan in runner.plans(setting, messages)
+        for setting, padded in ((DEFAULT, testbed.find_padded(workload)), *((setting, ()) for setting in settings))
+        for plan in runner.plans(setting, [*messages, *padded])
     ]
     today = testbed.by_today
     if isinstance(today, LaunchedRunner | PersistentRunner):

@@ -187,6 +187,11 @@ class Message(Documented):
         return self.size_bytes == self.padded_bytes
 
     @property
+    def begins_unaligned(self) -> bool:
+        """Return True if parts of equally many elements begin unaligned; its group size is known."""
+        return self.collective.has_rank_parts and self.is_divisible and not self.is_aligned
+
+    @property
     def padded_bytes(self) -> int:
         """Return the next size that is aligned."""
         unit = VECTOR_BYTES * self.parts

@@ -39,5 +39,5 @@ def worth(result: TrialResult, default: TrialResult, workload: Workload) -> floa
     defaults = {m.message: m.time_us for m in default.measurements}
     costs = {c.message: c.calls_per_step * defaults[c.message] for c in workload.messages}
     ratios = log_ratios(result, default)
-    weighted = sum(costs[m] * ratio * (LOSS_SLOPE if ratio > 0 else 1.0) for m, ratio in ratios.items())
+    weighted = sum(costs[m] * ratio * (LOSS_SLOPE if ratio > 0 else 1.0) for m, ratio in ratios.items() if m in costs)
     return weighted / sum(costs.values())

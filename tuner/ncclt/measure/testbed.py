@@ -182,6 +182,18 @@ class Testbed:
         recorded = self.landscape is None or bool(self.landscape.time_samples(setting, message))
         return self.covers(message) and recorded
 
+    def find_padded(self, workload: Workload) -> tuple[Message, ...]:
+        """Return the padded sizes of messages that begin unaligned; none where nothing is launched.
+
+        nccl-tests send the padded size anyway, once for both.
+
+        Args:
+            workload: placed.
+        """
+        messages = {calls.message for calls in workload.messages} if self.is_launched else ()
+        found = {replace(m, size_bytes=m.padded_bytes) for m in messages if m.begins_unaligned}
+        return tuple(sorted(found.difference(messages)))
+
     def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         """Place a workload and leave out what cannot be measured here; return it with notes that say so.
 

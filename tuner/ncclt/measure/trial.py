@@ -129,13 +129,22 @@ def _most_weight_first(workload: Workload, messages: Sequence[Message] | None, d
     return sorted(weight if messages is None else messages, key=lambda message: (-weight.get(message, 0.0), message))
 
 
-def measure_default(runner: Runner, workload: Workload, trial_log: TrialLog) -> Trial:
+def measure_default(
+    runner: Runner, workload: Workload, trial_log: TrialLog, *, padded: Sequence[Message] = ()
+) -> Trial:
     """Launch the untouched default, or return its stored launch.
+
+    Args:
+        padded: measured too, and weigh nothing.
 
     Raises:
         StudyStoppedError: the default itself fails: there is nothing to tune against.
     """
-    trial = stored_default(trial_log) or launch(runner, workload, trial_log, DEFAULT, phase=Phase.SEARCH)
+    trial = stored_default(trial_log)
+    if trial is None:
+        claim = claim_launch(trial_log, DEFAULT, phase=Phase.SEARCH)
+        messages = [*(calls.message for calls in workload.messages), *padded]
+        trial = trial_log.add(measure_claim(runner, workload, trial_log, claim, messages=messages))
     if trial.score_us is None:
         raise StudyStoppedError(
             f"the NCCL default does not run here: {trial.result.outcome}: {trial.result.detail or 'no output'}",

@@ -429,6 +429,7 @@ def _search(context: TuneContext) -> SearchEnd:
             clock=context.clock,
             interrupted=context.interrupted,
             watch=context.watcher.searched,
+            padded=testbed.find_padded(context.workload),
         )
         return search.run(testbed.searching, kill=testbed.kill, only_worker=trial_log.is_alone())
 

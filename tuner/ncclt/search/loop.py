@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.study import Claim, Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, Runner
@@ -90,6 +91,7 @@ class Search:
         clock: monotonic seconds.
         interrupted: asked before every launch: why to stop after the current trial; empty = go on.
         watch: called after every launch.
+        padded: sizes that the first launch of the default measures too, for the gain of padding.
     """
 
     workload: Workload
@@ -99,6 +101,7 @@ class Search:
     clock: Callable[[], float]
     interrupted: Callable[[], str]
     watch: Callable[[Progress], None]
+    padded: Sequence[Message] = ()
     _started_s: float = field(init=False)
     _cluster: Cluster = field(init=False)
     _default: Trial = field(init=False)
@@ -125,7 +128,7 @@ class Search:
         # Where another worker is making the default's launch, wait for it.
         while any(c.setting.is_default for c in self.trial_log.refresh()) and stored_default(self.trial_log) is None:
             time.sleep(_POLL_S)
-        self._default = measure_default(runners[0], self.workload, self.trial_log)
+        self._default = measure_default(runners[0], self.workload, self.trial_log, padded=self.padded)
         self.optuna_study.resume(self._default, list_search_trials(self.trial_log), only_worker=only_worker)
         if len(runners) == 1:
             self._work(runners[0])

@@ -30,10 +30,10 @@ def test_shards_of_all_collectives_are_found_and_aligned_ones_are_not(subtests):
     for collective in Collective:
         with subtests.test(collective=collective):
             (one,) = found_of(*(message(collective, 8 * size, "int8") for size in (4097, 4096)))
-            assert one.begins_unaligned == collective.has_rank_parts
-            assert not one.begins_unaligned or one.padding == 15
+            assert one.calls.message.begins_unaligned == collective.has_rank_parts
+            assert not one.calls.message.begins_unaligned or one.padding == 15
             assert one.speedup is None
-            assert one.gain.startswith(UNKNOWN if one.begins_unaligned else "no gain expected")
+            assert one.gain.startswith(UNKNOWN if one.calls.message.begins_unaligned else "no gain expected")
 
 
 def test_a_published_ratio_has_its_source_and_is_no_prediction():
@@ -80,5 +80,5 @@ def test_what_was_not_measured_says_nothing(subtests):
 def test_a_size_of_another_number_of_ranks_is_not_called_unaligned():
     """A workload keeps its sizes on a cluster of another size; its real shards are padded to that."""
     (one,) = found_of(message(size_bytes=1000))
-    assert not one.begins_unaligned
+    assert not one.calls.message.begins_unaligned
     assert "another number of ranks" in one.gain

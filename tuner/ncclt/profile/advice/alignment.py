@@ -26,7 +26,7 @@ PUBLISHED: Mapping[Collective, str] = {
 }
 """Published gains on other clusters, by collective; no prediction for this one."""
 
-UNKNOWN = "gain not known: no study of this cluster has measured both the exact and an aligned size"
+UNKNOWN = "gain not known: measure the exact and the padded size with `ncclt tune --benchmark torch_collectives`"
 
 _NEAR = 2
 """Max factor between an aligned size and the measured sizes that its time is interpolated from."""
@@ -71,11 +71,6 @@ class UnalignedMessage:
     times: PaddingTimes | None = None
 
     @property
-    def begins_unaligned(self) -> bool:
-        """Return True if parts begin off 16 bytes; without parts only the last bytes of a message are affected."""
-        return self.calls.message.collective.has_rank_parts and self.calls.message.is_divisible
-
-    @property
     def padding(self) -> int:
         """Return the elements to add per rank."""
         message = self.calls.message
@@ -96,7 +91,7 @@ class UnalignedMessage:
         """Return the gain of padding in words."""
         if not self.calls.message.is_divisible:
             return "not known: the size does not divide by ranks and dtype; it is of another number of ranks"
-        if not self.begins_unaligned:
+        if not self.calls.message.begins_unaligned:
             return "no gain expected: it begins aligned, and only its last bytes miss the 16-byte copy"
         if self.times and self.saved_us is not None:
             return f"{self.times.sentence}: {self.speedup:.2f}x, {self.saved_us / 1e3:.3g} ms per step"
@@ -143,4 +138,4 @@ def find_unaligned(
         for calls in workload.messages
         if calls.message.group_size > 1 and not calls.message.is_aligned
     ]
-    return tuple(sorted(found, key=lambda one: (not one.begins_unaligned, -one.calls.bytes_per_step)))
+    return tuple(sorted(found, key=lambda one: (not one.calls.message.begins_unaligned, -one.calls.bytes_per_step)))
