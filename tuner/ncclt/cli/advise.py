@@ -454,8 +454,8 @@ def _print_advice(advice: Advice) -> None:
     explained_us = max(0.0, advice.model_us - job.compute_us)
     if job.step_us is not None and explained_us < 0.8 * advice.exposed_us:
         print(
-            f"  About {explained_us / 1e3:.2g} ms of it is waiting for gradients or stragglers. "
-            "The rest is CPU launch overhead, which none of these changes fix."
+            f"  The messages and the backward pass explain about {explained_us / 1e3:.2g} ms of it. None of these "
+            "changes fix the rest, often CPU launch overhead."
         )
     rows = [(number, one, one.prediction) for number, one in enumerate(advice.changes, 1) if one.prediction]
     header = ("", "PREDICTED", "step", "range", "speed-up", "")
