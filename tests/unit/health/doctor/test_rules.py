@@ -387,6 +387,16 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
     ("ENV009", {"environment": env("NCCL_BUFFSIZE=8388608")}, {"environment": env("NCCL_IB_HCA=mlx5")}),
     ("ENV010", {"environment": env("NCCL_SOCKET_IFNAMES=eth0")}, {"environment": env("NCCL_TESTS_DEVICE=0")}),
     ("ENV010", {"environment": env("NCCL_MNNVL_CLIQUE_SIZE=4")}, {"environment": env("NCCL_IB_PKEY_VALUE=1")}),
+    (
+        "ENV013",
+        {"environment": env("NCCL_P2P_NET_CHUNKSIZE=2097152", "NCCL_BUFFSIZE=8388608")},
+        {"environment": env("NCCL_P2P_NET_CHUNKSIZE=1048576", "NCCL_BUFFSIZE=8388608")},
+    ),
+    (
+        "ENV013",
+        {"log": log(shape(), "P2P Chunksize set to 131072"), "environment": env("NCCL_P2P_NET_CHUNKSIZE=524288")},
+        {"log": log(shape(), "P2P Chunksize set to 524288"), "environment": env("NCCL_P2P_NET_CHUNKSIZE=524288")},
+    ),
     ("ENV011", {"environment": env("NCCL_MAX_NCHANNELS=4")}, {"environment": env("NCCL_MAX_CTAS=4")}),
     ("ENV012", {"environment": env("NCCL_DEBUG=INFO")}, {"environment": env("NCCL_DEBUG=WARN")}),
     ("CNF001", {"conf_files": conf("NCCL_ALGO = Ring")}, {"conf_files": conf("NCCL_IB_HCA=mlx5")}),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS, PER_COLLECTIVE_SINCE
 from ncclt.core.algorithms import LEGAL, Algorithm
-from ncclt.core.message import Collective
+from ncclt.core.message import Collective, format_bytes
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, Severity, rule
@@ -24,6 +24,7 @@ from ncclt.health.doctor.variables import (
     shown_value,
 )
 from ncclt.nccl.log.evidence import Evidence, Variable
+from ncclt.nccl.p2p_chunk import BETWEEN_NODES, CHUNKS_IN_NODE, DEFAULTS, STEPS, find_chunk, find_chunk_problem
 from ncclt.nccl.variables import OLD_PYTORCH, VariableClass, classify
 
 _ALGORITHMS = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
@@ -298,6 +299,31 @@ def _logging(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, "writes a line for every call where COLL or ALL is asked for")
 
 
+@rule(
+    id="ENV013",
+    severity=Severity.WARNING,
+    title="the P2P chunk is not the one that is set",
+    why="NCCL cuts the chunk of send_recv and all_to_all to an eighth of the buffer, and only its log says so.",
+    fix="set NCCL_BUFFSIZE to 8 times the chunk, or unset the chunk",
+    source="init.cc computeBuffSizes; NVIDIA-NeMo/Megatron-Bridge#3226 sets 2 MiB",
+)
+def _cut_chunk(facts: Facts) -> Iterator[Observation]:
+    named = {variable.name.removeprefix("NCCL_"): variable for variable in _named(facts)}
+    asked = {name: number for name in DEFAULTS if name in named and (number := as_nccl_reads(named[name].value)[0]) > 0}
+    buffer, cut = format_bytes(asked.get("BUFFSIZE", DEFAULTS["BUFFSIZE"])), False
+    for name in (BETWEEN_NODES, *CHUNKS_IN_NODE):
+        if name in asked and (used := find_chunk(name, asked)) < asked[name]:
+            cut = True
+            yield _seen(
+                named[name],
+                f"is cut to {format_bytes(used)}: NCCL_BUFFSIZE is {buffer}",
+                f"set NCCL_BUFFSIZE={STEPS * asked[name]}, or unset it",
+            )
+    if not cut and (problem := find_chunk_problem(asked, facts.log.p2p_chunks)):
+        name = next(name for name in (BETWEEN_NODES, *CHUNKS_IN_NODE) if name in asked)
+        yield Observation(what=problem, evidence=(named[name].evidence,), fix="compare the variables of all ranks")
+
+
 VARIABLE_RULES = (
     _ll128,
     _unflushed,
@@ -311,6 +337,7 @@ VARIABLE_RULES = (
     _unknown,
     _deprecated,
     _logging,
+    _cut_chunk,
 )
 """About variables."""
 

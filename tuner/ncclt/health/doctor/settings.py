@@ -14,8 +14,10 @@ from ncclt.nccl.variables import VariableClass, classify
 LOG_NAMES = frozenset(name for name in LOG_VARIABLES if name.startswith("NCCL_DEBUG"))
 """Variables that change nothing but the log."""
 
-_WRITER = re.compile(r"NCCL [A-Z]+ (?:[\w./+-]+:\d+ )?([\w/ -]{1,40}?)[ :]+[Ss]etting NCCL_")
-"""Beginning of a plugin's line, `NET/OFI`."""
+_WRITER = re.compile(
+    r"NCCL [A-Z]+ (?:[\w./+-]+:\d+ )?(?=\S)(?:([\w/ -]{1,40}?)|([\w/-]{1,40})[ :].{0,80}?,)[ :]+[Ss]etting NCCL_"
+)
+"""Beginning of a plugin's line, `NET/OFI`, also before a sentence of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ def find_settings(facts: Facts) -> tuple[SetVariable, ...]:
             counts[pair] = counts.get(pair, 0) + 1
         for name, said in process.set_inside.items():
             writer = _WRITER.search(said.evidence.text)
-            plugins[name, said.value] = f"plugin {writer[1]}" if writer else "plugin"
+            plugins[name, said.value] = f"plugin {writer[1] or writer[2]}" if writer else "plugin"
     sources: dict[tuple[str, str], tuple[str, Evidence]] = {}
     for pair, set_by, evidence in _sources(facts):
         sources.setdefault(pair, (set_by, evidence))
