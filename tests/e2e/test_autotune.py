@@ -319,7 +319,7 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
         ),
         (
             ("--launcher=local", "--cluster=leonardo", "--nodes=1", "--nccl-tests=/nowhere", "--", "touch", "ran"),
-            "all_reduce_perf is not where it would run",
+            "cannot find nccl-tests where they would run: cannot start /nowhere/all_reduce_perf",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_programs_are_asked_where_they_would_run(runner, programs, tmp_path):
     """The stand-in is a script, so its file tells nothing; a missing one stops before the study."""
     launcher = LocalLauncher(environment=os.environ)
     assert detect(programs, run=ask_through(launcher)).per_iteration
-    with pytest.raises(UsageError, match="is not where it would run"):
+    with pytest.raises(UsageError, match="cannot find nccl-tests where they would run: cannot start "):
         detect(tmp_path / "nowhere", run=ask_through(launcher))
 
 

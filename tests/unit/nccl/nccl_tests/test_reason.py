@@ -18,7 +18,8 @@ def test_the_most_telling_line_is_chosen(subtests):
         ("x: error while loading shared libraries: libnccl.so.2", "libnccl.so.2"),
         ("# error: remote process exited", "remote process"),
         ("Invalid number of GPUs: 8 requested but only 4 were found.", "only 4"),
-        ("# nThread 1\nsomething odd\n# the end", "its last words were: something odd"),
+        ("# nThread 1\nsomething odd\n# the end", "last line: something odd"),
+        ("cannot start /nowhere/all_reduce_perf: No such file", "cannot start /nowhere/all_reduce_perf"),
         ("# nThread 1\n", "before its first row"),
         ("", "printed nothing"),
     ]:

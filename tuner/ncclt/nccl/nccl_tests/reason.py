@@ -24,6 +24,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)^\s*(?:srun|mpirun|mpiexec|prterun|slurmstepd)\b.*error"), ""),
     (re.compile(r"(?i)\b(?:segmentation fault|bus error|aborted|killed)\b"), ""),
     (re.compile(r"Test failure"), ""),
+    (re.compile(r"^cannot start "), ""),
 )
 
 
@@ -34,7 +35,7 @@ def failure_reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("#", "+"))]
     if said:
-        return _short(f"its last words were: {said[-1]}")
+        return _short(f"last line: {said[-1]}")
     return "it ended before its first row" if lines else "it printed nothing"
 
 

@@ -105,9 +105,15 @@ def test_programs_on_the_compute_nodes_alone_are_asked_there():
 def test_a_program_that_cannot_run_stops_before_the_study(subtests):
     """With what to do about it."""
     cases = [
-        (CommandOutput(exit_code=127, stdout="", stderr="sh: 1: all_reduce_perf: not found"), "is not where it would"),
-        (CommandOutput(exit_code=None, stdout="", stderr="cannot start x: No such file or directory"), "is not where"),
-        (CommandOutput(exit_code=2, stdout="", stderr="slurmstepd: error: execve(): x: No such file"), "is not where"),
+        (CommandOutput(exit_code=127, stdout="", stderr="sh: 1: all_reduce_perf: not found"), "cannot find nccl-tests"),
+        (
+            CommandOutput(exit_code=None, stdout="", stderr="cannot start x: No such file or directory"),
+            "cannot find nccl-tests",
+        ),
+        (
+            CommandOutput(exit_code=2, stdout="", stderr="slurmstepd: error: execve(): x: No such file"),
+            "cannot find nccl-tests",
+        ),
         (
             CommandOutput(
                 exit_code=127 - 1,

@@ -142,7 +142,7 @@ def _features_of_usage(program: str, output: CommandOutput) -> NcclTestsFeatures
         )
     missing = _NOT_FOUND.search(said) and "shared librar" not in said
     if missing or output.exit_code == 127:
-        raise UsageError(f"nccl-tests' {program} is not where it would run: {failure_reason(said)}", hint=_BUILD_HINT)
+        raise UsageError(f"cannot find nccl-tests where they would run: {failure_reason(said)}", hint=_BUILD_HINT)
     raise UsageError(
         f"nccl-tests' {program} does not start where it would run: {failure_reason(said)}",
         hint="run the same program with -h by hand; its libraries (NCCL, CUDA, MPI) have to be found there",
