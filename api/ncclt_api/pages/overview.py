@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ncclt.core.cluster import NO_GPU
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.trial import TimesOrigin
@@ -100,8 +101,11 @@ class RecentGain:
 
 
 def sum_up(found: Collection[Recommendation], *, stale: int, days: int) -> RecentGain:
-    """Summarize recent measured revisions, and the number that became stale; those without evidence do not count."""
-    results = [build_result(one) for one in found if not one.is_untried]
+    """Summarize recent measured revisions, and the number that became stale.
+
+    Those without evidence, and those of gloo instead of NCCL, do not count.
+    """
+    results = [build_result(one) for one in found if not one.is_untried and one.fingerprint.gpu != NO_GPU]
     speedups = [result.verdict.speedup for result in results if result.is_tuned]
     middle = statistics.median(speedups) if speedups else None
     return RecentGain(days=days, verdicts=len(results), tuned=len(speedups), stale=stale, median=middle)

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from fastapi.testclient import TestClient
 
+from ncclt.core.cluster import NO_GPU
 from ncclt.core.policy import Policy
 from ncclt.core.preflight import ExpectedSize, Preflight, ProbeReading, Section, State
 from ncclt.core.recommendation import Decision, PolicyVerdict
@@ -105,6 +106,13 @@ def test_the_map_shows_verdict_gain_interval_age_and_mark(client):
 def test_a_wide_page_is_wide_before_its_table_arrives(client):
     for path, is_wide in (("/", True), ("/?state=stale", False), ("/compare?study=5e1f00aa&study=7a6bbb02", True)):
         assert ('<body class="wide">' in client.get(path).text) is is_wide, path
+
+
+def test_a_study_over_gloo_is_no_verdict_about_nccl(empty_store, empty_client, samples):
+    publish(empty_store, samples, "5e1f00aa", launcher="slurm", simulated=False)
+    here = replace(samples.study("5e1f00bb").cluster.fingerprint(), gpu=NO_GPU)
+    publish(empty_store, samples, "5e1f00bb", launcher="torchrun", simulated=False, fingerprint=here, cluster="cpus")
+    assert "Last 30 days: 1 measured verdict," in empty_client.get("/").text
 
 
 def test_the_map_in_json_has_the_same_numbers(client):

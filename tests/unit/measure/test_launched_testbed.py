@@ -213,7 +213,7 @@ def test_what_gloo_measures_never_stands_for_the_gpus_of_the_cluster():
 
 def test_without_a_cluster_only_cpus_can_be_measured():
     here = cluster_here(Target(gpus_per_node=3, backend="gloo"))
-    assert (here.nodes, here.gpus_per_node, here.gpu) == (1, 3, "none (CPU, gloo)")
+    assert (here.nodes, here.gpus_per_node, here.gpu) == (1, 3, "CPUs (gloo)")
     with pytest.raises(UsageError, match="--cluster is needed"):
         cluster_here(Target(nodes=1, gpus_per_node=2))
     with pytest.raises(UsageError, match="several nodes need a --cluster"):

@@ -22,6 +22,9 @@ FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
 GPU_PATHS = ("", "PIX", "PXB", "PHB", "NODE", "SYS")
 """Paths over PCIe: one switch, several, a host bridge, the bridges of one socket, both sockets; empty = not known."""
 
+NO_GPU = "CPUs (gloo)"
+"""In the place of the GPU where gloo ran instead of NCCL: its times say nothing about NCCL."""
+
 MOST_NODES = 1_000_000
 """Nodes of a job, and GPUs of a node, at most; a larger number is a typing error."""
 

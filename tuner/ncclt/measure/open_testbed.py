@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ncclt.core.cluster import Cluster
+from ncclt.core.cluster import NO_GPU, Cluster
 from ncclt.core.message import Collective, format_bytes
 from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
@@ -303,7 +303,7 @@ def cluster_here(target: Target) -> Cluster:
         name=f"cpus-of-{host}",
         nodes=1,
         gpus_per_node=target.gpus_per_node or 2,
-        gpu=_NO_GPU,
+        gpu=NO_GPU,
         compute_capability=80,
         link_class="shm",
         link_gbps=10.0,
@@ -315,12 +315,10 @@ def cluster_here(target: Target) -> Cluster:
 
 def on_cpus(cluster: Cluster) -> Cluster:
     """Return a cluster under a name and fingerprint of its own: times of gloo must never be served for its GPUs."""
-    if cluster.gpu == _NO_GPU:
+    if cluster.gpu == NO_GPU:
         return cluster
-    return replace(cluster, name=f"{cluster.name}-cpus", gpu=_NO_GPU)
+    return replace(cluster, name=f"{cluster.name}-cpus", gpu=NO_GPU)
 
-
-_NO_GPU = "none (CPU, gloo)"
 
 _ANY_NCCL = "2.28.9"
 """Decides only which variables are tried; gloo reads none of them."""
