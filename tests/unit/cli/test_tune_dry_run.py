@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ncclt.cli.tune import tune
+from ncclt.core.message import Collective, Message
+from ncclt.core.workload import MessageCalls
 from ncclt.errors import UsageError
 from ncclt.testing.samples import sample_cluster, sample_workload
 
@@ -147,3 +149,16 @@ def test_the_sampler_is_shown_and_a_bad_one_refused_before_anything_is_made(plan
     assert shown["study"].endswith("-TPESampler")
     with pytest.raises(UsageError, match="has no Nothing"):
         planned("--sampler", "optuna.samplers:Nothing")
+
+
+def test_sizes_that_the_benchmark_cannot_send_are_named_before_anything_is_launched(command, planned):
+    message = Message(collective=Collective.ALL_GATHER, dtype="bfloat16", size_bytes=67_108_944)
+    calls = (MessageCalls(message=message, calls_per_step=1.0),)
+    command.store.workloads.add(replace(sample_workload(), name="sharded", messages=calls))
+    (note,) = (one for one in planned("--model", "sharded", "--launcher", "local")["notes"] if "nearest size" in one)
+    assert "all_gather of 67,108,944 B at 67,108,992 B; the exact size can be slower" in note
+    torch = planned("--model", "sharded", "--benchmark", "torch_collectives", built=False)
+    assert not any("nearest size" in one for one in torch["notes"])
+    (default, *_) = torch["launches"]
+    assert "all_gather:bfloat16:4194309:8" in str(default), "exact"
+    assert "all_gather:bfloat16:4194312:8" in str(default), "padded"

@@ -247,10 +247,15 @@ def _examine(cluster: Cluster, *, force: bool, hidden: bool) -> None:
 def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
     """Build the plan of a study without measuring or storing anything."""
     from ncclt.cli.tune_view import plan_document
+    from ncclt.measure.runner import RealRunner
     from ncclt.pipeline.tune import build_study
+    from ncclt.prove.study_summary import describe_rounded
     from ncclt.search.space import build_space
 
     workload, notes = testbed.cut(request.workload)
+    if isinstance(testbed.runner, RealRunner):
+        rounded = testbed.runner.find_rounded(calls.message for calls in workload.messages)
+        notes += tuple(filter(None, (describe_rounded(rounded),)))
     study = build_study(request, testbed, workload)
     space = build_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
     return plan_document(study, testbed, space, request, notes)

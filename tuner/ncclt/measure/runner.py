@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
@@ -22,7 +22,7 @@ from ncclt.errors import SettingError
 from ncclt.launch.launcher import Launcher, LaunchPlan, LaunchResult
 from ncclt.launch.process.launcher import CANNOT_START
 from ncclt.launch.process.reaper import results_folder
-from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced
+from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput, Paced, Rounding
 from ncclt.measure.limits import SamplingLimit, Timeouts
 from ncclt.measure.outcome import judge, require_place
 from ncclt.measure.redact import words_without_secrets
@@ -95,6 +95,13 @@ class RealRunner(ABC):
         self._timeouts.calibrate(wall_s)
         if self._sampling is not None:
             self._sampling.learn(times_us)
+
+    def find_rounded(self, messages: Iterable[Message]) -> dict[Message, int]:
+        """Return the messages whose size the benchmark cannot send, with the size that it sends, bytes."""
+        if not isinstance(self._benchmark, Rounding):
+            return {}
+        sent = {message: self._benchmark.sent_bytes(message) for message in messages}
+        return {message: size for message, size in sent.items() if size != message.size_bytes}
 
     def kill(self) -> None:
         """End at once all that it has started: `measure` raises KeyboardInterrupt, now and from now on."""

@@ -111,3 +111,12 @@ class Paced(Port):
             enough_us: message -> time per call above which a first batch is enough, µs; others are sampled in full.
         """
         ...
+
+
+@runtime_checkable
+class Rounding(Port):
+    """A benchmark that cannot send every size; a separate port, because most can."""
+
+    def sent_bytes(self, message: Message) -> int:
+        """Return the size that is sent for a message whose group size is known, bytes."""
+        ...

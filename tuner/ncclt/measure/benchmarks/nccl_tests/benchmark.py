@@ -174,6 +174,10 @@ class NcclTests:
                 hint="build it with MPI=1 (and give --nccl-tests that folder), or use --benchmark torch_collectives",
             )
 
+    def sent_bytes(self, message: Message) -> int:
+        """Return the nearest size that nccl-tests send for a message, bytes."""
+        return _requested(message, message.dtype)
+
     def commands(self, messages: Sequence[Message], *, folder: Path | None) -> tuple[BenchmarkCommand, ...]:
         """Plan one command per sequence of sizes of the same collective, dtype and group."""
         groups: dict[tuple[object, ...], list[Message]] = {}
