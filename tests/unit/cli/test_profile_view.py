@@ -67,6 +67,18 @@ def test_dominance_is_by_bytes_elsewhere():
     assert (document["exposed_share"], document["communication_us"]) == (None, None)
 
 
+def test_a_new_workload_is_outlined_and_the_command_for_the_rest_named(capsys):
+    files = ", ".join(f"rank{rank}.json.gz" for rank in range(64))
+    origin = Provenance(source="kineto", detail={"files": files})
+    workload = Workload(name="m", messages=tuple(_calls(8 * n, 1.0) for n in range(1, 51)), provenance=origin)
+    out = _shown(capsys, workload, limit=None)
+    assert max(map(len, out.splitlines())) < 200
+    assert len(out.splitlines()) <= 16
+    assert "and 40 more messages" in out
+    assert out.count("ncclt profile show m --limit 0") == 1
+    assert "rank63.json.gz" in _shown(capsys, workload)
+
+
 def test_bytes_classes_and_median_sizes(capsys):
     out = _shown(capsys, _recorded())
     assert "337 MiB per rank per step (589 MiB on the wire, 4.6 GiB for all 8 ranks)" in out

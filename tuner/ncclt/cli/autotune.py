@@ -323,7 +323,7 @@ def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> 
     workload = _workload(job, store, launcher, hidden=hidden)
     end = _End(job=job, workload=workload, where=store.shown, as_json=as_json)
     if not as_json:
-        print_profile(workload, limit=5)
+        print_profile(workload)
         print(describe_ceiling(workload))
     if why := explain_low_ceiling(workload, min_effect=job.budget.min_effect):
         if not job.force:

@@ -158,7 +158,7 @@ def _keep(workload: Workload, storage: str | None, storing: Storing) -> None:
     if storing.as_json:
         print_json(workload.to_document())
     else:
-        print_profile(workload, limit=40)
+        print_profile(workload, limit=0 if storing.dry_run else None)
         if not storing.dry_run:
             name = shlex.quote(workload.name)
             if workload.step_time_us and workload.exposed_us is not None:
@@ -245,22 +245,30 @@ def profile_document(workload: Workload) -> dict[str, Any]:
     }
 
 
-def print_profile(workload: Workload, *, limit: int) -> None:
+def print_profile(workload: Workload, *, limit: int | None = None) -> None:
     """Print a workload, heaviest messages first.
 
     Args:
-        limit: rows shown at most; 0 = all.
+        limit: rows shown at most; 0 = all; None = an outline, for a workload that `ncclt profile show` shows in full.
     """
     origin = workload.provenance
-    detail = ", ".join(f"{key} {value}" for key, value in origin.detail.items())
+    detail = ", ".join(f"{key} {_shorten(value) if limit is None else value}" for key, value in origin.detail.items())
     print(f"{workload.name}: {origin.source}{f', {detail}' if detail else ''}")
     _print_times(workload)
-    _print_messages(workload, limit)
+    _print_messages(workload, _OUTLINE_ROWS if limit is None else limit)
     _print_bytes(workload)
-    if len(workload.messages) > 1:
+    if limit is not None and len(workload.messages) > 1:
         _print_classes(workload)
     for sentence in origin.notes:
         note(sentence)
+
+
+_OUTLINE_ROWS, _OUTLINE_LETTERS = 10, 80
+
+
+def _shorten(value: str) -> str:
+    """Cut a list of files or of other things for an outline."""
+    return value if len(value) <= _OUTLINE_LETTERS else f"{value[: _OUTLINE_LETTERS - 3]}..."
 
 
 def _print_times(workload: Workload) -> None:
@@ -311,7 +319,10 @@ def _print_messages(workload: Workload, limit: int) -> None:
     if len(shown) < len(ranked):
         rest = sum(weight for weight, _ in ranked[len(shown) :]) / whole
         more = len(ranked) - len(shown)
-        print(f"... and {count_noun(more, 'more message')} with {rest * 100:.1f} % of the {unit} (--limit 0 shows all)")
+        print(
+            f"... and {count_noun(more, 'more message')} with {rest * 100:.1f} % of the {unit}; to show all: "
+            f"ncclt profile show {shlex.quote(workload.name)} --limit 0"
+        )
     covered = sum(weight for weight, calls in ranked if calls.message in marked) / whole
     print(
         f"* dominant: {len(dominant)} of {count_noun(len(ranked), 'message')}, {covered * 100:.1f} % of the {unit} "
@@ -435,7 +446,7 @@ def model(
     if storing.as_json:
         print_json(profile_document(workload))
     else:
-        print_profile(workload, limit=40)
+        print_profile(workload, limit=0 if store is None else None)
     if store is not None:
         say(f"ncclt: stored {store} in {where}; tune it with: ncclt tune --model {store}")
 
