@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -9,9 +10,16 @@ from fastapi import Request as HttpRequest
 from pydantic import Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.recommendation import Request
+from ncclt.core.recommendation import Recommendation, Request
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentRecommendation, CurrentStore, PagedQuery, StrictQuery, normal_version
+from ncclt_api.dependencies import (
+    CurrentRecommendation,
+    CurrentStore,
+    PagedQuery,
+    StrictQuery,
+    normal_version,
+    wrong_cursor,
+)
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import ListedRecommendation, ProvenRecommendation, RecommendationList, proven_recommendation
 
@@ -55,11 +63,22 @@ def list_recommendations(
 ) -> RecommendationList:
     """List one page of the revisions that fit; an unknown cluster or workload is an error, not an empty list."""
     request = query.request(cluster=query.cluster or "", model=query.model or "")
-    published = store.recommendations.find(cluster=query.cluster, model=query.model)
-    if not published:
+    find = partial(store.recommendations.find, cluster=query.cluster, model=query.model)
+    after = query.cursor
+    if after is not None and not find(id=after):
+        raise wrong_cursor(after)
+    fitting: list[Recommendation] = []
+    count = query.limit + 1
+    while True:
+        published = find(after=after, limit=count)
+        fitting += [one for one in published if not request.refusal(one.fingerprint)]
+        if len(fitting) > query.limit or len(published) < count:
+            break
+        after, count = published[-1].id, 2 * count
+    if not published and after is None:
         explain_absence(store, cluster=query.cluster, model=query.model)
-    fitting = [r for r in published if not request.refusal(r.fingerprint)]
-    page, following = query.cut(fitting, lambda one: one.id)
+    page = fitting[: query.limit]
+    following = page[-1].id if len(fitting) > query.limit else None
     query.link(following, http, response)
     states = {one.id: one.state for one in store.revisions.statuses(id=[one.id for one in page])}
     items = [ListedRecommendation.model_validate(one.to_document() | {"state": states[one.id]}) for one in page]

@@ -68,6 +68,36 @@ def test_recommendations_are_filtered_by_the_job(client):
     assert found(nccl_version="2.23.4") == []
 
 
+def test_a_page_of_recommendations_reads_those_that_it_shows(empty_store, samples, monkeypatch):
+    ids = [f"r{number:02}" for number in range(40)]
+    for number, id in enumerate(ids):
+        cluster = replace(samples.cluster(), nodes=4 if number % 8 == 7 else 2)
+        study = replace(samples.study(f"s{number:02}"), cluster=cluster)
+        empty_store.studies.open(study)
+        empty_store.revisions.publish(samples.recommendation(study, id))
+    read, kind = [], type(empty_store.recommendations)
+    find = kind.find
+
+    def counting(self, **chosen):
+        found = find(self, **chosen)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(kind, "find", counting)
+    with TestClient(create_app(empty_store)) as client:
+        for nodes, wanted in ((None, ids[::-1]), (4, ids[7::8][::-1])):
+            seen, cursor = [], None
+            while cursor or not seen:
+                params = {"limit": 2, "cursor": cursor, "nodes": nodes}
+                page = client.get("/v1/recommendations", params={k: v for k, v in params.items() if v}).json()
+                seen += [one["id"] for one in page["items"]]
+                cursor = page["next_cursor"]
+                assert sum(read) <= 4 if nodes is None else len(read) <= 5, read
+                read.clear()
+            assert seen == wanted
+        assert client.get("/v1/recommendations?cursor=r99").status_code == 422
+
+
 def test_a_recommendation_asked_for_with_an_unknown_name_is_not_an_empty_list(client):
     assert client.get("/v1/recommendations?cluster=leonrado").status_code == 404
     bad = client.get("/v1/recommendations?nccl_version=new").json()

@@ -95,6 +95,7 @@ class Recommendations(StorePart):
         study: str | None = None,
         origin: TimesOrigin | None = None,
         since: str = "",
+        after: str | None = None,
         limit: int | None = None,
     ) -> tuple[Recommendation, ...]:
         """Return recommendations, newest first.
@@ -105,6 +106,7 @@ class Recommendations(StorePart):
             study: id of a study; None = any.
             origin: of their times; None = any.
             since: ISO time in UTC; those published earlier are left out.
+            after: id of the last one of the page before; None = from the newest on.
             limit: how many at most; None = all.
         """
         table = recommendations.c
@@ -117,6 +119,9 @@ class Recommendations(StorePart):
             *is_named(table.origin, origin and origin.value),
         )
         query = select(table.id, table.document).where(*where).order_by(table.sequence.desc()).limit(limit)
+        if after is not None:
+            last = recommendations.alias()
+            query = query.where(table.sequence < select(last.c.sequence).where(last.c.id == after).scalar_subquery())
         with self._database.reading() as connection:
             found = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
             return with_staleness(connection, found, self._shipped)
