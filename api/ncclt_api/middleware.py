@@ -137,8 +137,9 @@ def answer_head(app: ASGIApp) -> ASGIApp:
 
 def request_id(scope: Scope) -> str:
     """Return the id of the request; a new one if `add_headers` has not set it."""
-    found = scope.setdefault(_SCOPE_KEY, uuid.uuid4().hex)
-    assert isinstance(found, str)
+    if _SCOPE_KEY not in scope:
+        scope[_SCOPE_KEY] = uuid.uuid4().hex
+    found: str = scope[_SCOPE_KEY]
     return found
 
 
