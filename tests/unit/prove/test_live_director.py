@@ -114,6 +114,16 @@ def test_a_block_whose_plan_was_aborted_is_void(tmp_path):
     assert sum(arms) < len(arms)
 
 
+def test_the_draw_of_a_void_block_holds(tmp_path):
+    """Else the plan in force, which nothing can abort, would be drawn more often than not."""
+    for number in range(2, 6):
+        (folder := tmp_path / str(number)).mkdir()
+        job = Job(folder, {"fast": 0.1}, commits=lambda proposal, number=number: proposal != number)
+        plans = [job.boundary() for _ in range(40)]
+        aborted = [at for at, plan in enumerate(plans) if plan is not None][number - 1]
+        assert plans[aborted + 1] == plans[aborted]
+
+
 def test_nothing_is_decided_while_no_plan_can_be_proposed(tmp_path):
     job = Job(tmp_path, {"fast": 0.1})
 

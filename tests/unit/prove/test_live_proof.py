@@ -204,6 +204,22 @@ def test_the_first_arm_that_a_coin_compares_needs_less_capital_than_later_ones()
     assert count_blocks(1) < count_blocks(2)
 
 
+@pytest.mark.parametrize(
+    ("first", "draws_coins"), [((1.5,) * 5, True), ((20.0, *(1.5,) * 4), True), ((9.0,) * 5, False)]
+)
+def test_first_uses_of_arms_cost_once(first, draws_coins):
+    """Counted also as switches, those of five arms would pause the comparison for 100 blocks."""
+    proof = make_proof(arms=5, max_cost=0.005)
+    for number in range(9):
+        draw = proof.draw()
+        is_first = draw.arm not in {DEFAULT, *(block.arm for block in proof.blocks)}
+        start = first[draw.arm - 1] if is_first else 1.0
+        proof.add(make_block(draw, log_time=-0.1 * draw.arm, first=start), elapsed_us=number * STEPS * STEP_US)
+
+    assert proof.cost_us() / STEP_US == pytest.approx(2.5 if draws_coins else 16.0)
+    assert bool(proof.draw().drawn_from) == draws_coins
+
+
 def test_only_the_newest_level_is_kept_while_the_job_pays():
     proof = make_proof()
     for _ in range(10):

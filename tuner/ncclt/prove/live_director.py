@@ -79,7 +79,7 @@ class LiveDirector:
             self._write_state(step=boundary.step, in_force=in_force)
         self._elapsed_us += sum(times_us)
         if boundary.outcome is not None and not boundary.outcome.committed:
-            self._is_drawn = False  # the block is void, and its coin with it
+            self._is_drawn = False  # the block is void, and its draw holds: only a change of plan can fail
         if self._is_drawn:
             self._count(boundary, times_us, is_in_force=in_force == self._draw.arm)
         if not boundary.can_propose or (self._is_drawn and not self._is_block_complete()):
@@ -90,7 +90,9 @@ class LiveDirector:
             self._chosen = self._proof.winner or DEFAULT
         if self._chosen == in_force:
             self.finished = self._describe_end(in_force)
-        draw = self._proof.draw() if self._chosen is None else Draw(self._chosen)
+        draw = self._draw if self._chosen is None else Draw(self._chosen)
+        if self._chosen is None and self._is_drawn:
+            draw = self._proof.draw()
         self._draw, self._drawn_at, self._is_drawn = draw, boundary.step, self._chosen is None
         self._counted, self._first_us, self._steps = [], 0.0, 0
         self._write_state(step=boundary.step, in_force=in_force)

@@ -288,20 +288,28 @@ class LiveProof:
     def cost_us(self) -> float:
         """Return the time that arms have cost so far, µs: slower blocks and switches; faster blocks pay for nothing."""
         level_us, cost_us = self._default_us(), 0.0
+        first_uses_us: list[float] = []
         for arm in range(1, self.arms + 1):
             own = [block for block in self.blocks if block.arm == arm]
             if own and self._gains(arm):
                 cost_us += max(0.0, math.expm1(-self.estimate(arm)) * level_us) * sum(block.steps for block in own)
-            starts_us = [block.first_us for block in own]
-            if not self._is_slow_to_start(arm):  # then a long one is a pause of the job
-                starts_us = [start_us for start_us in starts_us[:1] if start_us < LONG_STEP * level_us]
-            cost_us += sum(max(0.0, start_us - level_us) for start_us in starts_us)
-        first_us: dict[bool, list[float]] = {True: [], False: []}
+            if self._is_slow_to_start(arm):
+                cost_us += sum(max(0.0, block.first_us - level_us) for block in own)
+            else:
+                first_uses_us += [block.first_us for block in own[:1]]
+        # A single long first use is a pause of the job.
+        usual_us = statistics.median_low(first_uses_us) if len(first_uses_us) > 1 else 0.0
+        for first_us in first_uses_us:
+            cost_us += max(0.0, (first_us if first_us < LONG_STEP * level_us else usual_us) - level_us)
+        starts_us: dict[bool, list[float]] = {True: [], False: []}
+        used = {DEFAULT}
         for before, block in zip(self.blocks, self.blocks[1:]):  # noqa: B905  # Python 3.8
-            first_us[before.arm != block.arm].append(block.first_us)
-        if first_us[True] and first_us[False]:
-            longer_us = statistics.median_low(first_us[True]) - statistics.median_low(first_us[False])
-            cost_us += max(0.0, longer_us) * len(first_us[True])
+            if block.arm in used:  # first uses are counted above
+                starts_us[before.arm != block.arm].append(block.first_us)
+            used.add(block.arm)
+        if starts_us[True] and starts_us[False]:
+            longer_us = statistics.median_low(starts_us[True]) - statistics.median_low(starts_us[False])
+            cost_us += max(0.0, longer_us) * len(starts_us[True])
         return cost_us
 
     def _is_proven(self, arm: int) -> bool:
