@@ -180,6 +180,23 @@ def test_a_job_gets_what_was_measured_with_the_variables_of_its_site(tmp_path, s
             assert json.loads(done.stdout)["NCCLT_RECOMMENDATION"] == expected, done.stderr
 
 
+def test_nodes_whose_interfaces_differ_get_the_same_answer(tmp_path, store):
+    """Each decides for itself, and both sets were tuned: two answers would hang the job."""
+    first = store.recommendations.get("0c0ffee1")
+    for number, interface in (("2", "eth0"), ("3", "ib0")):
+        site = (("NCCL_IB_TC", "41"), ("NCCL_SOCKET_IFNAME", interface))
+        measured = replace(first.fingerprint, site_variables=site)
+        store.revisions.publish(replace(first, id=f"0c0ffee{number}", fingerprint=measured))
+    store.revisions.publish(replace(first, id="0c0ffee4"))
+    words = ("env", "--storage", store.url, "--cluster", "leonardo", "--model", "bert", *SHAPE, "--format", "json")
+    for interface in ("eth0", "ib0", "enp1"):
+        node = {"OMPI_COMM_WORLD_RANK": 0, "NCCL_IB_TC": 41, "NCCL_SOCKET_IFNAME": interface}
+        done = subprocess.run(
+            [*NCCLT, *words], env=environ(tmp_path, **node), capture_output=True, text=True, timeout=120, check=True
+        )
+        assert json.loads(done.stdout)["recommendation"] == "0c0ffee3"
+
+
 def test_an_outage_never_stops_the_training_unless_asked_to(tmp_path):
     options = ("--server", "http://127.0.0.1:9")
     done = run(tmp_path, options, SHOW)

@@ -54,7 +54,7 @@ def test_one_measured_with_the_variables_of_the_jobs_site_comes_first():
         assert serve([newer, older], replace(JOB, site=hash_site(traffic[class_]))).id == given
     assert serve([newer, older], JOB).id == "42", "a job that says nothing gets the newest"
     with pytest.raises(StaleRecommendationError):
-        serve([newer, replace(older, stale="slower")], replace(JOB, site=older.fingerprint.site))
+        serve([newer, replace(older, stale="slower")], replace(JOB, site=hash_site(older.fingerprint.site_variables)))
 
 
 def test_a_recorded_one_comes_after_a_measured_and_before_a_simulated_one():

@@ -223,7 +223,12 @@ def _text(arguments: argparse.Namespace) -> str:
         raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
     server, storage = source(arguments)
     shape = read_shape((), os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
-    job = JobInfo(environ=os.environ, shape=shape, site=read_site((), os.environ))
+    job = JobInfo(
+        environ=os.environ,
+        shape=shape,
+        site=read_site((), os.environ),
+        decides_alone=decides_alone(os.environ, ()),
+    )
     with job_request(arguments, job, cluster) as request:
         if arguments.output is not None or arguments.format == "slurm-taskprolog":
             request = replace(request, job="")  # a file is for later jobs too, and a roll-out decides for each of them
@@ -281,7 +286,7 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
         **{**asked, **{part: one.value for part, one in taken.items()}},
         driver=arguments.driver,
         topology_hash=arguments.topology,
-        site=hash_site(job.site.items()),
+        site=hash_site(job.site.items(), equal_on_nodes=not job.decides_alone),
         job=name_for_rollout(job.environ, job.argv, named=getattr(arguments, "job", None), nodes=arguments.nodes),
     )
     try:

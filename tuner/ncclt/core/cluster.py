@@ -200,9 +200,30 @@ class Cluster(Documented):
         )
 
 
-def hash_site(variables: Iterable[tuple[str, str]]) -> str:
-    """Return a short hash of the site's variables, by which a request says them."""
-    return hashlib.sha256(json.dumps(sorted(variables)).encode()).hexdigest()[:12]
+PER_RANK = frozenset(
+    f"NCCL_{name}"
+    for name in (
+        "SOCKET_IFNAME", "OOB_NET_IFNAME", "IB_HCA", "IB_GID_INDEX", "HOSTID", "DEBUG", "DEBUG_FILE", "DEBUG_SUBSYS",
+        "TOPO_FILE", "TOPO_DUMP_FILE", "TOPO_DUMP_FILE_RANK", "GRAPH_DUMP_FILE", "GRAPH_DUMP_FILE_RANK", "RAS_ADDR",
+        "MNNVL_CLIQUE_ID", "CONF_FILE",
+    )
+)  # fmt: skip
+"""Variables that may differ between the ranks of a job."""
+
+
+def hash_site(variables: Iterable[tuple[str, str]], *, equal_on_nodes: bool = False) -> str:
+    """Return a short hash of the site's variables, by which a request says them.
+
+    Args:
+        variables: as `ncclt.nccl.variables.site_variables` returns them, which masks those of plugins.
+        equal_on_nodes: without those that may differ by node: nodes that decide for themselves must ask for the same.
+    """
+    hashed = [
+        (name, value)
+        for name, value in sorted(variables)
+        if not (equal_on_nodes and (name in PER_RANK or value.startswith("sha256:")))
+    ]
+    return hashlib.sha256(json.dumps(hashed).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,9 +260,9 @@ class Fingerprint(Documented):
         return self.nodes * self.gpus_per_node
 
     @property
-    def site(self) -> str:
-        """Return the hash of the site's variables."""
-        return hash_site(self.site_variables)
+    def sites(self) -> frozenset[str]:
+        """Return the hashes of the site's variables, of all and of those that are equal on all nodes of a job."""
+        return frozenset(hash_site(self.site_variables, equal_on_nodes=equal) for equal in (False, True))
 
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
         """Name every field in which `other` differs, but for the site's variables.

@@ -428,7 +428,7 @@ def select(
             available=_available(fitting),
         )
     best = [r for r in fitting if r.origin is permitted[0]]
-    best = [r for r in best if r.fingerprint.site == request.site] or best
+    best = [r for r in best if request.site in r.fingerprint.sites] or best
     newest_of: dict[str, Recommendation] = {}
     for recommendation in best:
         newest_of.setdefault(recommendation.fingerprint.digest(), recommendation)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from ncclt.core.cluster import PER_RANK
 from ncclt.nccl.parameters import CATALOGUE
 
 
@@ -139,16 +140,6 @@ _CLASSES: dict[str, tuple[VariableClass, str]] = {
 
 KNOWN = frozenset(_CLASSES)
 """Full names of the variables of the newest NCCL, of PyTorch and of builds; plugins have more."""
-
-PER_RANK = frozenset(
-    f"NCCL_{name}"
-    for name in (
-        "SOCKET_IFNAME", "OOB_NET_IFNAME", "IB_HCA", "IB_GID_INDEX", "HOSTID", "DEBUG", "DEBUG_FILE", "DEBUG_SUBSYS",
-        "TOPO_FILE", "TOPO_DUMP_FILE", "TOPO_DUMP_FILE_RANK", "GRAPH_DUMP_FILE", "GRAPH_DUMP_FILE_RANK", "RAS_ADDR",
-        "MNNVL_CLIQUE_ID", "CONF_FILE",
-    )
-)  # fmt: skip
-"""Variables that may differ between the ranks of a job."""
 
 _OF_EVERY_START = frozenset(
     f"NCCL_{name}"

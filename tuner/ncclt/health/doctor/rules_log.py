@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from ncclt.core.cluster import PER_RANK
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.health.doctor.facts import Facts
@@ -15,7 +16,7 @@ from ncclt.health.doctor.known_issues import KNOWN_ISSUES
 from ncclt.health.doctor.variables import READ_BY_EVERY_RANK
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.log.facts import LogFacts, Process
-from ncclt.nccl.variables import PER_RANK, VariableClass, classify
+from ncclt.nccl.variables import VariableClass, classify
 
 _FIRST_UNKNOWN = NcclVersion(2, 31)
 """From here on NCCL's sources were not checked for whether P2C still counts as safe for LL128."""
