@@ -363,6 +363,11 @@ CASES = [  # rule, a set-up that breaks it, one beside it that does not
     ("ENV004", {"environment": env("NCCL_ALGO=Tree")}, {"environment": env("NCCL_TUNER_PLUGIN=ncclt")}),
     ("ENV004", {"environment": env("NCCL_PROTO=Simple")}, {"environment": env("NCCL_PROTO=LL128")}),
     ("ENV005", {"environment": env("NCCL_PAT_ENABLE=1")}, {"environment": env("NCCL_PAT_ENABLE=2")}),
+    (
+        "ENV005",
+        {"environment": env("NCCL_NCHANNELS_PER_NET_PEER=32")},
+        {"environment": env("NCCL_NCHANNELS_PER_NET_PEER=16")},
+    ),
     ("ENV006", {"environment": env("NCCL_P2P_DISABLE=1")}, {"environment": env("NCCL_P2P_DISABLE=0")}),
     ("ENV006", {"environment": env("NCCL_NET_GDR_LEVEL=LOC")}, {"environment": env("NCCL_NET_GDR_LEVEL=PHB")}),
     ("ENV007", {"environment": env("NCCL_MAX_CTAS=128")}, {"environment": env("NCCL_MAX_CTAS=32")}),

@@ -52,6 +52,7 @@ _DANGEROUS: dict[tuple[str, int], str] = {
     ("NCCL_GRAPH_MIXING_SUPPORT", 0): "is a promise that only the application can make",
     ("NCCL_GRAPH_STREAM_ORDERING", 0): "is a promise that only the application can make",
     ("NCCL_LEGACY_CUDA_REGISTER", 1): "may hang",
+    ("NCCL_NCHANNELS_PER_NET_PEER", 32): "has hung send_recv between 16 ranks (NVIDIA/nccl#1915)",
 }
 """(variable, value) -> what it does (user guide; ncclt.nccl.parameters)."""
 
