@@ -241,6 +241,27 @@ def test_no_text_takes_long():
         assert time.process_time() - began_s < 20, name
 
 
+def test_no_command_takes_long():
+    for word in ("eyJ" * 40_000, "-eyJ" * 30_000):
+        began_s = time.process_time()
+        words_without_secrets((word,), environ={})
+        assert time.process_time() - began_s < 3, word[:4]
+
+
+def test_a_value_is_not_kept_where_the_cut_takes_its_name():
+    for line in (f"password: {HIDDEN}", f"Cookie: a=b; c={HIDDEN}", f"login me password {HIDDEN}"):
+        for rest in ("\nlog line", " y"):
+            end = rest * (MOST_CHARACTERS // len(rest))
+            for cut in range(0, len(line), 6):
+                text = f"{line[:cut]}{(line[cut:] + end)[:MOST_CHARACTERS]}"
+                assert HIDDEN not in without_secrets(f"x {text}", environ={}), (line, cut)
+
+
+def test_a_value_of_several_lines_is_removed_from_a_command():
+    value = f"{HIDDEN}\nand more"
+    assert words_without_secrets(("run", f"--x={value}"), environ={"MY_TOKEN": value}) == ("run", f"--x={REMOVED}")
+
+
 def test_long_outputs_are_read_at_their_end_and_no_word_is_halved():
     secret = "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3xY5zA7b"
     text = "x" * 100 + f" {secret} " + "y " * ((MOST_CHARACTERS - 20) // 2)

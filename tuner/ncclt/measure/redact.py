@@ -21,6 +21,9 @@ REMOVED = "[removed]"
 MOST_CHARACTERS = 64 * 1024
 """Characters at the end of an output that are searched: a long one would take seconds, and only its end is kept."""
 
+_CONTEXT = 1000
+"""Characters that are left out after a cut within a line."""
+
 # As part of a name: HF_TOKEN, db_password, GITHUB_PAT, and not tokenizer, max_tokens or NCCL_ALGO_PAT.
 _NAME = (
     r"(?:token(?!i[sz]|s\b)|secret|passw|passphrase|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key"
@@ -84,7 +87,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _SHAPED = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_\w{8,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|gl(?:pat|dt|rt|cbt|soat|ptt|agent)-[\w-]{16,}"
     r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|A(?:KIA|SIA|BIA|CCA)[0-9A-Z]{12,}|[srp]k[-_][\w-]{16,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.?[\w-]*|AIza[\w-]{20,}|ya29\.[\w.-]{10,}|pypi-[\w-]{16,}|npm_[A-Za-z0-9]{20,}"
+    r"|eyJ[\w-]{8,2000}\.[\w-]{8,}\.?[\w-]*|AIza[\w-]{20,}|ya29\.[\w.-]{10,}|pypi-[\w-]{16,}|npm_[A-Za-z0-9]{20,}"
     r"|dop_v1_\w{20,}|dapi[0-9a-f]{30,}|nvapi-[\w-]{16,}|gsk_\w{20,}|xai-\w{20,}|r8_\w{20,}|pplx-\w{20,}|glsa_\w{20,}"
     r"|hv[sbr]\.[\w-]{20,}|shp(?:at|ss|ca|pa)_\w{20,}|lin_api_\w{20,}|SG\.[\w-]{16,}\.[\w-]{16,}"
     r"|AGE-SECRET-KEY-\w{20,}|wandb_v\d_\w{20,}|whsec_\w{16,}|tskey-[\w-]{16,})"
@@ -113,10 +116,11 @@ _UNWANTED = frozenset(
         "BasicAuthDetector",
         "ArtifactoryDetector",
         "NpmDetector",
+        "JwtTokenDetector",
     }
 )
-"""Of detect-secrets: addresses, hashes and file names of every log look like these, a rule here removes more, or (npm)
-the time grows with the square of a line's length."""
+"""Of detect-secrets: addresses, hashes and file names of every log look like these, a rule here removes more, or (npm,
+JWT) the time grows with the square of a line's length."""
 
 
 def without_secrets(text: str, *, environ: Mapping[str, str] | None = None) -> str:
@@ -128,17 +132,24 @@ def without_secrets(text: str, *, environ: Mapping[str, str] | None = None) -> s
     """
     if len(text) > MOST_CHARACTERS:
         end = text[-MOST_CHARACTERS:]
-        end = end[re.search(r"\s|$", end).start() :]  # type: ignore[union-attr]  # half a word is recognised by nothing
+        # A secret is recognised by its line, which names it; in a single long line by the words before it.
+        begin = re.search(r"[\r\n]", end) or re.compile(r"\s|$").search(end, _CONTEXT)
+        end = end[begin.start() :]  # type: ignore[union-attr]  # the end of the text matches
         text = f"[{len(text) - len(end):,} characters cut]{end}"
-    return _remove_secrets(text, environ)
+    return _remove_secrets(text, _own_values(os.environ if environ is None else environ))
 
 
 def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the words of a command line, with those of secrets replaced; `environ` as for `without_secrets`."""
-    lines = [" ".join(word.split("\n")) for word in words]
-    # Up to three words before it tell what a word is: `login NAME password VALUE`.
+    values = _own_values(os.environ if environ is None else environ)
+    lines = [" ".join(_remove_values(word, values).split("\n")) for word in words]
+    found = _remove_secrets("\n".join(lines), values).split("\n")
+    if len(found) == len(lines):
+        return tuple(found)
+    # A secret of several words was removed as a whole. Up to three words before it tell what a word is: `login NAME
+    # password VALUE`.
     return tuple(
-        _remove_secrets("\n".join(lines[max(0, at - 3) : at + 1]), environ).rpartition("\n")[2]
+        _remove_secrets("\n".join(lines[max(0, at - 3) : at + 1]), values).rpartition("\n")[2]
         for at in range(len(lines))
     )
 
@@ -146,14 +157,19 @@ def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | 
 def variables_without_secrets(variables: Variables) -> Variables:
     """Return variables that a side or launch sets, with the values of secrets replaced."""
     return tuple(
-        (name, _remove_secrets(f"{name}={value}", {**os.environ, name: value}).partition("=")[2])
+        (name, _remove_secrets(f"{name}={value}", _own_values({**os.environ, name: value})).partition("=")[2])
         for name, value in variables
     )
 
 
-def _remove_secrets(text: str, environ: Mapping[str, str] | None) -> str:
-    for value in _own_values(os.environ if environ is None else environ):
+def _remove_values(text: str, values: Iterable[str]) -> str:
+    for value in values:
         text = text.replace(value, REMOVED)
+    return text
+
+
+def _remove_secrets(text: str, values: Iterable[str]) -> str:
+    text = _remove_values(text, values)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _SHAPED.sub(REMOVED, text)
