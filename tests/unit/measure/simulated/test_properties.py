@@ -192,8 +192,11 @@ def test_what_has_no_model_is_refused():
 )
 def test_more_nominal_bandwidth_is_never_slower(cluster, size, collective, setting, change):
     field, less, more = change
-    slow = expected(replace(cluster, **{field: less}), size, setting, collective)
-    assert expected(replace(cluster, **{field: more}), size, setting, collective) <= slow * (1 + 1e-9)
+    slower, faster = (replace(cluster, **{field: gbps}) for gbps in (less, more))
+    message = Message(collective=collective, dtype="float32", size_bytes=size)
+    # By its cost model NCCL may choose another algorithm for faster links, and be wrong by little.
+    assume(running_kernel(slower, setting, message) == running_kernel(faster, setting, message))
+    assert time_us(faster, message, setting) <= time_us(slower, message, setting) * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
