@@ -38,5 +38,5 @@ def test_one_node_says_nothing_of_several_nor_they_of_it(subtests):
 
 
 def test_times_without_forced_settings_calibrate_no_ranking():
-    assert fitted(1, 1).sentence == "times and ranking calibrated; 30 times, median error 5.1%"
+    assert fitted(1, 1).sentence == "times and ranking calibrated; 30 times, median error 5.1 %"
     assert "ranking not" in fitted(1, 1, probed=False).sentence

@@ -325,7 +325,7 @@ def _print(
         print(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
     print()
     if choices:
-        print("The NCCL default changes for these sizes:")
+        print("Predicted changes of the NCCL default:")
         print_table(
             ("collective", "from", "to", str(versions[0]), str(versions[1])),
             [
@@ -334,7 +334,7 @@ def _print(
             ],
         )
     else:
-        print("The NCCL default changes for no size from 1 KiB to 1 GiB")
+        print("No predicted change of the NCCL default from 1 KiB to 1 GiB")
     if issues:
         print(f"\nKnown issues of NCCL {versions[1]} here:")
     for issue in issues:
@@ -360,7 +360,7 @@ def _print(
                 row.model,
                 f"{row.nodes} x {row.gpus_per_node}",
                 ", ".join(filter(None, (row.word, row.label.partition(":")[0], "stale" if row.stale else ""))),
-                f"{row.moved:.0%} of the bytes",
+                f"{100 * row.moved:.3g} % of the bytes",
                 _words(row.change),
             )
             for row in again

@@ -74,7 +74,7 @@ class Calibration(Documented):
             if self.probed
             else "times calibrated, ranking not: all times are of one setting"
         )
-        return f"{what}; {self.points} times, median error {self.error:.1%}"
+        return f"{what}; {self.points} times, median error {100 * self.error:.3g} %"
 
     def beyond(self, size_bytes: int, nodes: int) -> str:
         """Return the dimensions in which a prediction is extrapolated, `size and nodes`; empty where it is not."""

@@ -174,7 +174,9 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
                         hint="quote fields that contain a comma",
                     )
                 yield reader.line_num, {column: text.strip() for column, text in line.items()}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as CSV: {reason(error)}", hint=_HINT) from error
 
 
