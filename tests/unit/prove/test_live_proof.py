@@ -220,6 +220,14 @@ def test_first_uses_of_arms_cost_once(first, draws_coins):
     assert bool(proof.draw().drawn_from) == draws_coins
 
 
+def test_a_pause_at_the_only_later_switch_is_no_cost_of_switches():
+    proof = make_proof(arms=2)
+    for draw, first in ((Draw(0), 1.0), (Draw(1), 1.5), (Draw(2), 1.5), (Draw(0), 20.0), (Draw(0, (0, 2)), 1.0)):
+        proof.blocks.append(make_block(draw, first=first))
+
+    assert proof.cost_us() / STEP_US == pytest.approx(1.5)
+
+
 def test_only_the_newest_level_is_kept_while_the_job_pays():
     proof = make_proof()
     for _ in range(10):

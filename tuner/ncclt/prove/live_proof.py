@@ -297,10 +297,10 @@ class LiveProof:
                 cost_us += sum(max(0.0, block.first_us - level_us) for block in own)
             else:
                 first_uses_us += [block.first_us for block in own[:1]]
-        # A single long first use is a pause of the job.
+        # A single long one is a pause of the job.
         usual_us = statistics.median_low(first_uses_us) if len(first_uses_us) > 1 else 0.0
         for first_us in first_uses_us:
-            cost_us += max(0.0, (first_us if first_us < LONG_STEP * level_us else usual_us) - level_us)
+            cost_us += max(0.0, (first_us if first_us < LONG_STEP * level_us else min(first_us, usual_us)) - level_us)
         starts_us: dict[bool, list[float]] = {True: [], False: []}
         used = {DEFAULT}
         for before, block in zip(self.blocks, self.blocks[1:]):  # noqa: B905  # Python 3.8
@@ -308,8 +308,9 @@ class LiveProof:
                 starts_us[before.arm != block.arm].append(block.first_us)
             used.add(block.arm)
         if starts_us[True] and starts_us[False]:
-            longer_us = statistics.median_low(starts_us[True]) - statistics.median_low(starts_us[False])
-            cost_us += max(0.0, longer_us) * len(starts_us[True])
+            later_us = statistics.median_low(starts_us[True])
+            later_us = min(later_us, statistics.median_low([*first_uses_us, *starts_us[True]]))
+            cost_us += max(0.0, later_us - statistics.median_low(starts_us[False])) * len(starts_us[True])
         return cost_us
 
     def _is_proven(self, arm: int) -> bool:
