@@ -311,7 +311,7 @@ def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_
         assert done.returncode in (0, 4), done
         return done.stdout
 
-    planned = preflight("--nodes", "2", "--launcher", "slurm", "--dry-run", "--json")
+    planned = preflight("--nodes", "2", "--launcher", "slurm", "--expect", "0.0001", "--dry-run", "--json")
     assert json.loads(planned)["hosts"] == ["n00", "n01"]
     preflight(
         "--nodes",

@@ -160,6 +160,13 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(call, words):
         call(*SIMULATED, *words)
 
 
+def test_cpus_are_not_judged_by_the_links_of_gpus(call):
+    gloo = ("--launcher", "torchrun", "--backend", "gloo", "--cluster", "dgx-a100", "--nodes", "1", "--dry-run")
+    with pytest.raises(UsageError, match="gloo runs on CPUs"):
+        call(*gloo)
+    call(*gloo, "--expect", "0.1")
+
+
 @pytest.mark.parametrize(
     ("text", "sizes"), [("64", (64,)), ("1G,1M,64", (64, 1 << 20, 1 << 30)), ("2KiB, 7b,1m", (4, 2048, 1 << 20))]
 )

@@ -283,9 +283,8 @@ def _first_launch(target: Target, request: PreflightRequest, *, time_s: float | 
     from ncclt.health.preflight.probes import launched_runners, probe_messages
 
     cluster, hosts = request.cluster, request.hosts
-    runner_for, _ = launched_runners(
-        cluster, replace(target, hosts=hosts), environ=os.environ, time_s=time_s, ask=False
-    )
+    where = target if target.launcher_class.shares_files else replace(target, hosts=hosts)
+    runner_for, _ = launched_runners(cluster, where, environ=os.environ, time_s=time_s, ask=False)
     messages = probe_messages(request.sizes, ranks=cluster.world_size, nodes=len(hosts))
     return [launch_row("all nodes", plan) for plan in runner_for(hosts, ()).plans(DEFAULT, messages)]
 

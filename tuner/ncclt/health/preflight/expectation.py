@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ncclt.core.cluster import Cluster
+from ncclt.core.cluster import NO_GPU, Cluster
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.preflight import Preflight, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
@@ -101,7 +101,7 @@ def expectation(
         healthy: earlier preflights that may serve as a reference, as `find_healthy` returns them.
 
     Raises:
-        UsageError: the tolerance is not between 0 and 1, or the given figure not above 0.
+        UsageError: the tolerance is not between 0 and 1, the given figure not above 0, or nothing is known of CPUs.
     """
     if not 0 < tolerance < 1:
         raise UsageError(f"--tolerance must be above 0 and below 1, not {tolerance:g}")
@@ -121,6 +121,11 @@ def expectation(
         )
         source, share = f"as the median of {len(healthy)} healthy runs", _MEASURED_SHARE
     if largest not in dict(known):
+        if cluster.gpu == NO_GPU:
+            raise UsageError(
+                "gloo runs on CPUs, and the links of the cluster say nothing about these",
+                hint="--expect GB/s sets the bandwidth to reach; three healthy runs replace it",
+            )
         # Link figures give neither latency nor the size where bandwidth saturates: only the largest size is judged.
         promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=largest)
         known, source, share = ((largest, promised),), "from link speeds", 1.0
