@@ -10,7 +10,9 @@ import re
 import runpy
 import shlex
 import subprocess
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -222,6 +224,18 @@ def test_a_real_shell_reads_the_same_pairs(sent):
         seen = dict(line.split("=", 1) for line in block.splitlines() if line.startswith("NCCL"))
         assert seen == pairs
         assert "LD_PRELOAD" not in block
+
+
+def test_channels_per_peer_that_do_not_reach_all_ranks_are_never_set(sent):
+    """They hang send_recv: the published hangs are of 4 per peer with 64 ranks (NVIDIA/nccl#1835)."""
+    channels = {"NCHANNELS_PER_NET_PEER": 4, "MIN_P2P_NCHANNELS": 16}
+    variables = {f"NCCL_{name}": str(value) for name, value in channels.items()}
+    for nodes, passes in ((8, True), (9, False), (16, False)):
+        for changed in ({"variables": variables}, {"table_parameters": channels}):
+            sent.text = json.dumps(FAKE.document(nodes=nodes, gpus_per_node=4, **changed))
+            answer = partial(fetch_env, "http://s", cluster="leonardo", model="bert", format="json")
+            with nullcontext() if passes else pytest.raises(ClientError, match="may hang"):
+                answer()
 
 
 def test_every_safe_value_of_the_catalogue_passes(sent):

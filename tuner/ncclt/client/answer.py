@@ -231,11 +231,13 @@ class AnswerError(ValueError):
         self.hint = hint
 
 
-def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> dict[str, str]:
+def checked(variables: Mapping[str, str], nccl_version: str | None = None, *, ranks: int = 1) -> dict[str, str]:
     """Return variables if all of them may be set from outside: names and values that ncclt itself writes.
 
     Args:
         variables: name -> value.
+        ranks: of the job, which the channels of a peer must reach in one round, 8 ranks each
+            (`ncclt.nccl.p2p_chunk.serves_all_peers`).
         nccl_version: of the job; None = not known, so no list passes that confines every collective.
 
     Raises:
@@ -250,9 +252,9 @@ def checked(variables: Mapping[str, str], nccl_version: str | None = None) -> di
     if sockets[0] * sockets[1] > _MOST_SOCKETS:
         raise AnswerError(f"NCCL has at most {_MOST_SOCKETS} sockets, not {sockets[0]} x {sockets[1]}")
     peer, least = (int(variables.get(f"NCCL_{name}", "0")) for name in ("NCHANNELS_PER_NET_PEER", "MIN_P2P_NCHANNELS"))
-    if peer > least:
+    if (needed := peer * -(-ranks // 8)) > least:
         raise AnswerError(
-            f"NCCL_NCHANNELS_PER_NET_PEER={peer} may hang without NCCL_MIN_P2P_NCHANNELS of {peer} or more"
+            f"NCCL_NCHANNELS_PER_NET_PEER={peer} may hang without NCCL_MIN_P2P_NCHANNELS of {needed} or more"
         )
     return dict(variables)
 
@@ -306,7 +308,8 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     parameters = document["table_parameters"]
     if any(type(value) is not int for value in parameters.values()):
         raise AnswerError("a parameter of the table is not a number")
-    checked({f"NCCL_{name}": str(value) for name, value in parameters.items()}, nccl_version)
+    ranks = document["nodes"] * document["gpus_per_node"]
+    checked({f"NCCL_{name}": str(value) for name, value in parameters.items()}, nccl_version, ranks=ranks)
     return {
         **{name: document[name] for name in (*_DOCUMENT, *said)},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
@@ -314,7 +317,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
         **({"site_variables": _site(document["site_variables"])} if "site_variables" in document else {}),
         "lost": [one_line(sentence) for sentence in document["lost"]],
         "remarks": [one_line(sentence) for sentence in document["remarks"]],
-        "variables": checked(document["variables"], nccl_version),
+        "variables": checked(document["variables"], nccl_version, ranks=ranks),
         "table": [
             {name: rule[name] for name in _RULE if name != "spans_nodes" or rule[name] is not None}
             for rule in document["table"]
@@ -429,7 +432,7 @@ def write(
         AnswerError: it sets what no job may get, is a `slurm-taskprolog` that would set nothing or whose model holds a
             control character, or is for a process group and was not measured on one.
     """
-    pairs = checked(document["variables"], nccl_version)
+    pairs = checked(document["variables"], nccl_version, ranks=document["nodes"] * document["gpus_per_node"])
     require_group(form, group)
     if form == "slurm-taskprolog" and not pairs:
         why, hint = " ".join(document["remarks"][:1]), "use --policy-dir to deliver the table where one is validated"
