@@ -249,3 +249,10 @@ def test_secrets_do_not_stay():
     with pytest.raises(NotStartedError) as caught:
         judged(exit_code=None, not_started=line)
     assert "verysecret" not in caught.value.message
+
+
+def test_no_secret_stays_where_the_search_cuts_off_its_name():
+    line = "password: verysecret\n"
+    for cut in range(0, len(line), 4):
+        end = (line[cut:] + "log " * (1 << 18))[: 1 << 20]
+        assert "verysecret" not in judged(exit_code=2, stdout=line[:cut] + end).detail, cut

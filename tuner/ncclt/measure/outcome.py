@@ -16,7 +16,7 @@ from ncclt.launch.kubernetes.driver import TAKEN
 from ncclt.launch.launcher import LaunchResult
 from ncclt.launch.ranks import UNEXPECTED, find_unfit_reason
 from ncclt.measure.benchmarks.benchmark import Benchmark, BenchmarkCommand, CommandOutput
-from ncclt.measure.redact import without_secrets
+from ncclt.measure.redact import cut_begin, without_secrets
 
 DETAIL_LINES = 20
 """Most lines of output kept of a failed trial."""
@@ -181,7 +181,7 @@ def _failed(
     said: list[str] = []
     for text in (launch.stdout, launch.stderr):
         # Before lines are cut to what is shown: half a key is recognised by nothing.
-        ends = [line[: 4 * _LINE_CHARACTERS] for line in text[-_SEARCHED_CHARACTERS:].splitlines()]
+        ends = [line[: 4 * _LINE_CHARACTERS] for line in cut_begin(text, most=_SEARCHED_CHARACTERS).splitlines()]
         said += [line.rstrip() for line in without_secrets("\n".join(ends)).splitlines() if line.strip()]
     head = without_secrets("\n".join(head)).splitlines()
     lines = [line[:_LINE_CHARACTERS] for line in [*head, *said[-(DETAIL_LINES - len(head)) :]]]

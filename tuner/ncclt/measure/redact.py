@@ -130,13 +130,22 @@ def without_secrets(text: str, *, environ: Mapping[str, str] | None = None) -> s
         text: that a command printed; of more than `MOST_CHARACTERS` the begin is replaced by a mark.
         environ: whose secret-looking values are removed wherever they stand; None = of this process.
     """
-    if len(text) > MOST_CHARACTERS:
-        end = text[-MOST_CHARACTERS:]
-        # A secret is recognised by its line, which names it; in a single long line by the words before it.
-        begin = re.search(r"[\r\n]", end) or re.compile(r"\s|$").search(end, _CONTEXT)
-        end = end[begin.start() :]  # type: ignore[union-attr]  # the end of the text matches
+    end = cut_begin(text, most=MOST_CHARACTERS)
+    if len(end) < len(text):
         text = f"[{len(text) - len(end):,} characters cut]{end}"
     return _remove_secrets(text, _own_values(os.environ if environ is None else environ))
+
+
+def cut_begin(text: str, *, most: int) -> str:
+    """Return at most `most` characters of the end of a text, in which secrets can still be recognised.
+
+    A secret is recognised by its line, which names it; in a single long line by the words before it.
+    """
+    if len(text) <= most:
+        return text
+    end = text[-most:]
+    begin = re.search(r"[\r\n]", end) or re.compile(r"\s|$").search(end, _CONTEXT)
+    return end[begin.start() :]  # type: ignore[union-attr]  # the end of the text matches
 
 
 def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
