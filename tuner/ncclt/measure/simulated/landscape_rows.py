@@ -175,7 +175,7 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
                     )
                 yield reader.line_num, {column: text.strip() for column, text in line.items()}
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}") from error
+        raise InputError(f"{path} cannot be read: {reason(error)}", hint="name the CSV file of a landscape") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as CSV: {reason(error)}", hint=_HINT) from error
 
