@@ -150,7 +150,7 @@ def build_map(
 
 
 def list_cells(shown: HomeMap, rolling: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a map shows, for JSON: its cells as one list, with ids in place of policies.
+    """Return a map for JSON: its cells as one list, with ids in place of policies.
 
     Args:
         shown: the map.
