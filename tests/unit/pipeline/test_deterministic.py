@@ -214,7 +214,7 @@ def test_a_stale_result_is_tuned_again_as_it_was(store):
 
 def test_parameters_of_reductions_are_refused_and_left_out_by_default(store):
     with pytest.raises(UsageError, match="BUFFSIZE may change the order of additions"):
-        run(store, process_wide=("BUFFSIZE", "IB_QPS_PER_CONNECTION"))
+        run(store, process_wide=("BUFFSIZE", "P2P_NET_CHUNKSIZE"))
     assert run(store, process_wide=None).study.process_wide == ()
 
 
