@@ -71,8 +71,8 @@ class EnvQuery(JobQuery):
     topology: str | None = Field(None, description="only recommendations measured on this topology (hash)")
     site: str | None = Field(
         None,
-        description="hash of the job's variables of the site, as `ncclt run` sends it: what was measured with them "
-        "comes first",
+        description="hash of the job's site variables, as sent by `ncclt run`; recommendations measured with the same "
+        "variables take precedence",
     )
 
     @field_validator("format")

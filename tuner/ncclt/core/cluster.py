@@ -212,11 +212,12 @@ PER_RANK = frozenset(
 
 
 def hash_site(variables: Iterable[tuple[str, str]], *, equal_on_nodes: bool = False) -> str:
-    """Return a short hash of the site's variables, by which a request says them.
+    """Return a short hash of the site's variables, for requests.
 
     Args:
         variables: as `ncclt.nccl.variables.site_variables` returns them, which masks those of plugins.
-        equal_on_nodes: without those that may differ by node: nodes that decide for themselves must ask for the same.
+        equal_on_nodes: leave out those that may differ by node, so that nodes which decide for themselves send the
+            same hash.
     """
     hashed = [
         (name, value)

@@ -4,8 +4,8 @@ A running training is one machine with one clock: it drifts, its noise has a mem
 interrupt it. So nothing is assumed about the times. Steps are grouped into blocks. Each arm gets a first block, which
 shows its effect; then a coin draws the arm of each block from the default and the arm that looks best. If that arm
 changes nothing, the times are the same whichever the coin had drawn; so a bet on the coin, made from the block's time
-and all earlier blocks, is fair: the capital won by such bets reaches 100 with a probability of 1 % at most, whenever it
-is looked at (`prove.confidence`). The level of the default is followed from block to block, and each arm's effect
+and all earlier blocks, is fair: over any number of looks, the capital won by such bets reaches 100 with a probability
+of at most 1 % (`prove.confidence`). The level of the default is followed from block to block, and each arm's effect
 beside it: a block that is faster than the middle of both is a bet on the arm, a slower one on the default. Bad
 forecasts cost time and never raise the error rate.
 
