@@ -73,6 +73,7 @@ lint-files: .venv/dev
 	$(BIN)/python profiles/generate_landscapes.py --check
 	$(BIN)/python tuner/generate_answer_values.py --check
 	$(BIN)/python .ci/imports.py
+	$(BIN)/python bench/house.py --ratchet
 
 lint-docs: .venv/dev
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m docs tests/unit/test_docs.py tests/unit/test_promises.py \

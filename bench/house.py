@@ -1,9 +1,11 @@
 """Size and grain of the product, beside the targets that it is held to.
 
-    python bench/house.py [--root FOLDER] [--json | --list ROW]
+    python bench/house.py [--root FOLDER] [--json | --list ROW | --ratchet]
 
 Counts the syntax trees of tuner/ncclt and api/ncclt_api; the commands and options come from the click tree of that
-checkout, in a process of its own. `--list` names the items of a row.
+checkout, in a process of its own. `--list` names the items of a row. `--ratchet` compares the code lines alone with the
+number in docs/internals/size.md, and fails above it; `make lint` runs it. A code line holds a token that is neither a
+comment nor a docstring.
 """
 
 from __future__ import annotations
@@ -23,12 +25,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PRODUCT = ("tuner/ncclt", "api/ncclt_api")
+SIZE_PAGE = "docs/internals/size.md"
 MAX_PARAMETERS = 6
+MAX_FUNCTION_LINES = 60
+VAGUE = re.compile(
+    "found|one|other|said|told|given|kept|mine|theirs|known|seen|made|made_of|left|rest|whole|thing|what|who|needs|holds|"
+    "taken|every|both|several|more|most|same|here|there|then|that|this|it"
+)
+"""Names that say nothing about the value of a local."""
 
 TARGETS: dict[str, float] = {
     "modules": 380,
     "classes": 500,
-    "product lines": 65_000,
+    "code lines": 46_000,
+    "test lines per code line, %": 90,
+    "bench lines": 4_500,
+    "vague locals per 1,000 code lines": 5,
+    f"functions > {MAX_FUNCTION_LINES} lines": 0,
     "leaf commands": 50,
     "options": 380,
     "launcher names compared outside launch/": 0,
@@ -39,6 +52,11 @@ TARGETS: dict[str, float] = {
     "imports of ncclt_api in tuner/": 0,
 }
 """The most that each row should be."""
+
+LAYOUT = frozenset(
+    {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
+)
+"""Tokens that do not make a line a code line."""
 
 _QUESTION = re.compile(r"(?:(?:Return|Yield|Say|Tell|Show)\s+)?(?:what|which|whether|how|where|who|when|why)\b", re.I)
 
@@ -104,6 +122,79 @@ def read_modules(root: Path) -> dict[str, Module]:
                 name=name, path=path.relative_to(root), text=text, tree=ast.parse(text), is_package=is_package
             )
     return modules
+
+
+def count_code_lines(text: str) -> int:
+    """Count the lines with a token that is neither a comment nor a docstring (of an attribute either)."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            if isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str):
+                docstrings.update(range(statement.lineno, (statement.end_lineno or 0) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def count_folder(root: Path, *folders: str) -> int:
+    """Count the code lines of the Python files below folders of a checkout."""
+    return sum(
+        count_code_lines(path.read_text(encoding="utf-8"))
+        for folder in folders
+        for path in sorted((root / folder).rglob("*.py"))
+    )
+
+
+def read_limit(root: Path) -> int:
+    """Return the number of code lines that the product may not exceed.
+
+    Raises:
+        SystemExit: the page names none.
+    """
+    page = root / SIZE_PAGE
+    number = re.search(r"\*\*([\d,]+) code lines\*\*", page.read_text(encoding="utf-8")) if page.is_file() else None
+    if number is None:
+        sys.exit(f"{SIZE_PAGE} names no limit: it needs **N code lines**")
+    return int(number[1].replace(",", ""))
+
+
+def check_ratchet(root: Path) -> None:
+    """Compare the product's code lines with their limit.
+
+    Raises:
+        SystemExit: there are more.
+    """
+    limit, lines = read_limit(root), count_folder(root, "tuner", "api")
+    if lines > limit:
+        sys.exit(
+            f"{lines:,} code lines in tuner/ and api/, {lines - limit:,} more than {SIZE_PAGE} allows: delete or merge,"
+            " or raise the number there with a line that names the capability"
+        )
+    print(f"{lines:,} code lines of at most {limit:,}{'; lower the limit' if lines < limit else ''}")
+
+
+def find_vague_locals(modules: Mapping[str, Module]) -> list[str]:
+    """List locals, arguments and loop variables whose name says nothing about their value."""
+    return [
+        f"{module.path}:{node.lineno} {name}"
+        for module in modules.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        if VAGUE.fullmatch(name := node.arg if isinstance(node, ast.arg) else node.id)
+    ]
+
+
+def find_long_functions(modules: Mapping[str, Module]) -> list[str]:
+    """List functions of more than `MAX_FUNCTION_LINES`, the longest first."""
+    lengths = [
+        ((node.end_lineno or node.lineno) - node.lineno + 1, f"{module.path}:{node.lineno} {node.name}")
+        for module in modules.values()
+        for node in module.functions
+    ]
+    return [f"{place} {lines}" for lines, place in sorted(lengths, reverse=True) if lines > MAX_FUNCTION_LINES]
 
 
 def find_imports(module: Module, known: Mapping[str, object]) -> set[str]:
@@ -287,6 +378,8 @@ def collect(root: Path) -> dict[str, list[str]]:
         "classes": sorted(f"{name} {place}" for name, places in find_class_owners(modules).items() for place in places),
         "leaf commands": list(commands),
         "options": [f"{name} {option}" for name, options in commands.items() for option in options],
+        "vague locals per 1,000 code lines": find_vague_locals(modules),
+        f"functions > {MAX_FUNCTION_LINES} lines": find_long_functions(modules),
         "launcher names compared outside launch/": find_compared_launchers(modules),
         "question-word docstrings": find_question_docstrings(modules),
         "fmt: skip": find_unformatted(modules),
@@ -300,7 +393,11 @@ def measure(root: Path) -> list[dict[str, str | float]]:
     """Return name, today's figure and target of each row."""
     modules = read_modules(root)
     figures: dict[str, float] = {name: len(entries) for name, entries in collect(root).items()}
-    figures["product lines"] = sum(module.text.count("\n") for module in modules.values())
+    code_lines = figures["code lines"] = count_folder(root, "tuner", "api")
+    figures["test lines per code line, %"] = round(100 * count_folder(root, "tests") / code_lines)
+    figures["bench lines"] = count_folder(root, "bench")
+    vague = "vague locals per 1,000 code lines"
+    figures[vague] = round(1000 * figures[vague] / code_lines, 1)
     functions = sum(1 for module in modules.values() for _ in module.functions)
     once = "private functions used once, %"
     figures[once] = round(100 * figures[once] / max(functions, 1), 1)
@@ -311,6 +408,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="a checkout of ncclt")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--ratchet", action="store_true", help=f"compare the code lines with {SIZE_PAGE} alone")
     parser.add_argument("--list", metavar="ROW", help="list the items of a row, by its first letters")
     arguments = parser.parse_args(argv)
     root = arguments.root.resolve()
@@ -322,6 +420,9 @@ def main(argv: list[str] | None = None) -> None:
         if chosen is None:
             parser.error(f"--list: no row {arguments.list!r}; the rows are {', '.join(lists)}")
         print(*lists[chosen], sep="\n")
+        return
+    if arguments.ratchet:
+        check_ratchet(root)
         return
     rows = measure(root)
     if arguments.json:

@@ -48,6 +48,7 @@ HOUSE = {
         "from ncclt.long import compare\n\nclass Long:\n    def use(self, a, b, c, d, e, f): ...\n"
     ),
 }
+CODE_LINES = 45  # counted by hand, without blank lines and docstrings
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,11 @@ def test_every_figure_is_counted(house, capsys):
     assert {row["figure"]: row["now"] for row in rows} == {
         "modules": 10,
         "classes": 3,
-        "product lines": sum(text.count("\n") for text in HOUSE.values()),
+        "code lines": CODE_LINES,
+        "test lines per code line, %": 0,
+        "bench lines": 0,
+        "vague locals per 1,000 code lines": round(1000 * 3 / CODE_LINES, 1),
+        "functions > 60 lines": 0,
         "leaf commands": 4,
         "options": 4,
         "launcher names compared outside launch/": 4,
@@ -83,12 +88,35 @@ def test_every_figure_is_counted(house, capsys):
 def test_figures_above_their_target_are_marked(house, capsys):
     BENCH["main"](["--root", str(house)])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.endswith("above")] == ["launcher", "question-word", "imports"]
+    assert [line.split()[0] for line in lines if line.endswith("above")] == [
+        "vague",
+        "launcher",
+        "question-word",
+        "imports",
+    ]
 
 
 def test_items_of_a_row_are_listed(house, capsys):
-    BENCH["main"](["--root", str(house), "--list", "functions"])
+    BENCH["main"](["--root", str(house), "--list", "functions > 6 "])
     assert capsys.readouterr().out == "tuner/ncclt/core/second.py:6 many 7\n"
+
+
+def test_growth_above_the_limit_fails(tmp_path, capsys):
+    module = tmp_path / "tuner/ncclt/row.py"
+    page = tmp_path / "docs/internals/size.md"
+    for path, text in (
+        (module, '"""Docstring."""\n\n# Comment.\nA = 1\nB = [\n    A,\n]\n'),
+        (page, "**4 code lines**"),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    BENCH["main"](["--root", str(tmp_path), "--ratchet"])
+    module.write_text(module.read_text() + "C = 2\n")
+    with pytest.raises(SystemExit, match=r"^5 code lines in tuner/ and api/, 1 more than"):
+        BENCH["main"](["--root", str(tmp_path), "--ratchet"])
+    page.write_text("no number")
+    with pytest.raises(SystemExit, match="names no limit"):
+        BENCH["main"](["--root", str(tmp_path), "--ratchet"])
 
 
 @pytest.mark.parametrize(("options", "message"), [(["--root", "."], "no tuner/ncclt"), (["--list", "x"], "no row")])
