@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ncclt.cli.output import report
+from ncclt.cli.exits import report
 from ncclt.errors import NccltError
 from ncclt.store import open_to_read
 

@@ -8,7 +8,7 @@ import typer
 
 from ncclt.cli.configuration import KEYS, PROJECT_FILE, origins, user_file
 from ncclt.cli.options import AsJson
-from ncclt.cli.output import print_json, print_table
+from ncclt.cli.render import Column, print_json, print_table
 from ncclt.errors import hide_passwords
 from ncclt.store.location import default_url
 
@@ -23,19 +23,22 @@ def config() -> None:
 @app.command("show")
 def show(as_json: AsJson = False) -> None:
     """Show the values that apply without flags, and their origins."""
-    found = [
-        replace(o, value=default_url()) if (o.key, o.value, o.origin) == ("storage", None, "default") else o
-        for o in origins()
+    settings = [
+        replace(setting, value=default_url())
+        if (setting.key, setting.value, setting.origin) == ("storage", None, "default")
+        else replace(setting, value=setting.value and hide_passwords(setting.value))
+        for setting in origins()
     ]
     if as_json:
-        print_json({"schema": 1, "values": {o.key: {"value": _shown(o.value), "origin": o.origin} for o in found}})
+        print_json({"schema": 1, "values": {o.key: {"value": o.value, "origin": o.origin} for o in settings}})
         return
     print_table(
-        ("key", "value", "origin", "meaning"),
-        [(o.key, _shown(o.value) or "-", o.origin, KEYS[o.key]) for o in found],
+        settings,
+        [
+            Column("key", lambda setting: setting.key),
+            Column("value", lambda setting: setting.value or "-"),
+            Column("origin", lambda setting: setting.origin),
+            Column("meaning", lambda setting: KEYS[setting.key], drop=1),
+        ],
         caption=f"flag > NCCLT_* > ./{PROJECT_FILE} > {user_file()} > default",
     )
-
-
-def _shown(value: str | None) -> str | None:
-    return None if value is None else hide_passwords(value)

@@ -13,7 +13,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.render import Column, print_json, print_table, say
 from ncclt.core.api_key import PREFIX, USUAL_DAYS, Role, hash_secret, new_key, new_secret
 from ncclt.errors import UsageError, reason
 
@@ -61,23 +61,23 @@ def list_keys(as_json: AsJson = False) -> None:
     from ncclt.store.clock import utc_now
 
     with open_to_read(storage_url()) as store:
-        found = list(store.keys.find().values())
+        keys = list(store.keys.find().values())
     if as_json:
-        print_json({"schema": 1, "keys": [key.to_document() for key in found]})
+        print_json({"schema": 1, "keys": keys})
         return
-    rows = [
-        (
-            key.id,
-            key.role.value,
-            ", ".join(key.clusters) or "all",
-            key.created[:10],
-            key.expires[:10] or "never",
-            "no longer valid" if key.invalid(utc_now()) else "valid",
-            key.note,
-        )
-        for key in found
-    ]
-    print_table(("key", "role", "clusters", "created", "expires", "state", "note"), rows)
+    now = utc_now()
+    print_table(
+        keys,
+        [
+            Column("key", lambda key: key.id),
+            Column("role", lambda key: key.role.value),
+            Column("clusters", lambda key: ", ".join(key.clusters) or "all"),
+            Column("created", lambda key: key.created[:10], drop=1),
+            Column("expires", lambda key: key.expires[:10] or "never"),
+            Column("state", lambda key: "no longer valid" if key.invalid(now) else "valid"),
+            Column("note", lambda key: key.note, drop=2),
+        ],
+    )
 
 
 @app.command("revoke")
