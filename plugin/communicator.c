@@ -1,6 +1,5 @@
 #include "communicator.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,16 +12,6 @@
 #include "nccl_version.h"
 #include "process.h"
 #include "report.h"
-
-void ncclt_warn(nccl_logger log, const char *format, ...) {
-  char line[1200] = "TUNER/ncclt: ";
-  size_t length = strlen(line);
-  va_list values;
-  va_start(values, format);
-  vsnprintf(line + length, sizeof line - length, format, values);
-  va_end(values);
-  if (log) log(NCCL_LOG_WARN, NCCL_LOG_ALL, __FILE__, __LINE__, "%s", line);
-}
 
 /* Whether an unusable table must fail NCCL's init: not while the ranks have yet to agree, or have agreed to do without. */
 static int must_fail(int agreement) {
@@ -189,15 +178,6 @@ enum ncclt_use ncclt_communicator_settle(struct ncclt_communicator *communicator
          decision == NCCLT_IN_DOUBT ? "the job's store was lost before this rank knew the decision of all ranks"
                                     : communicator->reason);
   return (enum ncclt_use)use;
-}
-
-const char *ncclt_communicator_reason(const struct ncclt_communicator *communicator) {
-  if (communicator->reason[0]) return communicator->reason;
-  switch (atomic_load_explicit(&communicator->use, memory_order_relaxed)) {
-    case NCCLT_UNUSED: return "the ranks have not agreed to use it";
-    case NCCLT_FAILS: return "the decision of the ranks is not known";
-    default: return "";
-  }
 }
 
 void ncclt_communicator_close(struct ncclt_communicator *communicator) {

@@ -1,11 +1,11 @@
 #include "delegate.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "loader.h"
-#include "process.h"
 
 enum {
   MOST_ENTRIES = 128,  /* of a cost table; NCCL has 21 */
@@ -205,17 +205,68 @@ static int open_found(const struct found *found, const struct ncclt_opening *ope
   return found->api <= opening->api ? code : NCCL_SUCCESS; /* a newer API is one that NCCL itself would not have used */
 }
 
+/* A thread that opens another tuner; it lies on that thread's stack. */
+struct opener {
+  pthread_t thread;
+  struct opener *next;
+};
+
+static struct {
+  pthread_mutex_t lock;
+  struct opener *first;
+} openers = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void lock_openers(void) { pthread_mutex_lock(&openers.lock); }
+
+static void unlock_openers(void) { pthread_mutex_unlock(&openers.lock); }
+
+/* Only the thread that forked exists in a child, and whatever number a later thread gets, it opens nothing yet. */
+static void forget_openers(void) {
+  openers.first = NULL;
+  unlock_openers();
+}
+
+/* Forks wait for the lock, so that a child finds it free. */
+__attribute__((constructor)) static void prepare_openers_for_forks(void) {
+  pthread_atfork(lock_openers, unlock_openers, forget_openers);
+}
+
+/* Returns 0 where this thread is opening one already, and there is nothing to leave then. */
+static int enter_opener(struct opener *opener) {
+  int is_new = 1;
+  opener->thread = pthread_self();
+  lock_openers();
+  for (const struct opener *other = openers.first; other; other = other->next)
+    if (pthread_equal(other->thread, opener->thread)) is_new = 0;
+  if (is_new) {
+    opener->next = openers.first;
+    openers.first = opener;
+  }
+  unlock_openers();
+  return is_new;
+}
+
+static void leave_opener(const struct opener *opener) {
+  lock_openers();
+  for (struct opener **place = &openers.first; *place; place = &(*place)->next)
+    if (*place == opener) {
+      *place = opener->next;
+      break;
+    }
+  unlock_openers();
+}
+
 int ncclt_delegate_open(const struct ncclt_opening *opening, struct ncclt_delegate **opened,
                         char said[NCCLT_DELEGATE_SAID_SIZE]) {
   struct found found = {0};
-  struct ncclt_opener here;
+  struct opener here;
   int code = NCCL_SUCCESS;
   *opened = NULL;
   said[0] = 0;
   /* A tuner behind ours may itself open ours, and so on: the same thread would come here again. */
-  if (!ncclt_opener_enter(&here)) return code;
+  if (!enter_opener(&here)) return code;
   if (find(&found, opening->api, said)) code = open_found(&found, opening, opened, said);
-  ncclt_opener_leave(&here);
+  leave_opener(&here);
   return code;
 }
 

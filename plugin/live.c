@@ -8,7 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "communicator.h"
 #include "named_table.h"
 #include "process.h"
 

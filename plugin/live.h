@@ -10,13 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "delegate.h"
-#include "table.h"
-
-struct ncclt_communicator;
-
-/* Questions, switches and sizes of one communicator. */
-struct ncclt_live;
+#include "state.h"
 
 enum {
   NCCLT_LIVE_SIZES = 1024, /* (collective, size) pairs that a plan can have rows for */

@@ -2,9 +2,7 @@
 #ifndef NCCLT_PROCESS_H
 #define NCCLT_PROCESS_H
 
-#include <pthread.h>
-
-struct ncclt_communicator;
+#include "state.h"
 
 /* The lock is held for a few instructions while communicators open and close, and by the report at exit. No call waits
  * for it. Forks wait for it, so that a child finds it free. */
@@ -17,15 +15,5 @@ void ncclt_process_remove(struct ncclt_communicator *communicator);
 
 /* Return the first open communicator, with the process locked. */
 struct ncclt_communicator *ncclt_process_open(void);
-
-/* A thread that opens another tuner; it lies on that thread's stack. */
-struct ncclt_opener {
-  pthread_t thread;
-  struct ncclt_opener *next;
-};
-
-/* Returns 0 where this thread is opening one already, and there is nothing to leave then. */
-int ncclt_opener_enter(struct ncclt_opener *opener);
-void ncclt_opener_leave(struct ncclt_opener *opener);
 
 #endif

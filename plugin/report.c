@@ -35,6 +35,16 @@ static long launch_rank(void) {
   return -1;
 }
 
+/* Return why no table is in use; empty = one is. */
+static const char *reason_not_in_use(const struct ncclt_communicator *communicator) {
+  if (communicator->reason[0]) return communicator->reason;
+  switch (atomic_load_explicit(&communicator->use, memory_order_relaxed)) {
+    case NCCLT_UNUSED: return "the ranks have not agreed to use it";
+    case NCCLT_FAILS: return "the decision of the ranks is not known";
+    default: return "";
+  }
+}
+
 static void put_delegate(FILE *file, const struct ncclt_communicator *communicator) {
   const struct ncclt_delegate *delegate = communicator->delegate;
   put_string(file, "delegate", delegate && delegate->path ? delegate->path : "");
@@ -64,7 +74,7 @@ static void put_header(FILE *file, const struct ncclt_communicator *communicator
   put_string(file, "table", table->id);
   fprintf(file, "\"fnv1a\":\"%016" PRIx64 "\",\"rows\":%" PRIu32 ",\"rows_here\":%" PRIu32 ",", table->checksum, table->rows,
           table->rows_here);
-  put_string(file, "not_in_use", ncclt_communicator_reason(communicator));
+  put_string(file, "not_in_use", reason_not_in_use(communicator));
   put_delegate(file, communicator);
   if (communicator->shared)
     fprintf(file, "\"generation\":%" PRIu64 ",",

@@ -3,7 +3,7 @@
 #ifndef NCCLT_REPORT_H
 #define NCCLT_REPORT_H
 
-#include "communicator.h"
+#include "state.h"
 
 enum { NCCLT_REPORT_FORMAT = 1 };
 

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "nccl_tuner_abi.h"
+#include "warn.h"
 
 #ifndef NCCLT_VERSION
 #define NCCLT_VERSION "unknown" /* of ncclt; its build says */
@@ -26,7 +27,6 @@ enum {
   NCCLT_MOST_TABLE_BYTES = 1024 * 1024,
   NCCLT_MOST_COMPACT_BYTES = 32 * 1024,   /* launchers copy the environment for every task */
   NCCLT_MOST_CHANNELS = 64,               /* MAXCHANNELS since NCCL 2.25 */
-  NCCLT_REASON_SIZE = 200,
 };
 
 /* What a row asks for; channels 0 = left to NCCL. */

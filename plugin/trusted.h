@@ -2,7 +2,7 @@
 #ifndef NCCLT_TRUSTED_H
 #define NCCLT_TRUSTED_H
 
-#include "table.h"
+#include "warn.h"
 
 /* Open a regular file for reading, checked by its descriptor, so that what was checked is what is read. Its owner is
  * this user or root, and neither group nor others can write to it. Returns the descriptor, or -1 with a reason. */

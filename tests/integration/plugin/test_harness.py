@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.nccl.tuner_plugin.build import compiler, source_folder, sources
 from ncclt.nccl.tuner_plugin.compact_table import encode_table
+from ncclt.nccl.tuner_table import table_text
 
 HERE = Path(__file__).parent
 FUZZ = HERE.parents[1] / "fuzz" / "fuzz_table.c"
@@ -85,6 +87,18 @@ def test_threads_forks_and_exits_under_a_sanitizer(sanitizers, tmp_path):
             [program, tmp_path, str(rounds)], env=environ, capture_output=True, text=True, timeout=300
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", ""), environ.get("NCCLT_PLUGIN_REPORT")
+
+
+def test_arming_amid_a_question_is_refused_or_seen_in_every_interleaving(tmp_path):
+    parts = [path for path in sources() if path.name != "live.c"]
+    program = compile_with("address,undefined", [*parts, HERE / "arming.c"], tmp_path / "arming")
+    rows = ["allreduce,0,4096,ring,ll,4,-1,-1"]
+    plan = encode_table(table_text(rows, table_id="r", version=NcclVersion(2, 28, 9), nodes=2, ranks=16))
+
+    done = subprocess.run([program, plan], capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
 
 
 def other_tuner(target, flags, api, *extra):

@@ -10,7 +10,9 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Rule
-from ncclt.errors import InputError
+from ncclt.deliver.answer import answer_from_table
+from ncclt.errors import InputError, UsageError
+from ncclt.nccl.tuner_plugin.compact_table import encode_table
 from ncclt.nccl.tuner_table import FUNCTIONS, communicator_shape, table_checksum, table_text
 
 GOOD = "allreduce,0,65536,tree,ll,2,-1,-1"
@@ -95,6 +97,29 @@ def test_a_header_that_does_not_fit_refuses_the_table(subtests, opened):
     ]:
         with subtests.test(first=first, why=why):
             assert why in refusal(opened(first, GOOD))
+
+
+def change_each_digit(digits):
+    """Yield a hexadecimal number with another digit at each place in turn."""
+    for at, digit in enumerate(digits):
+        yield f"{digits[:at]}{(int(digit, 16) + 1) % 16:x}{digits[at + 1 :]}"
+
+
+def test_checksum_that_differs_in_one_digit_is_refused_wherever_it_stands(plugin, opened, tmp_path):
+    text = table_text([GOOD], table_id="r", version=NcclVersion(2, 28, 9), nodes=2, ranks=16)
+    compact, checksum = encode_table(text), f"{table_checksum([GOOD]):016x}"
+    path = tmp_path / "announced"
+    path.write_text(text)
+    assert answer_from_table(path).table
+    for other in change_each_digit(checksum):
+        assert "its rows do not fit its checksum" in refusal(opened(header([GOOD], fnv1a=other), GOOD))
+        assert "was announced" in refusal(named(plugin, path, NCCLT_POLICY_CHECKSUM=other))
+        damaged = compact.replace(checksum, other)
+        assert "checksum" in plugin.describe({"NCCLT_TABLE": damaged, "NCCLT_POLICY": None})["problem"]
+        changed = tmp_path / "changed"
+        changed.write_text(text.replace(checksum, other))
+        with pytest.raises(UsageError, match="damaged or was edited"):
+            answer_from_table(changed)
 
 
 def test_no_later_comment_can_pose_as_the_header(opened):
