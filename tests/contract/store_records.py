@@ -11,7 +11,6 @@ from ncclt.core.attestation import Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.core.rollout import Variant
-from ncclt.core.segment import Segment
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.ticket import Ticket
@@ -72,28 +71,6 @@ def sample_attestation(recommendation, *, right=1.0):
     )
 
 
-def sample_segment(id, *, model="toy", step_us=(), failure=""):
-    return Segment(
-        id=id,
-        model=model,
-        cluster="pair",
-        arm="control",
-        recommendation="",
-        label="NCCL default",
-        variables=(("NCCL_ALGO", "Ring"),),
-        base_env=(),
-        order=0,
-        block=-1,
-        step_us=step_us,
-        failure=failure,
-        wall_s=10.0,
-        restart_s=1.0,
-        slower_s=0.5,
-        is_stopped=True,
-        created="2026-01-01",
-    )
-
-
 class VerificationsContract:
     """What every store must do with verifications."""
 
@@ -117,22 +94,6 @@ class VerificationsContract:
         self.execute(store_url, "UPDATE records SET document = '{}'")
         with pytest.raises(StoreError, match="verification a"):
             store.records.verifications()
-
-
-class SegmentsContract:
-    """Contract of every store for segments of trainings."""
-
-    def test_segments_come_back_as_they_were_oldest_first(self, store):
-        first, second = sample_segment("a"), sample_segment("b", step_us=(1.5, 2.5), failure="exit code 1")
-        for segment in (first, second, sample_segment("c", model="other")):
-            store.records.add_segment(segment)
-        assert store.records.segments("toy") == (first, second)
-        assert store.records.segments("none") == ()
-
-    def test_a_segment_is_stored_once(self, store):
-        store.records.add_segment(sample_segment("a"))
-        with pytest.raises(StoreError, match="already stored"):
-            store.records.add_segment(sample_segment("a", model="other"))
 
 
 class AttestationsContract:

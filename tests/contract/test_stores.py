@@ -53,7 +53,6 @@ OUR_TABLES = {
 
 CONTRACTS = (
     records.VerificationsContract,
-    records.SegmentsContract,
     records.AttestationsContract,
     records.ConfirmedTablesContract,
     records.NamesContract,

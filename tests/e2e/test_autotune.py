@@ -339,7 +339,7 @@ def test_live_job_that_cannot_be_tuned_runs_without_it(ncclt):
     assert done.stdout == "trained\n"
     (line,) = done.stderr.splitlines()
     assert "no live tuning: the tuner plugin is missing" in line
-    assert "ncclt autotune --restarts" in line
+    assert "ncclt tune --on-jobs" in line
 
 
 def test_live_job_without_pytorch_is_undecided_and_keeps_its_exit_code(ncclt):
@@ -351,5 +351,5 @@ def test_live_job_without_pytorch_is_undecided_and_keeps_its_exit_code(ncclt):
     assert done.stdout == "trained\n"
     assert "experimental, not yet seen on several GPUs" in done.stderr
     assert "undecided: no NCCL communicator was seen" in done.stderr
-    assert "--restarts" not in done.stderr
+    assert "--on-jobs" not in done.stderr
     assert not list(ncclt.folder.glob(".ncclt-*"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +22,6 @@ from ncclt.core.message import Collective
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
 from ncclt.core.rollout import MAX_COST
-from ncclt.core.segment import SEGMENT_STEPS
 from ncclt.errors import NotFoundError, UsageError, require_extra
 from ncclt.measure.target import Target
 from ncclt.prove.comparison import Comparison
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from ncclt.core.workload import Workload
     from ncclt.launch.launcher import Launcher
     from ncclt.measure.testbed import Testbed
-    from ncclt.pipeline.restarts import RestartRequest, TrainingArm
     from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.store import Store
 
@@ -133,23 +130,13 @@ def autotune(
         int | None,
         typer.Option(help="Steps to record and to time; default: 20 and 30.", min=1),
     ] = None,
-    restarts: Annotated[bool, typer.Option("--restarts", help="Tune a checkpointed training across restarts.")] = False,
-    stop_signal: Annotated[
-        str,
-        typer.Option("--signal", help="Signal for the training to save and exit, or SIGKILL (--restarts)."),
-    ] = "SIGTERM",
-    max_cost: Annotated[
-        float, typer.Option(help="Max cost of --restarts or --live, as a share of the training's time.")
-    ] = MAX_COST,
-    hours: Annotated[
-        float, typer.Option(help="Expected hours of the training, to spend --max-cost early (--restarts).", min=0)
-    ] = 0.0,
     force: Annotated[
         bool, typer.Option("--force", help="Continue despite too little to gain or errors of `ncclt doctor`.")
     ] = False,
     live: Annotated[
         bool, typer.Option("--live", help="Tune inside the running job (experimental, not yet seen on several GPUs).")
     ] = False,
+    max_cost: Annotated[float, typer.Option(help="Max cost of --live, as a share of the job's time.")] = MAX_COST,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the stages; run and store nothing.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -160,17 +147,13 @@ def autotune(
     wins, A/B-tests the step times of the job itself (`ncclt verify`). Stops early if tuning cannot save enough. The
     job needs no change. Ctrl-C stops; the same command resumes.
 
-    With --restarts the command is the training itself, which saves a checkpoint and exits on --signal, and resumes when
-    it is started again. ncclt restarts it with other settings and goes on with the fastest. --signal SIGKILL is your
-    consent to kill a training that saves checkpoints by itself.
-
     With --live the job runs once, and its ranks switch settings between blocks of steps (experimental).
     """
     storage = storage_url()
     if live:
-        if not command or dry_run or restarts:
+        if not command or dry_run:
             raise UsageError(
-                "--live needs a command after --, and cannot be combined with --dry-run or --restarts",
+                "--live needs a command after --, and cannot be combined with --dry-run",
                 hint="for example: ncclt autotune --live -- torchrun --nproc-per-node=8 train.py",
             )
         from ncclt.cli.autotune_live import run_live
@@ -194,19 +177,6 @@ def autotune(
     blocks = how.blocks if budget.blocks == Budget().blocks else budget.blocks
     how = replace(how, min_effect=budget.min_effect, blocks=blocks, steps=window or how.steps)
     target.require_known_names()
-    if restarts:
-        if as_json and not dry_run:
-            raise UsageError("--json needs --dry-run with --restarts: standard output is the training's")
-        request = _restart_request(
-            argv,
-            model=model,
-            how=replace(how, steps=window or SEGMENT_STEPS),
-            stop_signal=stop_signal,
-            max_cost=max_cost,
-            hours=hours,
-            force=force,
-        )
-        raise typer.Exit(_run_restarts(request, target, storage, dry_run=dry_run, as_json=as_json))
     if model is not None:
         with open_to_read(storage, would_be_made=True) as store:
             store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
@@ -234,79 +204,6 @@ def autotune(
             if target.is_launched:
                 launched_testbed(cluster, frozenset({Collective.ALL_REDUCE}), target, environ=os.environ)
             _run(job, store, hidden=quiet or as_json, as_json=as_json)
-
-
-def _restart_request(
-    argv: tuple[str, ...],
-    *,
-    model: str | None,
-    how: Comparison,
-    stop_signal: str,
-    max_cost: float,
-    hours: float,
-    force: bool,
-) -> RestartRequest:
-    from ncclt.core.verification import sorted_variables
-    from ncclt.nccl.variables import split_variables
-    from ncclt.pipeline.autotune import build_job_name
-    from ncclt.pipeline.restarts import RestartRequest
-
-    name = stop_signal.upper().removeprefix("SIG")
-    if (number := getattr(signal, f"SIG{name}", None)) in (None, signal.SIGSTOP):
-        raise UsageError(f"--signal {stop_signal} ends no training", hint="use SIGTERM or SIGUSR1")
-    return RestartRequest(
-        argv=argv,
-        model=model or build_job_name(argv, environ=os.environ, folder=Path.cwd()),
-        today=sorted_variables(split_variables(os.environ).tuning),
-        how=how,
-        number=number,
-        max_cost=max_cost,
-        hours=hours,
-        force=force,
-    )
-
-
-def _run_restarts(request: RestartRequest, target: Target, storage: str | None, *, dry_run: bool, as_json: bool) -> int:
-    """Run a training across its restarts, or show the progress; return its exit code."""
-    from ncclt.pipeline.autotune import choose_job_cluster, explain_low_ceiling
-    from ncclt.pipeline.restarts import SegmentedTraining, describe_training, plan_arms, select_candidates
-    from ncclt.store import open_store, open_to_read
-    from ncclt.store.clock import utc_now
-
-    if dry_run:
-        with open_to_read(storage, would_be_made=True) as store:
-            choose_job_cluster(target, request.argv, store.clusters.get, environ=os.environ)  # refuses as the run does
-            lines = describe_training(request, store)
-        if as_json:
-            print_json({"schema": AUTOTUNE_SCHEMA, "model": request.model, "restarts": lines})
-        else:
-            print("\n".join(lines))
-        return 0
-    with open_store(storage) as store:
-        store.require_writable()
-        cluster = choose_job_cluster(target, request.argv, store.clusters.get, environ=os.environ)
-
-        def find_arms(workload: Workload, folder: Path) -> tuple[TrainingArm, ...]:
-            if (why := explain_low_ceiling(workload, min_effect=request.how.min_effect)) and not request.force:
-                say(f"ncclt: nothing to gain: {why} (--force tries anyway)")
-                return ()
-            return plan_arms(
-                select_candidates(workload, cluster, store, environ=os.environ),
-                request.argv,
-                environ=os.environ,
-                today=request.today,
-                folder=folder,
-                say=say,
-            )
-
-        return SegmentedTraining(
-            replace(request, cluster=cluster),
-            store,
-            environ=os.environ,
-            find_arms=find_arms,
-            say=say,
-            now=utc_now,
-        ).run()
 
 
 def _run(job: AutotuneRequest, store: Store, *, hidden: bool, as_json: bool) -> None:

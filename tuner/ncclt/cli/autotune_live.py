@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ncclt.pipeline.live import LiveRequest, LiveResult, TunedJob
     from ncclt.prove.comparison import Comparison
 
-_OTHER_WAY = "`ncclt autotune --restarts -- COMMAND` tries settings from one restart to the next instead"
+_OTHER_WAY = "`ncclt tune --on-jobs` tries settings on the starts of your jobs instead"
 
 
 def run_live(
@@ -102,8 +102,8 @@ def _find_job(
         NccltError: a named workload or its cluster is not known.
     """
     from ncclt.pipeline.autotune import build_job_name, choose_job_cluster
+    from ncclt.pipeline.candidates import select_candidates
     from ncclt.pipeline.live import TunedJob
-    from ncclt.pipeline.restarts import select_candidates
     from ncclt.store import open_to_read
 
     name = model or build_job_name(argv, environ=os.environ, folder=Path.cwd())

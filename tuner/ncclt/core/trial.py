@@ -42,8 +42,8 @@ NOT_LAUNCHED = {"simulate": TimesOrigin.SIMULATED, "replay": TimesOrigin.RECORDE
 
 ON_JOBS, RESTARTS, LIVE = "jobs", "restarts", "live"
 ON_STEPS = frozenset({ON_JOBS, RESTARTS, LIVE})
-"""Launcher names of studies whose trials are real jobs and whose evidence is step times: starts of many jobs, starts of
-one training, and blocks of steps inside one job."""
+"""Launcher names of studies whose trials are real jobs and whose evidence is step times: starts of many jobs,
+blocks of steps inside one job, and in old stores starts of one training (`RESTARTS`)."""
 
 
 def times_origin(launcher: str, *, simulated: bool) -> TimesOrigin:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict, recommendation_id
+from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, Verdict, recommendation_id
 from ncclt.core.setting import Setting
 from ncclt.core.study import Study, StudyState
-from ncclt.core.trial import ON_JOBS
+from ncclt.core.trial import ON_JOBS, TimesOrigin
 from ncclt.core.workload import Workload
 from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.nccl.compile import compile_policy, rule_label
 from ncclt.nccl.numerics import SameBits
 from ncclt.nccl.switching import find_forcing_problem
+from ncclt.nccl.tuner_plugin import find as find_plugin
+from ncclt.prove.tuned_arm import has_gain
 from ncclt.search.candidates import propose_policies
 from ncclt.store.store import Store
 
@@ -38,6 +40,39 @@ UNTRIED = Verdict(
     policy_us=0.0,
 )
 """Verdict without evidence."""
+
+
+def select_candidates(
+    workload: Workload, cluster: Cluster, store: Store, *, environ: Mapping[str, str]
+) -> tuple[Recommendation, ...]:
+    """Return the candidates for a job: measured gains, gains of recordings and simulations, then proposals.
+
+    Args:
+        workload: as it is stored.
+        cluster: sized to the job.
+        store: of what was published.
+        environ: of this process.
+    """
+    wanted = Request(
+        cluster=cluster.name,
+        model=workload.name,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        nccl_version=str(cluster.version),
+    )
+    tuned = [
+        recommendation
+        for recommendation in store.recommendations.newest_each(cluster=cluster.name, model=workload.name)
+        if has_gain(recommendation) and not recommendation.stale and not wanted.refusal(recommendation.fingerprint)
+    ]
+    measured = [recommendation for recommendation in tuned if recommendation.origin is TimesOrigin.MEASURED]
+    published = measured[:MOST_CANDIDATES]
+    missing = MOST_CANDIDATES - len(published)
+    if not missing:
+        return tuple(published)
+    earlier = [recommendation.table.policy for recommendation in tuned if recommendation not in published]
+    by_plugin = find_plugin(environ) is not None
+    return (*published, *propose_candidates(workload, cluster, most=missing, by_plugin=by_plugin, earlier=earlier))
 
 
 def propose_candidates(

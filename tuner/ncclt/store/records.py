@@ -1,4 +1,4 @@
-"""Records about recommendations and clusters: rechecks, attestations, preflights, verifications and segments.
+"""Records about recommendations and clusters: rechecks, attestations, preflights and verifications.
 
 All are rows of one table: a kind, the columns that are searched by, and the document.
 """
@@ -15,7 +15,6 @@ from ncclt.core.attestation import Attestation
 from ncclt.core.preflight import Preflight
 from ncclt.core.recheck import Recheck
 from ncclt.core.revision import Actor
-from ncclt.core.segment import Segment
 from ncclt.core.ticket import Ticket
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError
@@ -29,14 +28,13 @@ from ncclt.store.staleness import newest_records
 from ncclt.store.tables import Names, attested_jobs, is_named, records
 from ncclt.user_dirs import account_name
 
-Record = TypeVar("Record", Recheck, Attestation, Preflight, Verification, Segment)
+Record = TypeVar("Record", Recheck, Attestation, Preflight, Verification)
 
 KINDS: dict[type, str] = {
     Recheck: "recheck",
     Attestation: "attestation",
     Preflight: "preflight",
     Verification: "verification",
-    Segment: "segment",
 }
 """Class of a record -> its kind in the table and in messages."""
 
@@ -160,20 +158,6 @@ class Records(StorePart):
         of = None if recommendation is None else [recommendation]
         with self._database.reading() as connection:
             return _find(connection, Verification, of=of, cluster=self._within(cluster), model=model, limit=limit)
-
-    @unscoped
-    @repeatable
-    def add_segment(self, segment: Segment) -> None:
-        """Store a segment of a training; StoreError if another one of this id is already stored."""
-        with self._database.alone(conflict=f"the segment {segment.id} is already stored") as connection:
-            _add(connection, segment, model=segment.model, recommendation=segment.recommendation, word=segment.arm)
-
-    @unscoped
-    @repeatable
-    def segments(self, model: str) -> tuple[Segment, ...]:
-        """Return the segments of a training by its name, oldest first."""
-        with self._database.reading() as connection:
-            return _find(connection, Segment, model=model)[::-1]
 
     def _recommendation(self, connection: Connection, id: str) -> str:
         """Return the id of a recommendation that may be seen."""

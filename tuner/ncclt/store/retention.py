@@ -42,7 +42,7 @@ _KINDS = {
     "attestation": "attestations",
     "recheck": "rechecks",
     "verification": "verifications",
-    "segment": "segments",
+    "segment": "segments",  # of `autotune --restarts`, which older releases had
 }
 
 

@@ -53,7 +53,6 @@ def run_foreground(
     environ: Mapping[str, str],
     stdout: int | None = None,
     watch: Callable[[int], None] | None = None,
-    passed: Callable[[int], None] | None = None,
 ) -> int:
     """Run a command as a shell would and return its exit code.
 
@@ -67,7 +66,6 @@ def run_foreground(
         stdout: descriptor of its standard output, None = ours.
         watch: called now and then by another thread with its process id, which is not reused before it returns. This
             one waits for signals all the time.
-        passed: called with the number of each signal that this process got, and that the command gets too.
 
     Returns:
         the exit code; 128 + n where signal n ended it.
@@ -98,8 +96,6 @@ def run_foreground(
                     if watched is not None:
                         watched.release()
                     continue
-                if passed:
-                    passed(received.si_signo)
                 if received.si_code != _SI_KERNEL and not bystander.has_got(received.si_signo):
                     # Not reaped yet: the number is still its own. What has become another user's cannot be signalled.
                     with contextlib.suppress(PermissionError):

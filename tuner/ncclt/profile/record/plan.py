@@ -55,7 +55,7 @@ NCCL_LOG_SUBSYSTEMS = "INIT,ENV,COLL,TUNING"
 WINDOW_STEPS, WARMUP_STEPS = 20, 10
 """Steps that are recorded, and steps before them, where nothing else is said."""
 
-_INJECTED = ("__init__", "recorder", "segment", "start", "when_imported")
+_INJECTED = ("__init__", "recorder", "start", "when_imported")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +69,6 @@ class RecordOptions:
         warmup: steps before them, None = `WARMUP_STEPS`.
         stop_after: end the job after the window.
         times_only: record the times of the steps without a trace.
-        stop_signal: number of the signal by which the ranks end a segment behind the window, once the folder holds a
-            file `stop`; 0 = they never do.
 
     Raises:
         UsageError: impossible numbers, or options that cannot be combined.
@@ -81,7 +79,6 @@ class RecordOptions:
     warmup: int | None = None
     stop_after: bool = False
     times_only: bool = False
-    stop_signal: int = 0
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -158,7 +155,7 @@ def plan_recording(
             "warmup": WARMUP_STEPS if options.warmup is None else options.warmup,
             "stop_after": options.stop_after,
         }
-        modes = {"times_only": options.times_only, "count_only": counts_steps, "stop_signal": options.stop_signal}
+        modes = {"times_only": options.times_only, "count_only": counts_steps}
         contents |= _injected_files(settings | {name: wanted for name, wanted in modes.items() if wanted})
     if method is Method.PLUGIN:
         variables, said = plugin_variables(folder, environ, library=library)

@@ -26,11 +26,6 @@ class RankReport:
         backend: of its process group, as PyTorch names it; empty without one.
         started_with: (name, value) of the NCCL variables that the process was started with.
         set_inside: (name, value) of those that its program has set or changed.
-        pid: of the process on its host.
-        first_step_at, stopped_at: Unix times of its first step, and at which it signalled itself; 0 = not yet.
-        resumed_after: steps that its optimizer had made before the first one here; None = it keeps no count.
-        stopped_after: step here behind which the segment ended; 0 = not yet.
-        is_handled: its program has a handler for the signal that ends a segment; None = not known yet.
     """
 
     rank: int | None
@@ -45,12 +40,6 @@ class RankReport:
     backend: str = ""
     started_with: tuple[tuple[str, str], ...] = ()
     set_inside: tuple[tuple[str, str], ...] = ()
-    pid: int = 0
-    first_step_at: float = 0.0
-    resumed_after: int | None = None
-    stopped_after: int = 0
-    stopped_at: float = 0.0
-    is_handled: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +155,6 @@ def _report(path: Path) -> RankReport:
             backend=str(facts.get("backend", "")),
             started_with=tuple(sorted(facts.get("started_with", {}).items())),
             set_inside=tuple(sorted(facts.get("set_inside", {}).items())),
-            pid=int(facts.get("pid", 0)),
-            first_step_at=float(facts.get("first_step_at", 0.0)),
-            resumed_after=None if facts.get("resumed_after") is None else int(facts["resumed_after"]),
-            stopped_after=int(facts.get("stopped_after", 0)),
-            stopped_at=float(facts.get("stopped_at", 0.0)),
-            is_handled=facts.get("is_handled"),
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = f"{path.name} cannot be read: {type(error).__name__}: {error}"

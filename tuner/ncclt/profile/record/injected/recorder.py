@@ -1,8 +1,7 @@
 """The recording inside one process: counts its training steps and records a window of them.
 
 `Recorder` follows PyTorch's optimizers, `Watch` the functions that their hook does not show. A window is recorded by
-torch.profiler (`Trace`), or its step times alone are taken (`Timing`). `Journal` reports to the launching side. Behind
-the window, `SegmentEnd` asks the training to save and exit where the launching side wants to start it again.
+torch.profiler (`Trace`), or its step times alone are taken (`Timing`). `Journal` reports to the launching side.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ import atexit
 import functools
 import json
 import os
-import signal
 import sys
 import time
 import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from .segment import SegmentEnd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,11 +50,6 @@ class Journal:
             "backend": "",
             "started_with": _started_with(),
             "set_inside": {},
-            "first_step_at": 0.0,
-            "resumed_after": None,
-            "is_handled": None,
-            "stopped_after": 0,
-            "stopped_at": 0.0,
         }
 
     def write(self, **changes: Any) -> None:
@@ -281,9 +272,6 @@ class Watch:
         return result
 
 
-IGNORED_STEPS = 1000
-"""Steps after the signal that ends a segment, beyond which the training is taken to ignore it."""
-
 STOP_WAIT_S = 120.0
 """Time for which a rank that ends the job waits for the others to write: a trace of 1 GB takes about a minute."""
 
@@ -305,8 +293,6 @@ class Recorder:
         self._watch: Watch | None = None
         self._backward_known = False
         self._trace: Trace | Timing | None = None
-        self._segment: SegmentEnd | None = None
-        self._signal = 0
 
     def attach(self, optim: ModuleType) -> None:
         """Register with PyTorch's optimizers."""
@@ -316,9 +302,6 @@ class Recorder:
             self._stop_after = plan["stop_after"]
             self._times_only = plan.get("times_only", False)
             self._count_only = plan.get("count_only", False)
-            if number := plan.get("stop_signal"):
-                first, steps = self._window.last + 1, plan["steps"]
-                self._segment = SegmentEnd(self._folder, number=number, first=first, steps=steps)
             register = getattr(optim, "register_optimizer_step_post_hook", None)
             if register is None:
                 raise RuntimeError("this PyTorch has no global optimizer hooks; torch 2.0 or later is needed")
@@ -353,10 +336,6 @@ class Recorder:
             with guard_errors(self._give_up, "counting steps"):
                 if self._is_step(optimizer):
                     self._count_step()
-        if self._signal:
-            # Outside of the guard: an exception of the program's handler is the program's.
-            number, self._signal = self._signal, 0
-            signal.raise_signal(number)
 
     def _is_step(self, optimizer: Any) -> bool:
         """Return True if the training has moved on by one step.
@@ -395,29 +374,10 @@ class Recorder:
             self._trace.step()
             if step == window.last:
                 self._finish(self._trace)
-        if self._segment is not None:
-            self._watch_segment(self._segment, step)
-        elif step == window.end:
+        if step == window.end:
             self._end_watching()
             self._journal.write()
         self._last_s = time.perf_counter()
-
-    def _watch_segment(self, segment: SegmentEnd, step: int) -> None:
-        """Note where the training resumed, and behind the last step of the segment let this rank signal itself."""
-        facts = self._journal.facts
-        if step == 1:
-            done = _count_done(self._optimizer())
-            self._journal.write(first_step_at=time.time(), resumed_after=None if done is None else done - 1)
-        if facts["stopped_after"]:
-            if step == facts["stopped_after"] + IGNORED_STEPS:
-                self._end_watching()
-                self._journal.write(state="not stopped")
-        elif step > self._window.last:
-            if facts["is_handled"] is None:
-                self._journal.write(is_handled=segment.is_handled)
-            if segment.is_due(step, facts["inside_s"]):
-                self._journal.write(stopped_after=step, stopped_at=time.time())
-                self._signal = segment.number if segment.is_handled else 0
 
     def _start(self) -> None:
         import torch
@@ -475,17 +435,6 @@ class Recorder:
                 trace.cut(save=complete > 0)
                 self._journal.facts.update(state="cut short", steps_recorded=complete, write_s=trace.write_s)
         self._journal.write()
-
-
-def _count_done(optimizer: Any) -> int | None:
-    """Return the number of steps that an optimizer has made by its own count, which a checkpoint holds.
-
-    None where it has no count: Adam and its kind have one (`state["step"]`), plain gradient descent has none.
-    """
-    for state in optimizer.state.values():
-        if isinstance(state, dict) and "step" in state:
-            return int(state["step"])
-    return None
 
 
 def _silence_log(folder: Path) -> None:
