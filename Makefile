@@ -90,9 +90,7 @@ bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/simulator.py
-	$(BIN)/python bench/profile_reading.py
 	$(BIN)/python bench/search.py --quick
-	$(BIN)/python bench/policy.py
 	$(BIN)/python bench/verdict.py
 	$(BIN)/python bench/bets.py
 	$(BIN)/python bench/on_jobs.py

@@ -1,4 +1,4 @@
-"""Who searches in `bench/search.py` and `bench/replay.py`: ncclt, and the peers that they compare it with.
+"""Who searches in `bench/search.py`: ncclt, and the peers that it is compared with.
 
 A peer sees one number per launch, the time per step of one setting forced for everything, as tuners of environment
 variables do. Racing and halving have a use for the time of every message, and see it: what is fast for one message

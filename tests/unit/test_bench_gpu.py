@@ -1,7 +1,6 @@
 """The modules of bench/gpu alone: patterns, grids, options, and what they need of a machine."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,6 @@ MODULES = (
     "landscape",
     "plugin_loads",
     "choices",
-    "agreement",
 )
 KIB = 1 << 10
 PATIENCE_S = 600
@@ -118,41 +116,3 @@ def test_a_chunk_in_another_chunks_place_does_not_look_right(scripts, name):
     moved = np.roll(right, 1024)
     assert messages.wrong_elements(moved, message, 0, ranks) > len(right) // 4
     assert messages.wrong_elements(np.zeros_like(right), message, 0, ranks) > len(right) // 4
-
-
-def test_questions_that_differ_between_ranks_are_found(scripts, tmp_path):
-    import agreement
-
-    same = "ddp 4 1024 1 0 2d 0\nddp 4 2048 0 0 2d 0\n"
-    (tmp_path / "00ab-0.txt").write_text(f"# ranks 2 nodes 2\n{same}time estimate 4 64 1 0 2d 0\n")
-    (tmp_path / "00ab-1.txt").write_text(f"# ranks 2 nodes 2\n{same}")
-
-    [communicator] = agreement.compare_logs(tmp_path)
-
-    alike, other = communicator["phases"]["ddp"], communicator["phases"]["time estimate"]
-    assert (alike["questions"], alike["counted"], alike["same_order"]) == ([2, 2], [1, 1], True)
-    assert (other["questions"], other["same_order"]) == ([1, 0], False)
-    assert other["first_difference"] == ["4 64 1 0 2d 0", None]
-
-
-def test_losses_that_differ_between_arms_are_found(scripts, tmp_path):
-    import agreement
-
-    arms = [
-        {
-            "event": "arm",
-            "name": name,
-            "every": 1,
-            "losses": [value.hex() for value in losses],
-            "steps_ms": [1.0] * 3,
-            "choices": ["ring/ll"] * 3,
-            "publish_us": [],
-        }
-        for name, losses in (("first", (4.0, 2.0, 1.0)), ("same", (4.0, 2.0, 1.0)), ("other", (4.0, 2.5, 1.0)))
-    ]
-    (tmp_path / "rank-0.jsonl").write_text("".join(f"{json.dumps(arm)}\n" for arm in arms))
-
-    rows = agreement.compare_arms(tmp_path / "rank-0.jsonl")["arms"]
-
-    assert [row["different_losses"] for row in rows.values()] == [0, 0, 1]
-    assert (rows["other"]["first_different_step"], rows["other"]["most_relative_difference"]) == (1, 0.25)

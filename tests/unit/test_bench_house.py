@@ -71,7 +71,7 @@ def test_every_figure_is_counted(house, capsys):
         "code lines": CODE_LINES,
         "test lines per code line, %": 0,
         "bench lines": 0,
-        "vague locals per 1,000 code lines": round(1000 * 3 / CODE_LINES, 1),
+        "vague locals per 1,000 code lines": 44.4,
         "functions > 60 lines": 0,
         "leaf commands": 4,
         "options": 4,

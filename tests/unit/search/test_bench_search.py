@@ -154,16 +154,6 @@ def test_whoever_knows_the_best_settings_needs_one_launch_of_each(run, tmp_path)
     assert all(row["regret_worst"] < 0.01 < row["default_regret"] for row in rows)
 
 
-def test_a_table_without_a_default_says_what_stands_in(run, tmp_path):
-    table = write_table(tmp_path / "none.csv", default=False)
-    done = run("policy.py", "--json", "--landscape", table, "--seeds", "1", "--launches", "6", "--mixes", "64KiB")
-
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["rows"]
-    assert row["ideal_us"] <= row["ours_us"] <= row["default_us"]
-    assert "c=32 stands in for it" in done.stderr
-
-
 def test_mistakes_are_named(run, subtests):
     cases = [
         (("--methods", "magic"), "no method magic"),
