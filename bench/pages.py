@@ -32,7 +32,7 @@ from urllib.parse import quote, urlencode
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store import Store, open_store
 from ncclt.store.job_queue import JobQueue, prepare
-from ncclt_api.routes.job_pages import JOBS_PER_PAGE
+from ncclt_api.pages.jobs import JOBS_PER_PAGE
 from rich_store import SMALL, Size, fill
 
 OURS = """

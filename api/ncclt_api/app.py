@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from ncclt_api.access import AccessMiddleware, KnownKeys, declared_role
 from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
 from ncclt_api.large_answers import LargeAnswers, delegate_large_answers
 from ncclt_api.middleware import add_headers, answer_head, limit_body, tag_answers
-from ncclt_api.pages.study import StudyPages
+from ncclt_api.pages import cluster, compare, gain, home, recommendation, sign_in, study, trials, workload
+from ncclt_api.pages import jobs as job_pages
+from ncclt_api.pages import rollouts as rollout_pages
 from ncclt_api.problems import add_problem_handlers
 from ncclt_api.proxy_users import ProxyPlan, ProxyUsers, note_peer
 from ncclt_api.routes import (
@@ -32,18 +35,12 @@ from ncclt_api.routes import (
     env,
     health,
     history,
-    job_pages,
     jobs,
     keys,
-    overview_pages,
-    pages,
-    recommendation_pages,
     recommendations,
     reports,
     revisions,
-    rollout_pages,
     rollouts,
-    sign_in_pages,
     studies,
     uploads,
 )
@@ -57,6 +54,38 @@ _LEAST_ZIPPED_BYTES = 2000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _ASSETS = Path(__file__).parent / "pages" / "assets"
+
+
+_ROUTERS = (
+    health.router,
+    client_file.router,
+    catalogue.clusters,
+    env.router,
+    env.bulk,
+    catalogue.workloads,
+    studies.router,
+    recommendations.router,
+    reports.attestations,
+    revisions.router,
+    revisions.rules,
+    rollouts.router,
+    history.router,
+    reports.step_times,
+    jobs.router,
+    keys.router,
+    uploads.router,
+    home.router,
+    gain.router,  # before the cluster, whose name is a path too
+    cluster.router,
+    workload.router,
+    compare.router,
+    study.router,
+    trials.router,
+    recommendation.router,
+    rollout_pages.router,
+    job_pages.router,
+    sign_in.router,
+)
 
 
 class _Service(FastAPI):
@@ -121,102 +150,86 @@ def create_app(
         StoreError: at start, as for `open_service_store`.
         TypeError: a route declares no role.
     """
-    sessions = Sessions(options.session_secret)
-    # Hosts and users were checked before a request is handed on.
-    shared = replace(options, session_secret=sessions.secret, hosts=None, users=None)
-    large_answers = LargeAnswers(_app_of_large_answers, large, shared) if large else None
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        own = await run_in_threadpool(open_service_store, storage) if isinstance(storage, str) else None
-        app.state.store = own or storage
-        try:
-            yield
-        finally:
-            if large_answers:
-                await run_in_threadpool(large_answers.close)
-            await run_in_threadpool(app.state.tickets.close)
-            if app.state.jobs:
-                await run_in_threadpool(app.state.jobs.close)
-            if own:
-                await run_in_threadpool(own.close)
-
     # No documentation pages of FastAPI: they load scripts from another host.
     app = _Service(
         title="ncclt",
         version=__version__,
         summary="Validated NCCL settings, by cluster and workload.",
-        lifespan=lifespan,
+        lifespan=partial(_run, storage=storage),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,  # a route of ours, which needs a key
     )
-    app.state.public_url, app.state.sessions = options.public_url, sessions
-    app.state.has_users = options.users is not None
-    app.state.figures = Figures(lambda: app.state.store, lambda: jobs.open_queue(app.state))
-    app.state.tickets = Tickets(lambda: app.state.store)
-    app.state.study_pages = StudyPages(lambda: app.state.store)
-    app.state.answers = Answers(lambda: app.state.store, fresh_s=fresh_s)
-    app.state.optuna_dashboard_url = options.optuna_dashboard_url
-    app.state.large_answers, app.state.jobs = large_answers, None
-    app.state.routes = []
-    public: set[tuple[str, str]] = set()
-    for router in (
-        health.router,
-        client_file.router,
-        catalogue.clusters,
-        env.router,
-        env.bulk,
-        catalogue.workloads,
-        studies.router,
-        recommendations.router,
-        reports.attestations,
-        revisions.router,
-        revisions.rules,
-        rollouts.router,
-        history.router,
-        reports.step_times,
-        jobs.router,
-        keys.router,
-        uploads.router,
-        overview_pages.router,
-        pages.router,
-        recommendation_pages.router,
-        rollout_pages.router,
-        job_pages.router,
-        sign_in_pages.router,
-    ):
-        for route in router.routes:
-            assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
-            app.state.routes.append(route)
-            if declared_role(route) is None:
-                public |= {(method, route.path) for method in route.methods or ()}
-        app.include_router(router)
-    app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
+
+    def current_store() -> Store:
+        store: Store = app.state.store
+        return store
+
+    state, sessions = app.state, Sessions(options.session_secret)
+    state.public_url, state.optuna_dashboard_url = options.public_url, options.optuna_dashboard_url
+    state.sessions, state.has_users = sessions, options.users is not None
+    state.figures = Figures(current_store, lambda: jobs.open_queue(state))
+    state.tickets, state.study_pages = Tickets(current_store), study.StudyPages(current_store)
+    state.answers = Answers(current_store, fresh_s=fresh_s)
+    # Hosts and users were checked before a request is handed on.
+    shared = replace(options, session_secret=sessions.secret, hosts=None, users=None)
+    state.large_answers = LargeAnswers(_create_app_of_large_answers, large, shared) if large else None
+    state.jobs = None
+    state.routes = _add_routes(app)
     add_problem_handlers(app)
     # The middleware added last is the outermost.
     app.add_middleware(tag_answers)
-    app.add_middleware(AnswersMiddleware, answers=app.state.answers)
-    if large_answers:
-        app.add_middleware(delegate_large_answers, large=large_answers)
+    app.add_middleware(AnswersMiddleware, answers=state.answers)
+    if state.large_answers:
+        app.add_middleware(delegate_large_answers, large=state.large_answers)
     if not is_checked:
         app.add_middleware(
             AccessMiddleware,
-            keys=KnownKeys(lambda: app.state.store, fresh_s=fresh_s),
+            keys=KnownKeys(current_store, fresh_s=fresh_s),
             sessions=sessions,
             hosts=options.hosts,
-            public=public,
+            public={(method, r.path) for r in state.routes if declared_role(r) is None for method in r.methods or ()},
             users=ProxyUsers(options.users, log=log) if options.users else None,
         )
     app.add_middleware(limit_body)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(answer_head)
     app.add_middleware(add_headers)
-    app.add_middleware(TelemetryMiddleware, figures=app.state.figures, log=log)
+    app.add_middleware(TelemetryMiddleware, figures=state.figures, log=log)
     return app
 
 
-def _app_of_large_answers(storage: str, options: ServiceOptions) -> FastAPI:
+@asynccontextmanager
+async def _run(app: FastAPI, storage: str | Store) -> AsyncIterator[None]:
+    """Open the store of an application, and close what it has opened."""
+    opened = await run_in_threadpool(open_service_store, storage) if isinstance(storage, str) else None
+    app.state.store = opened or storage
+    try:
+        yield
+    finally:
+        for part in (app.state.large_answers, app.state.tickets, app.state.jobs, opened):
+            if part:
+                await run_in_threadpool(part.close)
+
+
+def _add_routes(app: FastAPI) -> list[APIRoute]:
+    """Add all routes to an application.
+
+    Raises:
+        TypeError: a route declares no role.
+    """
+    routes = []
+    for router in _ROUTERS:
+        for route in router.routes:
+            assert isinstance(route, APIRoute), "a router has routes of FastAPI alone"
+            declared_role(route)
+            routes.append(route)
+        app.include_router(router)
+    app.mount("/assets", StaticFiles(directory=_ASSETS), name="assets")
+    return routes
+
+
+def _create_app_of_large_answers(storage: str, options: ServiceOptions) -> FastAPI:
     """Return the application of another process, in which no lifespan runs."""
     store = open_service_store(storage)
     app = create_app(store, options, is_checked=True)

@@ -17,7 +17,8 @@ from ncclt.errors import UsageError
 from ncclt.store.store import Store
 from ncclt_api.access import key_of
 
-_Item = TypeVar("_Item")
+_Row = TypeVar("_Row")
+_Page = TypeVar("_Page", bound=BaseModel)
 
 MOST_NUMBER = 2**31 - 2
 """Of a request that is given to a database: a column holds no larger one, also not the next."""
@@ -66,12 +67,12 @@ class StrictQuery(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, values: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
+        parameters = [field.alias or name for name, field in cls.model_fields.items()]
         for name in values:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+            if name not in parameters:
+                close = difflib.get_close_matches(name, parameters, n=1)
                 meant = f", did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"unknown parameter {name!r}{meant}; the parameters are {', '.join(known)}")
+                raise ValueError(f"unknown parameter {name!r}{meant}; the parameters are {', '.join(parameters)}")
         return values
 
 
@@ -94,29 +95,80 @@ class PagedQuery(StrictQuery):
             raise wrong_cursor(self.cursor)
         return int(self.cursor)
 
-    def cut(self, items: Sequence[_Item], key: Callable[[_Item], str]) -> tuple[Sequence[_Item], str | None]:
-        """Return the items of the page, and the cursor of the next one.
+
+class ListWriter:
+    """Writes one page of a list, with a Link header that leads to the next one."""
+
+    def __init__(self, request: Request, response: Response) -> None:
+        self._path, self._headers = request.url.path, response.headers
+
+    def write(
+        self, page: type[_Page], query: PagedQuery, items: Sequence[object], next_cursor: str | None, **values: object
+    ) -> _Page:
+        """Return a page of items.
 
         Args:
-            items: the whole list, in its order.
-            key: the unique name of an item, which is its cursor.
+            page: its model.
+            query: of the request.
+            items: of this page, as models or documents.
+            next_cursor: of the next page; None = there is none.
+            values: of further fields.
+        """
+        if next_cursor is not None:
+            parameters = query.model_dump(exclude_none=True) | {"cursor": next_cursor}
+            self._headers["Link"] = f'<{self._path}?{urlencode(parameters)}>; rel="next"'
+        return page.model_validate({"items": items, "next_cursor": next_cursor, **values})
+
+    def write_rows(
+        self,
+        page: type[_Page],
+        query: PagedQuery,
+        rows: Sequence[_Row],
+        *,
+        key: Callable[[_Row], str],
+        show: Callable[[_Row], object],
+        **values: object,
+    ) -> _Page:
+        """Return the page of the first rows; more than `query.limit` of them mean that there is a next page.
+
+        Args:
+            page, query, values: as for `write`.
+            rows: those after the cursor of the query.
+            key: cursor behind a row.
+            show: returns a row as an item.
+        """
+        shown = rows[: query.limit]
+        next_cursor = key(shown[-1]) if len(rows) > query.limit else None
+        return self.write(page, query, [show(row) for row in shown], next_cursor, **values)
+
+    def write_part(
+        self,
+        page: type[_Page],
+        query: PagedQuery,
+        rows: Sequence[_Row],
+        *,
+        key: Callable[[_Row], str],
+        show: Callable[[_Row], object],
+    ) -> _Page:
+        """Return the page of a whole list, as `write_rows` does; the cursor is the unique key of a row.
 
         Raises:
-            UsageError: no item has the cursor.
+            UsageError: no row has the cursor.
         """
         start = 0
-        if self.cursor is not None:
-            start = next((place for place, item in enumerate(items, 1) if key(item) == self.cursor), -1)
+        if query.cursor is not None:
+            start = next((place for place, row in enumerate(rows, 1) if key(row) == query.cursor), -1)
             if start < 0:
-                raise wrong_cursor(self.cursor)
-        shown = items[start : start + self.limit]
-        return shown, key(shown[-1]) if shown and start + self.limit < len(items) else None
+                raise wrong_cursor(query.cursor)
+        return self.write_rows(page, query, rows[start:], key=key, show=show)
 
-    def link(self, next_cursor: str | None, request: Request, response: Response) -> None:
-        """Add the Link header that leads to the next page, if there is one."""
-        if next_cursor is not None:
-            following = self.model_dump(exclude_none=True) | {"cursor": next_cursor}
-            response.headers["Link"] = f'<{request.url.path}?{urlencode(following)}>; rel="next"'
+
+def list_writer(request: Request, response: Response) -> ListWriter:
+    """Return the writer for a request."""
+    return ListWriter(request, response)
+
+
+CurrentList = Annotated[ListWriter, Depends(list_writer)]
 
 
 def wrong_cursor(cursor: str) -> UsageError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, Self
 
 from markupsafe import Markup
 
@@ -58,6 +58,14 @@ class Line:
     low: Sequence[Number] = ()
     high: Sequence[Number] = ()
     notes: Sequence[str] = ()
+
+    @classmethod
+    def through(cls, label: str, tone: Tone, mark: Mark, points: Iterable[tuple[Number, Number, str]]) -> Self:
+        """Return the series of some points: x, y and tooltip line of each, which is empty for all or for none."""
+        points = list(points)
+        notes = [note for _, _, note in points]
+        x, y = [x for x, _, _ in points], [y for _, y, _ in points]
+        return cls(label=label, tone=tone, mark=mark, x=x, y=y, notes=notes if any(notes) else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,47 +158,41 @@ class Chart:
 
     def to_json(self) -> Markup:
         """Return the data for the browser, fit for a script element: no tag can end it. Numbers have five digits."""
-        lines: list[dict[str, Any]] = []
-        for line in self.lines:
-            data: dict[str, Any] = {"label": line.label, "tone": line.tone, "mark": line.mark}
-            for name, values in (("x", line.x), ("y", line.y), ("low", line.low), ("high", line.high)):
-                if values or name in ("x", "y"):
-                    data[name] = [_rounded(value) for value in values]
-            lines.append(data | ({"notes": list(line.notes)} if line.notes else {}))
-        document = {
-            "x": asdict(self.x),
-            "y": asdict(self.y),
-            "lines": lines,
-            "rows": list(self.rows),
-            "spans": [asdict(span) for span in self.spans],
-            "levels": [asdict(level) for level in self.levels],
-        }
+        document = asdict(replace(self, table=None))
+        for name in ("id", "title", "description", "names_spans", "table"):
+            del document[name]
+        for line in document["lines"]:
+            for name in ("low", "high", "notes"):
+                if not line[name]:
+                    del line[name]
+            for name in line.keys() & {"x", "y", "low", "high"}:
+                line[name] = [_round(value) for value in line[name]]
         text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         return Markup(safe)  # noqa: S704 - JSON without the characters that HTML gives a meaning
 
 
-def _rounded(value: Number) -> Number:
+def _round(value: Number) -> Number:
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def interval_picture(found: Result | Verdict) -> Markup:
+def interval_picture(result: Result | Verdict) -> Markup:
     """Draw a speed-up with its 95 % interval beside the line of no change, in the size of a word.
 
     The axis is the same on all pages, 0.9 to 1.25; an arrow points to what is outside. It has no text, since the
     numbers stand beside it.
 
     Args:
-        found: an interval without bounds gives nothing.
+        result: an interval without bounds gives nothing.
     """
-    if found.interval is None or not math.isfinite(found.interval[1]):
+    if result.interval is None or not math.isfinite(result.interval[1]):
         return Markup("")
     first, last = 3, 108
-    places = [4 + 300 * (value - 0.9) for value in (found.interval[0], found.speedup or 1.0, found.interval[1])]
+    places = [4 + 300 * (value - 0.9) for value in (result.interval[0], result.speedup or 1.0, result.interval[1])]
     low, middle, high = (min(max(place, first), last) for place in places)
-    tone = "gain" if found.interval[0] > 1 else "loss" if found.interval[1] < 1 else "open"
+    tone = "gain" if result.interval[0] > 1 else "loss" if result.interval[1] < 1 else "open"
     arrows = [Markup('<path class="filled" d="M0 9l6 -4v8z"/>')] if min(places) < first else []
     arrows += [Markup('<path class="filled" d="M112 9l-6 -4v8z"/>')] if max(places) > last else []
     is_inside = first <= places[1] <= last

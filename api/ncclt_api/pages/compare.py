@@ -1,19 +1,32 @@
-"""The comparison of two to six results: their facts, and the policy of each by message size."""
+"""The page that compares two to six results: their facts, and the policy of each by message size."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from fastapi import Query
+from pydantic import Field
+from starlette.responses import Response
+
+from ncclt.core.api_key import Role
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
 from ncclt.deliver.render.delivery import choose_form
-from ncclt_api.pages.results import Result, build_result
+from ncclt.errors import UsageError
+from ncclt.store.store import Store
+from ncclt_api.access import needs
+from ncclt_api.dependencies import CurrentStore
+from ncclt_api.pages.response import CurrentPage, PageQuery, json_response, page_router
+from ncclt_api.pages.results import ORIGIN_ORDER, Result, build_result
 from ncclt_api.pages.wording import NONE, format_interval, format_range, format_shape, format_time
+
+router = page_router(dependencies=needs(Role.READ))
 
 FEWEST, MOST = 2, 6
 """Columns that can be compared."""
@@ -82,15 +95,70 @@ class ComparisonTable:
     same_messages: bool
 
 
-def compare(found: Sequence[Compared]) -> ComparisonTable:
+class CompareQuery(PageQuery):
+    """Results to compare: studies, revisions, or a workload on clusters."""
+
+    study: list[str] = Field([], max_length=50)
+    revision: list[str] = Field([], max_length=50)
+    model: str = ""
+    cluster: list[str] = Field([], max_length=50)
+
+
+@router.get("/compare")
+def show_comparison(query: Annotated[CompareQuery, Query()], store: CurrentStore, page: CurrentPage) -> Response:
+    """Set two to six results side by side."""
+    columns, left_out = _select(query, store)
+    is_asked = bool(query.study or query.revision or query.model)
+    why = ""
+    if len(columns) > MOST:
+        why = f"{len(columns)} results selected: select at most {MOST}."
+    elif is_asked and len(columns) < FEWEST:
+        why = f"{'Only one result' if columns else 'No result'} for this selection: select at least {FEWEST}."
+    view = compare(columns) if is_asked and not why else None
+    if query.format == "json":
+        if view is None:
+            raise UsageError(why or "nothing selected to compare", hint="for example ?study=ID&study=ID")
+        return json_response(view)
+    return page.write_html("compare.html", query=query, view=view, why=why, left=left_out, most=MOST)
+
+
+def _select(query: CompareQuery, store: Store) -> tuple[list[Compared], int]:
+    """Return the selected revisions with their studies, and the number of clusters that are left out.
+
+    A workload alone selects its first clusters; a selection one by one is never cut.
+    """
+    columns = []
+    for key in query.study:
+        study = store.studies.get(key)
+        published = store.recommendations.find(study=study.id)
+        columns.append(Compared(study=study, recommendation=published[0] if published else None))
+    revisions, left_out = [store.recommendations.get(id) for id in query.revision], 0
+    if query.model and len(query.cluster) == 1:
+        revisions += store.recommendations.newest_each(cluster=query.cluster[0], model=query.model)[:MOST]
+    elif query.model:
+        newest = [pair.recommendation for pair in store.recommendations.pairs(model=query.model) if pair.recommendation]
+        newest.sort(key=lambda revision: (ORIGIN_ORDER[revision.origin], revision.cluster))
+        if query.cluster:
+            revisions += [revision for revision in newest if revision.cluster in query.cluster]
+        else:
+            revisions, left_out = revisions + newest[:MOST], max(0, len(newest) - MOST)
+    return columns + [find_compared(store, revision) for revision in revisions], left_out
+
+
+def find_compared(store: Store, revision: Recommendation) -> Compared:
+    """Return a revision with its study."""
+    return Compared(study=store.studies.get(revision.study), recommendation=revision)
+
+
+def compare(columns: Sequence[Compared]) -> ComparisonTable:
     """Return the comparison of `FEWEST` to `MOST` results, in their order."""
-    results = [one.result for one in found]
+    results = [column.result for column in columns]
     return ComparisonTable(
-        columns=tuple(found),
-        facts=_facts(found, results),
-        rules=_rules(found),
+        columns=tuple(columns),
+        facts=_compare_facts(columns, results),
+        rules=_compare_rules(columns),
         best=_find_best(results),
-        same_messages=len({one.study.workload.digest() for one in found}) == 1,
+        same_messages=len({column.study.workload.digest() for column in columns}) == 1,
     )
 
 
@@ -104,15 +172,15 @@ def _find_best(results: Sequence[Result | None]) -> int | None:
     return best if tested[best].is_tuned and tested[best].verdict.interval[0] > highest else None
 
 
-def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple[ComparisonRow, ...]:
+def _compare_facts(columns: Sequence[Compared], results: Sequence[Result | None]) -> tuple[ComparisonRow, ...]:
     def of_result(name: str, text: Callable[[Result], str], *, has_noise: bool = False) -> ComparisonRow:
         values = tuple(text(result) if result else NONE for result in results)
         return ComparisonRow(name=name, values=values, has_noise=has_noise)
 
     def of_study(name: str, text: Callable[[Study], str]) -> ComparisonRow:
-        return ComparisonRow(name=name, values=tuple(text(one.study) for one in found))
+        return ComparisonRow(name=name, values=tuple(text(column.study) for column in columns))
 
-    per = " or ".join(sorted({one.study.workload.per for one in found}, reverse=True))
+    per = " or ".join(sorted({column.study.workload.per for column in columns}, reverse=True))
     return (
         of_result("95 % CI", lambda r: format_interval(r.interval) if r.interval else NONE, has_noise=True),
         of_result(f"Default, {per}", lambda r: format_time(r.default_us), has_noise=True),
@@ -128,42 +196,42 @@ def _facts(found: Sequence[Compared], results: Sequence[Result | None]) -> tuple
         of_study("Fingerprint", lambda s: s.cluster.fingerprint().digest()),
         of_study("Messages", lambda s: s.workload.digest()),
         of_result("Delivered as", lambda r: _FORMS[choose_form(r.recommendation).form]),
-        of_result("Process-wide", lambda r: _parameters(r.recommendation)),
+        of_result("Process-wide", lambda r: _describe_parameters(r.recommendation)),
     )
 
 
-def _parameters(found: Recommendation) -> str:
-    return " ".join(f"NCCL_{name}={value}" for name, value in choose_form(found).proven.policy.parameters) or NONE
+def _describe_parameters(revision: Recommendation) -> str:
+    parameters = choose_form(revision).proven.policy.parameters
+    return " ".join(f"NCCL_{name}={value}" for name, value in parameters) or NONE
 
 
-def _rules(found: Sequence[Compared]) -> tuple[ComparisonRow, ...]:
+def _compare_rules(columns: Sequence[Compared]) -> tuple[ComparisonRow, ...]:
     """Return the choice of each in every range of sizes in which none of them changes."""
-    policies = [choose_form(one.recommendation).proven.policy if one.recommendation else None for one in found]
-    rules = [rule for policy in policies if policy for rule in policy.rules]
+    revisions = [column.recommendation for column in columns]
+    policies = [choose_form(revision).proven.policy if revision else None for revision in revisions]
+    all_rules = [rule for policy in policies if policy for rule in policy.rules]
     rows = []
-    for collective in sorted({rule.collective for rule in rules}):
-        mine = [rule for rule in rules if rule.collective is collective]
-        starts = {0, *(rule.min_bytes for rule in mine), *(rule.max_bytes + 1 for rule in mine if rule.max_bytes)}
-        edges = sorted(starts)
+    for collective in sorted({rule.collective for rule in all_rules}):
+        rules = [rule for rule in all_rules if rule.collective is collective]
+        edges = sorted(
+            {0, *(rule.min_bytes for rule in rules), *(rule.max_bytes + 1 for rule in rules if rule.max_bytes)}
+        )
         for start, following in zip(edges, [*edges[1:], None], strict=True):
             span = Rule(collective=collective, min_bytes=start, max_bytes=following - 1 if following else None)
-            values = [_choice(policy.rules, collective, start) if policy is not None else NONE for policy in policies]
+            values = [
+                _describe_choice(policy.rules, collective, start) if policy is not None else NONE for policy in policies
+            ]
             rows.append(ComparisonRow(name=f"{collective.value}, {format_range(span)}", values=tuple(values)))
     return tuple(rows)
 
 
-def _choice(rules: Sequence[Rule], collective: Collective, size_bytes: int) -> str:
+def _describe_choice(rules: Sequence[Rule], collective: Collective, size_bytes: int) -> str:
     """Return the choice of a policy for a size; rules for one group size are named with it."""
-    fitting = [
-        rule
-        for rule in rules
-        if rule.collective is collective
-        and rule.min_bytes <= size_bytes
-        and (rule.max_bytes is None or size_bytes <= rule.max_bytes)
-    ]
     texts = []
-    for rule in fitting:
-        pair = f"{rule.algorithm.value if rule.algorithm else '*'}/{rule.protocol.value if rule.protocol else '*'}"
-        channels = f" c={rule.channels}" if rule.channels else ""
-        texts.append(f"{pair}{channels}" + (f" ({rule.group_size} ranks)" if rule.group_size else ""))
+    for rule in rules:
+        is_below = rule.max_bytes is None or size_bytes <= rule.max_bytes
+        if rule.collective is collective and rule.min_bytes <= size_bytes and is_below:
+            pair = f"{rule.algorithm.value if rule.algorithm else '*'}/{rule.protocol.value if rule.protocol else '*'}"
+            channels = f" c={rule.channels}" if rule.channels else ""
+            texts.append(f"{pair}{channels}" + (f" ({rule.group_size} ranks)" if rule.group_size else ""))
     return ", ".join(texts) or "default"

@@ -19,9 +19,7 @@ from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import describe_channels
 from ncclt_api.pages import wording
 from ncclt_api.pages.charts import interval_picture
-from ncclt_api.pages.overview import heat, shade
-from ncclt_api.pages.results import build_result
-from ncclt_api.pages.trials import describe_message, describe_use
+from ncclt_api.pages.results import build_result, shade
 from ncclt_api.text import readable
 
 
@@ -44,11 +42,10 @@ def _environment() -> Environment:
         "command": wording.whole_options,
         "count": wording.format_count,
         "count_noun": count_noun,
-        "heat": heat,
         "hours": wording.format_hours,
         "interval": wording.format_interval,
         "job_note": wording.note_job,
-        "message": describe_message,
+        "message": wording.describe_message,
         "middle": wording.cut_in_the_middle,
         "phase": wording.PHASES.__getitem__,
         "picture": interval_picture,
@@ -63,7 +60,7 @@ def _environment() -> Environment:
         "state": wording.format_state,
         "time": wording.format_time,
         "us": wording.format_us,
-        "use": describe_use,
+        "use": wording.describe_use,
         "when": wording.format_when,
         "whole": wording.format_whole,
         # Jinja's own fails on text that is no Unicode.

@@ -1,4 +1,4 @@
-"""Gain over time of one workload on one cluster: verdicts, rechecks, stale marks, and the jobs of roll-outs."""
+"""The page of one workload on one cluster over time: verdicts, later events, and the jobs of roll-outs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
+from typing import Annotated, Any
 
+from fastapi import Query
+from pydantic import Field
+from starlette.responses import Response
+
+from ncclt.core.api_key import Role
 from ncclt.core.plural import count_noun
 from ncclt.core.recheck import Recheck
 from ncclt.core.recommendation import Decision, Recommendation
-from ncclt.core.revision import HistoryEvent
+from ncclt.core.revision import Action, HistoryEvent
 from ncclt.core.rollout import JobStart, JobTime, RollOut
 from ncclt.core.trial import TimesOrigin
 from ncclt.prove.rollout import find_grace
+from ncclt_api.access import needs
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Tone
-from ncclt_api.pages.overview import ORIGIN_ORDER, REGRESSION
-from ncclt_api.pages.results import Result, build_result
+from ncclt_api.pages.cluster import find_cluster
+from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
+from ncclt_api.pages.results import ORIGIN_ORDER, REGRESSION, Result, build_result
 from ncclt_api.pages.wording import (
     format_change,
     format_interval,
@@ -27,17 +36,73 @@ from ncclt_api.pages.wording import (
     format_when,
 )
 
+router = page_router(dependencies=needs(Role.READ))
 
-def group_comparable(found: Iterable[Recommendation]) -> dict[str, list[Recommendation]]:
+MOST_VERDICTS, MOST_EVENTS, MOST_ROLLOUTS, JOBS_PER_PAGE = 150, 200, 20, 25
+"""Revisions, entries of the history, roll-outs and jobs on the page."""
+
+
+class GainQuery(PageQuery):
+    """Group of verdicts in the chart, and page of the jobs of roll-outs; empty = the first."""
+
+    jobs: str = Field("", max_length=200)
+    before: int | None = Field(None, ge=1, le=MOST_NUMBER)
+
+
+@router.get("/clusters/{name:path}/workloads/{model:path}")
+def show_gain(
+    name: str, model: str, query: Annotated[GainQuery, Query()], store: CurrentStore, page: CurrentPage
+) -> Response:
+    """Show one workload on one cluster over time: verdicts, later events, and the jobs of roll-outs."""
+    now = datetime.now(UTC)
+    verdicts = store.recommendations.find(cluster=name, model=model, limit=MOST_VERDICTS)
+    if not verdicts:  # an unknown name is an error
+        find_cluster(store, name)
+        store.workloads.get(model)
+    groups = group_comparable(verdicts)
+    chosen = query.jobs if query.jobs in groups else next(iter(groups), "")
+    group = groups.get(chosen, [])
+    ids = [revision.id for revision in group]
+    listed = store.revisions.newest_starts(cluster=name, model=model, before=query.before, limit=JOBS_PER_PAGE + 1)
+    starts = [(start, control) for _, start, control in listed[:JOBS_PER_PAGE]]
+    times = store.revisions.job_times(*{start.rollout for start, _ in starts})
+    values: dict[str, Any] = {
+        "cluster": name,
+        "model": model,
+        "groups": list(groups),
+        "chosen": chosen,
+        "timeline": gain_chart(
+            group,
+            rechecks=store.records.rechecks(*ids),
+            marks=store.revisions.history(recommendation=ids, action=Action.STALE, limit=MOST_EVENTS),
+            rollouts=store.revisions.rollouts(cluster=name, model=model, limit=MOST_ROLLOUTS),
+            now=now,
+        ),
+        "jobs": compare_jobs(starts, times, now=now),
+        "before": listed[JOBS_PER_PAGE - 1][0] if len(listed) > JOBS_PER_PAGE else None,
+    }
+    return page.write(
+        "gain.html",
+        query,
+        values,
+        newest=verdicts[0] if verdicts else None,
+        revisions={revision.id: revision.revision for revision in verdicts},
+        is_cut=len(verdicts) == MOST_VERDICTS,
+        is_demonstration=bool(group) and bool(group[0].label),
+        is_first=query.before is None,
+    )
+
+
+def group_comparable(verdicts: Iterable[Recommendation]) -> dict[str, list[Recommendation]]:
     """Group revisions by what their times depend on besides NCCL: job size, GPU and origin; measured ones first.
 
     Args:
-        found: newest first; groups and their members keep this order.
+        verdicts: newest first; groups and their members keep this order.
     """
     groups: dict[str, list[Recommendation]] = {}
-    for one in sorted(found, key=lambda one: ORIGIN_ORDER[one.origin]):
-        origin = "step times of jobs" if one.has_step_times else one.origin.value
-        groups.setdefault(f"{format_shape(one.fingerprint)}, {origin}", []).append(one)
+    for revision in sorted(verdicts, key=lambda revision: ORIGIN_ORDER[revision.origin]):
+        origin = "step times of jobs" if revision.has_step_times else revision.origin.value
+        groups.setdefault(f"{format_shape(revision.fingerprint)}, {origin}", []).append(revision)
     return groups
 
 
@@ -58,7 +123,7 @@ class _Point:
     is_changed: bool
 
     @property
-    def found(self) -> Recommendation:
+    def revision(self) -> Recommendation:
         """Return the revision."""
         return self.result.recommendation
 
@@ -81,13 +146,22 @@ class _Point:
     @property
     def words(self) -> str:
         """Return verdict, gain, origin, NCCL version and revision in one line."""
-        verdict = self.result.verdict
+        verdict, revision = self.result.verdict, self.revision
         gain = f" {format_speedup(verdict.speedup)} ({format_interval(verdict.interval)})" if verdict.blocks else ""
         return (
-            f"{format_state(self.found.verdict_word(verdict))}{gain}, {self.found.origin}, "
-            f"NCCL {self.found.fingerprint.nccl_version}, revision {self.found.revision}"
+            f"{format_state(revision.verdict_word(verdict))}{gain}, {revision.origin}, "
+            f"NCCL {revision.fingerprint.nccl_version}, revision {revision.revision}"
             f"{', changed workload' if self.is_changed else ''}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    """Later event of a revision, at the height of its verdict."""
+
+    created: str
+    point: _Point
+    words: str
 
 
 def gain_chart(
@@ -109,48 +183,36 @@ def gain_chart(
     points = _place(verdicts)
     if not points:
         return None
-    first = points[0].found
-    is_measured = first.origin is TimesOrigin.MEASURED
-    mark: Mark = "dot" if is_measured else "ring"
-    of = {point.found.id: point for point in points}
-    checked = [(one, of[one.recommendation], str(one.freshness)) for one in rechecks if one.recommendation in of]
-    stale = [(one, of[one.recommendation], one.why) for one in marks if one.recommendation in of]
-    tried = [one for one in rollouts if any(arm.recommendation in of for arm in one.arms)]
-    gains = [point for point in points if point.is_gain]
-    unused = [point for point in points if not point.is_gain and point.result.policy_us]
-    kind, gain_kind = ("", "") if is_measured else (f", {first.origin}", f", {first.origin} (demonstration)")
-    medians, levels = _compare_releases(points)
+    by_id = {point.revision.id: point for point in points}
+    checked = [
+        _Event(created=row.created, point=by_id[row.recommendation], words=str(row.freshness))
+        for row in rechecks
+        if row.recommendation in by_id
+    ]
+    stale = [
+        _Event(created=row.created, point=by_id[row.recommendation], words=row.why)
+        for row in marks
+        if row.recommendation in by_id
+    ]
+    tried = [row for row in rollouts if any(arm.recommendation in by_id for arm in row.arms)]
     times_us = [
         time for point in points for time in (point.default_us, *(point.policy_ends_us or (point.delivered_us,)))
     ]
     room_us = 0.1 * (max(times_us) - min(times_us)) or 0.01 * max(times_us)
+    medians, levels = _compare_releases(points)
     lines = [
         *medians,
-        *_policy_lines(f"tuned policy{gain_kind}", "good" if is_measured else "warn", mark, gains),
-        *_policy_lines(f"tested policy, not used{kind}", "quiet", mark, unused),
-        Line(
-            label=f"NCCL default{kind}",
-            tone="default",
-            mark=mark,
-            x=[point.at for point in points],
-            y=[point.default_us for point in points],
-            notes=[point.words for point in points],
-        ),
+        *_verdict_lines(points),
         _event_line("recheck", "c4", "ring", checked),
         _event_line("stale", "failed", "cross", stale),
-        *(_rollout_line(one, min(times_us) - room_us, now) for one in tried),
+        *(_rollout_line(rollout, min(times_us) - room_us, now) for rollout in tried),
     ]
-    rows: list[tuple[str, str, float | None, float | None]] = []
-    rows += [(point.found.created, point.words, point.default_us, point.delivered_us) for point in points]
-    rows += [(one.created, f"recheck: {why}", None, None) for one, _, why in checked]
-    rows += [(one.created, f"stale: {why}", None, None) for one, _, why in stale]
-    rows += [(one.created, f"roll-out {one.id} started", None, None) for one in tried]
-    rows += [(one.ended, f"roll-out {one.id} {one.state}: {one.reason}", None, None) for one in tried if one.ended]
+    first, gains = points[0].revision, sum(point.is_gain for point in points)
     return Chart(
         id="gain-chart",
         title="Default and policy over time",
-        description=f"{count_noun(len(points), 'verdict')}, {len(gains)} tuned{gain_kind}. Lower is faster; bars are "
-        "95 % intervals; steps are medians per NCCL release.",
+        description=f"{count_noun(len(points), 'verdict')}, {gains} tuned{_describe_origin(first, is_gain=True)}. "
+        "Lower is faster; bars are 95 % intervals; steps are medians per NCCL release.",
         x=Axis(label="", unit="date"),
         y=Axis(
             label="step time of jobs" if first.has_step_times else "communication per step",
@@ -159,25 +221,45 @@ def gain_chart(
         ),
         lines=[line for line in lines if line.x],
         levels=levels,
-        table=ChartTable(
-            columns=("Time", "Event", "Default", "With ncclt"),
-            rows=[
-                (format_when(when), words, format_time(default_us), format_time(delivered_us))
-                for when, words, default_us, delivered_us in sorted(rows, key=lambda row: row[0], reverse=True)
-            ],
-        ),
+        table=_list_events(points, checked, stale, tried),
+    )
+
+
+def _list_events(
+    points: Iterable[_Point], checked: Iterable[_Event], stale: Iterable[_Event], tried: Iterable[RollOut]
+) -> ChartTable:
+    """Return all events, newest first."""
+    rows: list[tuple[str, str, float | None, float | None]] = []
+    rows += [(point.revision.created, point.words, point.default_us, point.delivered_us) for point in points]
+    rows += [(event.created, f"recheck: {event.words}", None, None) for event in checked]
+    rows += [(event.created, f"stale: {event.words}", None, None) for event in stale]
+    rows += [(row.created, f"roll-out {row.id} started", None, None) for row in tried]
+    rows += [(row.ended, f"roll-out {row.id} {row.state}: {row.reason}", None, None) for row in tried if row.ended]
+    return ChartTable(
+        columns=("Time", "Event", "Default", "With ncclt"),
+        rows=[
+            (format_when(when), words, format_time(default_us), format_time(delivered_us))
+            for when, words, default_us, delivered_us in sorted(rows, key=lambda row: row[0], reverse=True)
+        ],
     )
 
 
 def _place(verdicts: Iterable[Recommendation]) -> list[_Point]:
     """Return the verdicts with a time of the default, oldest first."""
     points: list[_Point] = []
-    for result in map(build_result, sorted(verdicts, key=lambda one: one.created)):
+    for result in map(build_result, sorted(verdicts, key=lambda revision: revision.created)):
         if result.default_us:
-            at = max(_seconds(result.recommendation.created), points[-1].at + 1 if points else 0)
-            changed = bool(points) and points[-1].found.workload_digest != result.recommendation.workload_digest
-            points.append(_Point(at=at, result=result, default_us=result.default_us, is_changed=changed))
+            at = max(_to_unix_time(result.recommendation.created), points[-1].at + 1 if points else 0)
+            is_changed = bool(points) and points[-1].revision.workload_digest != result.recommendation.workload_digest
+            points.append(_Point(at=at, result=result, default_us=result.default_us, is_changed=is_changed))
     return points
+
+
+def _describe_origin(revision: Recommendation, *, is_gain: bool) -> str:
+    """Return the origin of times that were not measured, behind a comma."""
+    if revision.origin is TimesOrigin.MEASURED:
+        return ""
+    return f", {revision.origin} (demonstration)" if is_gain else f", {revision.origin}"
 
 
 def _compare_releases(points: Sequence[_Point]) -> tuple[list[Line], list[Level]]:
@@ -185,87 +267,78 @@ def _compare_releases(points: Sequence[_Point]) -> tuple[list[Line], list[Level]
 
     Times before and after a change of the workload are not compared.
     """
-    releases: dict[tuple[str, str], list[_Point]] = {}
+    by_release: dict[tuple[str, str], list[_Point]] = {}
     for point in points:
-        releases.setdefault((point.found.fingerprint.nccl_version, point.found.workload_digest), []).append(point)
-    default_us = [median(point.default_us for point in found) for found in releases.values()]
-    delivered_us = [median(point.delivered_us for point in found) for found in releases.values()]
+        revision = point.revision
+        by_release.setdefault((revision.fingerprint.nccl_version, revision.workload_digest), []).append(point)
+    releases = list(by_release.items())
+    default_us = [median(point.default_us for point in members) for _, members in releases]
+    delivered_us = [median(point.delivered_us for point in members) for _, members in releases]
     levels: list[Level] = []
-    for number, ((version, digest), found) in enumerate(releases.items()):
+    for number, ((version, digest), members) in enumerate(releases):
         label = f"NCCL {version}"
         tone: Tone = "quiet"
-        if number and digest != list(releases)[number - 1][1]:
+        if number and digest != releases[number - 1][0][1]:
             label += ", changed workload"
         elif number:
             change = default_us[number] / default_us[number - 1] - 1
             label += f": {format_change(change)}"
             tone = "failed" if change >= REGRESSION else "good" if change <= -REGRESSION else "quiet"
-        levels.append(Level(at=found[0].at, label=label, tone=tone, axis="x"))
-    at = [found[0].at for found in releases.values()]
-    ending = [points[-1].at] if points[-1].at > at[-1] else []
-    notes = [f"NCCL {version}, {count_noun(len(found), 'verdict')}" for (version, _), found in releases.items()]
-    series: list[tuple[str, Tone, list[float]]] = [
-        ("default", "default", default_us),
-        ("with ncclt", "policy", delivered_us),
-    ]
-    lines = [
-        Line(
-            label=f"{name}, median per NCCL release",
-            tone=tone,
-            mark="step",
-            x=at + ending,
-            y=times_us + times_us[-1:] * len(ending),
-            notes=notes + notes[-1:] * len(ending),
-        )
-        for name, tone, times_us in series
-    ]
-    return lines, levels
+        levels.append(Level(at=members[0].at, label=label, tone=tone, axis="x"))
+    at = [members[0].at for _, members in releases]
+    notes = [f"NCCL {version}, {count_noun(len(members), 'verdict')}" for (version, _), members in releases]
+    is_longer = points[-1].at > at[-1]  # the last step reaches the last verdict
+
+    def step(name: str, tone: Tone, times_us: list[float]) -> Line:
+        steps: list[tuple[int, float, str]] = list(zip(at, times_us, notes, strict=True))
+        steps += [(points[-1].at, times_us[-1], notes[-1])] * is_longer
+        return Line.through(f"{name}, median per NCCL release", tone, "step", steps)
+
+    return [step("default", "default", default_us), step("with ncclt", "policy", delivered_us)], levels
 
 
-def _policy_lines(label: str, tone: Tone, mark: Mark, points: Sequence[_Point]) -> list[Line]:
-    """Return the policies of some verdicts with their intervals."""
-    bounded = [(point.at, ends) for point in points if (ends := point.policy_ends_us)]
-    at, ends_us = [at for at, _ in bounded], [ends for _, ends in bounded]
-    low, high = [low for low, _ in ends_us], [high for _, high in ends_us]
-    return [
-        Line(label=label, tone=tone, mark="stem", x=at, y=[None] * len(at), low=low, high=high),
-        Line(
-            label=label,
-            tone=tone,
-            mark=mark,
-            x=[point.at for point in points],
-            y=[point.result.policy_us for point in points],
-            notes=[point.words for point in points],
+def _verdict_lines(points: Sequence[_Point]) -> list[Line]:
+    """Return the policies of the verdicts with their intervals, and the default."""
+    first = points[0].revision
+    is_measured = first.origin is TimesOrigin.MEASURED
+    mark: Mark = "dot" if is_measured else "ring"
+    unused = [point for point in points if not point.is_gain and point.result.policy_us]
+    series: list[tuple[str, Tone, list[_Point]]] = [
+        (
+            f"tuned policy{_describe_origin(first, is_gain=True)}",
+            "good" if is_measured else "warn",
+            [point for point in points if point.is_gain],
         ),
+        (f"tested policy, not used{_describe_origin(first, is_gain=False)}", "quiet", unused),
     ]
+    lines = []
+    for label, tone, members in series:
+        bounded = [(point.at, *ends_us) for point in members if (ends_us := point.policy_ends_us)]
+        at, low, high = zip(*bounded, strict=True) if bounded else ((), (), ())
+        lines += [
+            Line(label=label, tone=tone, mark="stem", x=at, y=[None] * len(at), low=low, high=high),
+            Line.through(label, tone, mark, [(point.at, point.result.policy_us, point.words) for point in members]),
+        ]
+    default = [(point.at, point.default_us, point.words) for point in points]
+    return [*lines, Line.through(f"NCCL default{_describe_origin(first, is_gain=False)}", "default", mark, default)]
 
 
-def _event_line(
-    label: str, tone: Tone, mark: Mark, events: Iterable[tuple[Recheck | HistoryEvent, _Point, str]]
-) -> Line:
-    """Return events of revisions, each at the height of the revision's verdict."""
-    placed = {_seconds(one.created): (point.delivered_us, why) for one, point, why in events}
-    at = sorted(placed)
-    return Line(
-        label=label,
-        tone=tone,
-        mark=mark,
-        x=at,
-        y=[placed[when][0] for when in at],
-        notes=[placed[when][1] for when in at],
-    )
+def _event_line(label: str, tone: Tone, mark: Mark, events: Iterable[_Event]) -> Line:
+    placed = {_to_unix_time(event.created): event for event in events}
+    points = [(at, event.point.delivered_us, event.words) for at, event in sorted(placed.items(), key=lambda p: p[0])]
+    return Line.through(label, tone, mark, points)
 
 
 def _rollout_line(rollout: RollOut, height_us: float, now: datetime) -> Line:
     """Return a roll-out from its start to its end, or until now."""
-    start = _seconds(rollout.created)
-    end = _seconds(rollout.ended) if rollout.ended else int(now.timestamp())
+    start = _to_unix_time(rollout.created)
+    end = _to_unix_time(rollout.ended) if rollout.ended else int(now.timestamp())
     words = f"{rollout.state}: {rollout.reason}" if rollout.reason else rollout.state
-    return Line(label="roll-out", tone="c6", x=[start, max(end, start + 1)], y=[height_us] * 2, notes=[words] * 2)
+    ends = [(start, height_us, words), (max(end, start + 1), height_us, words)]
+    return Line.through("roll-out", "c6", "line", ends)
 
 
-def _seconds(iso: str) -> int:
-    """Return an ISO time as Unix time."""
+def _to_unix_time(iso: str) -> int:
     when = datetime.fromisoformat(iso)
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
@@ -291,7 +364,7 @@ class JobRow:
     is_missing: bool
 
 
-def compare_jobs(starts: Iterable[tuple[JobStart, str]], times: Iterable[JobTime], *, now: datetime) -> list[JobRow]:
+def compare_jobs(starts: Sequence[tuple[JobStart, str]], times: Iterable[JobTime], *, now: datetime) -> list[JobRow]:
     """Return jobs with their step times against the median of their roll-out's control.
 
     Args:
@@ -299,7 +372,6 @@ def compare_jobs(starts: Iterable[tuple[JobStart, str]], times: Iterable[JobTime
         times: of all jobs of these roll-outs.
         now: for the age of starts without a report.
     """
-    starts = list(starts)
     reports: dict[str, dict[str, JobTime]] = {start.rollout: {} for start, _ in starts}
     for time in times:
         reports[time.rollout][time.job] = time
@@ -307,7 +379,7 @@ def compare_jobs(starts: Iterable[tuple[JobStart, str]], times: Iterable[JobTime
     for id, control in {start.rollout: control for start, control in starts}.items():
         if steps_us := [time.step_us for time in reports[id].values() if time.recommendation == control]:
             usual_us[id] = median(steps_us)
-    grace_s = {id: find_grace(list(found.values())) for id, found in reports.items()}
+    grace_s = {id: find_grace(list(jobs.values())) for id, jobs in reports.items()}
     rows = []
     for start, control in starts:
         report, before_us = reports[start.rollout].get(start.job), usual_us.get(start.rollout)

@@ -6,8 +6,19 @@ import math
 from dataclasses import dataclass
 
 from ncclt.core.recommendation import Decision, Recommendation, Verdict
+from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.render.delivery import choose_form
 from ncclt_api.pages.wording import format_speedup
+
+ORIGIN_ORDER = {origin: position for position, origin in enumerate(TimesOrigin)}
+"""Origin -> its rank: measured times first."""
+
+REGRESSION = 0.03
+"""Share by which the default's own time may grow from one NCCL to the next before it is marked: above the noise of two
+studies on different days (an estimate)."""
+
+_SHADES = (1.02, 1.05, 1.1, 1.2)
+"""Speed-ups at which the colour of a cell of the map gets stronger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +82,19 @@ class Result:
         return self.verdict.paired_policy_us if self.verdict.blocks else None
 
 
-def build_result(found: Recommendation) -> Result:
+def build_result(revision: Recommendation) -> Result:
     """Return a revision with the verdict of the form in which it is used."""
-    plain = found.variables
+    plain = revision.variables
     if plain is None or plain.verdict.decision is not Decision.TUNED:
-        return Result(recommendation=found, verdict=found.table.verdict)
-    return Result(recommendation=found, verdict=choose_form(found).proven.verdict)
+        return Result(recommendation=revision, verdict=revision.table.verdict)
+    return Result(recommendation=revision, verdict=choose_form(revision).proven.verdict)
+
+
+def is_for_other_version(revision: Recommendation, nccl_version: str) -> bool:
+    """Return True for a gain that was tuned for another NCCL version than the cluster's; empty = not known."""
+    return bool(nccl_version) and build_result(revision).is_tuned and revision.fingerprint.nccl_version != nccl_version
+
+
+def shade(result: Result) -> int:
+    """Return the strength of the colour of a result on the map, 0 to 4."""
+    return sum(result.speedup >= least for least in _SHADES) if result.is_tuned and result.speedup else 0

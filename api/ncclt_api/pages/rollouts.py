@@ -1,18 +1,45 @@
-"""The pages of roll-outs: rows of the list, the charts of the guard, and the actions that a state allows."""
+"""The pages of roll-outs: their list, the charts of the guard, and the actions that a state allows."""
 
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
 
-from ncclt.core.rollout import JobStart, JobTime, PairedGain, RollOut, RollOutState
-from ncclt.prove.rollout import RollOutVerdict, count_excess, fewest_pairs, trace_gains
+from fastapi import Form, Query, Request
+from pydantic import Field
+from starlette.responses import RedirectResponse, Response
+
+from ncclt.core.api_key import Role
+from ncclt.core.revision import MOST_WHY, Actor
+from ncclt.core.rollout import OPEN_STATES, JobStart, JobTime, PairedGain, RollOut, RollOutState
+from ncclt.prove.rollout import (
+    RollOutVerdict,
+    count_excess,
+    describe_cohort_bits,
+    fewest_pairs,
+    judge_roll_out,
+    trace_gains,
+)
 from ncclt.store.store import Store
+from ncclt_api.access import needs, who
+from ncclt_api.dependencies import CurrentStore
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Tone
+from ncclt_api.pages.response import WHOLE_PAGE, CurrentPage, Filter, PageQuery, json_response, page_router
 from ncclt_api.pages.wording import format_change
+from ncclt_api.routes.revisions import RollOutDocument
+from ncclt_api.routes.rollouts import HOLDS, get_roll_out
+from ncclt_api.sign_in import OwnForm
+
+router = page_router()
+
+ROLL_OUTS_PER_PAGE = 25
+_EVENTS = 20
 
 _TONES: tuple[Tone, ...] = ("c1", "c2", "c3", "c4")
 _MOST_GAINS = 10
@@ -40,27 +67,28 @@ class Holds:
     @classmethod
     def read(cls, store: Store, rollouts: Iterable[RollOut]) -> Self:
         """Return those of some roll-outs."""
-        ids = {id for one in rollouts if one.is_open for id in (one.control, *(arm.recommendation for arm in one.arms))}
-        stale = frozenset(one.id for one in store.recommendations.find(id=ids) if one.stale) if ids else frozenset()
+        served = [row for row in rollouts if row.is_open]
+        ids = {id for row in served for id in (row.control, *(arm.recommendation for arm in row.arms))}
+        stale = frozenset(row.id for row in store.recommendations.find(id=ids) if row.stale) if ids else frozenset()
         return cls(stale=stale, switched_off=store.revisions.switched_off())
 
-    def explain(self, one: RollOut) -> str:
+    def explain(self, rollout: RollOut) -> str:
         """Return the reason of one roll-out, and the remedy; empty = there is none, or it has ended."""
-        if not one.is_open:
+        if not rollout.is_open:
             return ""
-        if one.cluster in self.switched_off:
+        if rollout.cluster in self.switched_off:
             return "delivery on its cluster is off"
-        if one.control in self.stale:
+        if rollout.control in self.stale:
             return "the active revision is stale; `ncclt recheck` or `ncclt tune` renews it"
-        arms = [arm.recommendation for arm in one.arms if arm.is_served and arm.recommendation in self.stale]
+        arms = [arm.recommendation for arm in rollout.arms if arm.is_served and arm.recommendation in self.stale]
         return f"revision {' and '.join(arms)} is stale; `ncclt recheck` renews it" if arms else ""
 
-    def percent(self, one: RollOut, recommendation: str = "") -> float:
+    def percent(self, rollout: RollOut, recommendation: str = "") -> float:
         """Return the share of the starts that get a revision now, in percent; without one, that get any arm."""
-        if one.cluster in self.switched_off or one.control in self.stale:
+        if rollout.cluster in self.switched_off or rollout.control in self.stale:
             return 0.0
-        wanted = [recommendation] if recommendation else [arm.recommendation for arm in one.arms]
-        return sum(one.percent_of(id) for id in wanted if id not in self.stale)
+        ids = [recommendation] if recommendation else [arm.recommendation for arm in rollout.arms]
+        return sum(rollout.percent_of(id) for id in ids if id not in self.stale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +120,11 @@ class RollOutRow:
     verdict: str
     progress: RollOutVerdict | None
 
+    def to_document(self) -> dict[str, Any]:
+        """Return it for JSON, without the seed of the roll-out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"rollout": RollOutDocument.model_validate(self.rollout.to_document())}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollOutAction:
@@ -108,102 +141,177 @@ class RollOutAction:
     effect: str
 
 
-def build_rows(
-    rollouts: Iterable[RollOut],
-    counts: Mapping[tuple[str, str], tuple[int, int]],
-    verdicts: Mapping[str, RollOutVerdict],
-    holds: Holds,
+class RollOutsPageQuery(Filter):
+    """Filter of the list, and its page; `open` = those that have not ended."""
+
+    state: RollOutState | Literal["open", ""] = ""
+    page: int = Field(1, ge=1, le=1000)
+
+
+@router.get("/roll-outs", dependencies=needs(Role.READ))
+def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentStore, page: CurrentPage) -> Response:
+    """List the roll-outs, newest first."""
+    listed = store.revisions.rollouts(
+        cluster=query.cluster or None,
+        model=query.model or None,
+        state=OPEN_STATES if query.state == "open" else query.state or None,
+        limit=ROLL_OUTS_PER_PAGE + 1,
+        offset=(query.page - 1) * ROLL_OUTS_PER_PAGE,
+    )
+    shown, has_more = listed[:ROLL_OUTS_PER_PAGE], len(listed) > ROLL_OUTS_PER_PAGE
+    open_ids = [rollout.id for rollout in shown if rollout.is_open]
+    rows = judge_rows(store, shown, store.revisions.job_times(*open_ids), store.revisions.job_starts(*open_ids))
+    if query.format == "json":
+        return json_response({"rollouts": [row.to_document() for row in rows], "more": has_more})
+    return page.write_html(
+        "rollouts.html",
+        query=query,
+        rows=rows,
+        states=["open", *(state.value for state in RollOutState)],
+        newer=query.address("/roll-outs", query.page - 1) if query.page > 1 else "",
+        older=query.address("/roll-outs", query.page + 1) if has_more else "",
+    )
+
+
+@router.get("/roll-outs/{id}", dependencies=needs(Role.READ))
+def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentStore, page: CurrentPage) -> Response:
+    """Show one roll-out with its jobs so far."""
+    rollout = store.revisions.rollout(id)
+    if query.format == "json":
+        return json_response({"rollout": get_roll_out(id, store)})
+    times, starts = store.revisions.job_times(id), store.revisions.job_starts(id)
+    ids = [arm.recommendation for arm in rollout.arms]
+    untried = [revision.id for revision in store.recommendations.find(id=ids) if revision.is_untried]
+    answer = page.write_html(
+        "rollout.html",
+        rollout=rollout,
+        row=judge_rows(store, [rollout], times, starts)[0],
+        numerics=describe_cohort_bits(store, rollout),
+        charts=[chart for draw in (gain_chart, starts_chart) if (chart := draw(rollout, times, starts))],
+        actions=list_rollout_actions(rollout, untried),
+        events=store.revisions.history(recommendation=ids, limit=_EVENTS),
+    )
+    if not rollout.is_open:  # replace the whole page where it is open
+        answer.headers.update(WHOLE_PAGE)
+    return answer
+
+
+@router.post("/roll-outs/{id}/{verb}", dependencies=[*needs(Role.APPROVE), OwnForm])
+def hold(
+    id: str,
+    verb: Literal["pause", "resume"],
+    store: CurrentStore,
+    request: Request,
+    why: Annotated[str, Form(max_length=MOST_WHY)] = "",
+) -> Response:
+    """Pause or resume a roll-out, and show it again."""
+    HOLDS[verb].change(store.revisions, id, Actor(who=who(request), why=why.strip()))
+    return RedirectResponse(f"/roll-outs/{quote(id, safe='')}", 303)
+
+
+def judge_rows(
+    store: Store, rollouts: Sequence[RollOut], times: Iterable[JobTime], starts: Iterable[JobStart]
 ) -> list[RollOutRow]:
-    """Return rows of the list.
+    """Return the rows of roll-outs, from the jobs of the open ones."""
+    reported: dict[str, list[JobTime]] = defaultdict(list)
+    started: dict[str, list[JobStart]] = defaultdict(list)
+    for report in times:
+        reported[report.rollout].append(report)
+    for start in starts:
+        started[start.rollout].append(start)
+    live, now_s = [rollout for rollout in rollouts if rollout.is_open], time.time()
+    verdicts = {row.id: judge_roll_out(row, reported[row.id], started[row.id], now_s=now_s) for row in live}
+    counts = store.revisions.count_jobs([rollout.id for rollout in rollouts])
+    holds = Holds.read(store, live)
+    return [build_row(rollout, counts, verdicts.get(rollout.id), holds) for rollout in rollouts]
+
+
+def build_row(
+    rollout: RollOut, counts: Mapping[tuple[str, str], tuple[int, int]], progress: RollOutVerdict | None, holds: Holds
+) -> RollOutRow:
+    """Return the row of a roll-out.
 
     Args:
-        rollouts: in their order.
+        rollout: the roll-out.
         counts: starts and reports by roll-out and revision.
-        verdicts: on the open ones, by id.
+        progress: verdict on it so far; None = it has ended.
         holds: of the open ones.
     """
-    rows = []
-    for one in rollouts:
-        jobs = [counts.get((one.id, arm.recommendation), (0, 0)) for arm in one.arms]
-        of_control = counts.get((one.id, one.control), (0, 0))
-        reports, controls = [reported for _, reported in jobs], of_control[1]
-        missing_controls = of_control[0] - controls
-        missing = fewest_pairs(len(one.arms)) - min(max(reports), controls)
-        is_undecided = one.is_open and not one.winner
-        progress = verdicts.get(one.id)
-        rows.append(
-            RollOutRow(
-                rollout=one,
-                percent=holds.percent(one),
-                held=holds.explain(one),
-                reports=sum(reports),
-                controls=controls,
-                unreported=sum(started - reported for started, reported in jobs),
-                unreported_controls=missing_controls,
-                lacks_reports=any(
-                    count_excess(started - reported, started, missing_controls, of_control[0])
-                    for started, reported in jobs
-                ),
-                missing_pairs=missing if is_undecided and missing > 0 else None,
-                verdict=one.reason or (progress.reason if progress else ""),
-                progress=progress,
-            )
-        )
-    return rows
+    jobs = [counts.get((rollout.id, arm.recommendation), (0, 0)) for arm in rollout.arms]
+    control_starts, controls = counts.get((rollout.id, rollout.control), (0, 0))
+    missing_controls = control_starts - controls
+    lacks_reports = any(
+        count_excess(started - reported, started, missing_controls, control_starts) for started, reported in jobs
+    )
+    reports = [reported for _, reported in jobs]
+    missing_pairs = fewest_pairs(len(rollout.arms)) - min(max(reports), controls)
+    is_undecided = rollout.is_open and not rollout.winner
+    return RollOutRow(
+        rollout=rollout,
+        percent=holds.percent(rollout),
+        held=holds.explain(rollout),
+        reports=sum(reports),
+        controls=controls,
+        unreported=sum(started - reported for started, reported in jobs),
+        unreported_controls=missing_controls,
+        lacks_reports=lacks_reports,
+        missing_pairs=missing_pairs if is_undecided and missing_pairs > 0 else None,
+        verdict=rollout.reason or (progress.reason if progress else ""),
+        progress=progress,
+    )
 
 
-def list_rollout_actions(one: RollOut, untried: Collection[str] = ()) -> list[RollOutAction]:
+def list_rollout_actions(rollout: RollOut, untried: Collection[str] = ()) -> list[RollOutAction]:
     """Return the actions that the state of a roll-out allows; its untried arms cannot be activated."""
-    if not one.is_open:
+    if not rollout.is_open:
         return []
-    own = f"/roll-outs/{one.id}"
-    found = [
-        RollOutAction(address=f"{own}/resume", label="Resume", effect="Serve the arms to their shares of jobs again.")
-        if one.state is RollOutState.PAUSED
-        else RollOutAction(
-            address=f"{own}/pause",
-            label="Pause",
-            effect="Jobs that start get the control until it is resumed. Running jobs keep their settings.",
-        )
-    ]
-    for arm in one.arms:
-        of, name = f"/recommendations/{arm.recommendation}", f" {arm.recommendation}" if len(one.arms) > 1 else ""
-        if arm.recommendation == one.winner:
-            found.append(RollOutAction(address=f"{of}/approve", label=f"Approve{name}", effect="Serve it to all jobs."))
+    address = f"/roll-outs/{rollout.id}"
+    if rollout.state is RollOutState.PAUSED:
+        effect = "Serve the arms to their shares of jobs again."
+        actions = [RollOutAction(address=f"{address}/resume", label="Resume", effect=effect)]
+    else:
+        effect = "Jobs that start get the control until it is resumed. Running jobs keep their settings."
+        actions = [RollOutAction(address=f"{address}/pause", label="Pause", effect=effect)]
+    for arm in rollout.arms:
+        verbs = []
+        if arm.recommendation == rollout.winner:
+            verbs.append(("Approve", "Serve it to all jobs."))
         elif arm.is_open and arm.recommendation not in untried:
-            effect = "Serve it to all jobs now, before the comparison ends."
-            found.append(RollOutAction(address=f"{of}/activate", label=f"Activate{name}", effect=effect))
+            verbs.append(("Activate", "Serve it to all jobs now, before the comparison ends."))
         if arm.is_open or arm.is_served:
-            effect = "Stop serving it. The roll-out ends if no arm is left."
-            found.append(RollOutAction(address=f"{of}/retire", label=f"Retire{name}", effect=effect))
-    return found
+            verbs.append(("Retire", "Stop serving it. The roll-out ends if no arm is left."))
+        name = f" {arm.recommendation}" if len(rollout.arms) > 1 else ""
+        for label, effect in verbs:
+            address = f"/recommendations/{arm.recommendation}/{label.lower()}"
+            actions.append(RollOutAction(address=address, label=f"{label}{name}", effect=effect))
+    return actions
 
 
-def gain_chart(one: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart]) -> Chart | None:
+def gain_chart(rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart]) -> Chart | None:
     """Draw the change of step time of each arm against the control over reports; None = no pair of jobs yet."""
-    lines, rows, ends = [], [], [0.0, 100 * one.loss_limit]
-    for number, arm in enumerate(one.arms):
+    lines, rows, ends = [], [], [0.0, 100 * rollout.loss_limit]
+    for number, arm in enumerate(rollout.arms):
         traced = [
             (reports, gain)
-            for reports, gain in trace_gains(one, number, times, starts, most=_MOST_GAINS)
+            for reports, gain in trace_gains(rollout, number, times, starts, most=_MOST_GAINS)
             if math.isfinite(gain.interval[1]) and gain.interval[0] > 0
         ]
         if not traced:
             continue
-        low, high = ([_change(gain.interval[end]) for _, gain in traced] for end in (1, 0))
+        low, high = ([_to_change(gain.interval[end]) for _, gain in traced] for end in (1, 0))
         ends += low + high
         lines.append(
             Line(
                 label=f"revision {arm.recommendation}",
                 tone=_TONES[number],
                 x=[reports for reports, _ in traced],
-                y=[_change(gain.estimate) for _, gain in traced],
+                y=[_to_change(gain.estimate) for _, gain in traced],
                 low=low,
                 high=high,
                 notes=[f"{gain.pairs} pairs" for _, gain in traced],
             )
         )
-        rows += [(arm.recommendation, str(reports), *_cells(gain)) for reports, gain in traced]
+        rows += [(arm.recommendation, str(reports), *_write_gain(gain)) for reports, gain in traced]
     if not lines:
         return None
     return Chart(
@@ -215,62 +323,56 @@ def gain_chart(one: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart
         lines=lines,
         levels=[
             Level(at=0.0, label="no change"),
-            Level(at=100 * one.loss_limit, label="loss limit", tone="failed"),
+            Level(at=100 * rollout.loss_limit, label="loss limit", tone="failed"),
         ],
         table=ChartTable(columns=("Revision", "Reports", "Pairs", "Change", "95 % CI"), rows=rows),
     )
 
 
-def starts_chart(one: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart]) -> Chart | None:
+def starts_chart(rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart]) -> Chart | None:
     """Draw started and reported jobs of each arm and of the control over time; None = no job has started."""
     if not starts:
         return None
     first_s = min(start.issued_s for start in starts)
     issued_s = {start.job: start.issued_s for start in starts}
-    kinds: tuple[tuple[str, Mark], ...] = (("started", "dashed"), ("reported", "line"))
-    ids = [*(arm.recommendation for arm in one.arms), one.control]
-    tones: tuple[Tone, ...] = (*_TONES[: len(one.arms)], "default")
-    drawn = []
-    for id, tone in zip(ids, tones, strict=True):
-        label = "control" if tone == "default" else f"revision {id}"
-        started_h = sorted((one.issued_s - first_s) / 3600 for one in starts if one.recommendation == id)
-        reported_h = sorted(
-            (issued_s[one.job] + one.waited_s - first_s) / 3600
-            for one in times
-            if one.recommendation == id and one.job in issued_s
-        )
-        drawn.append((label, tone, started_h, reported_h))
-    last_h = max(hours[-1] for *_, started_h, reported_h in drawn for hours in (started_h, reported_h) if hours)
+    groups: list[tuple[str, str, Tone]] = [
+        (f"revision {arm.recommendation}", arm.recommendation, tone)
+        for arm, tone in zip(rollout.arms, _TONES, strict=False)
+    ]
+    lines, rows, last_h = [], [], 0.0
+    hours: dict[tuple[str, Tone, Mark], list[float]] = {}
+    for label, id, tone in [*groups, ("control", rollout.control, "default")]:
+        started_h = [(start.issued_s - first_s) / 3600 for start in starts if start.recommendation == id]
+        reported_h = [
+            (issued_s[report.job] + report.waited_s - first_s) / 3600
+            for report in times
+            if report.recommendation == id and report.job in issued_s
+        ]
+        hours[f"{label}, started", tone, "dashed"] = sorted(started_h)
+        hours[f"{label}, reported", tone, "line"] = sorted(reported_h)
+        last_h = max([last_h, *started_h, *reported_h])
+        rows.append((label, str(len(started_h)), str(len(reported_h))))
     moments = [(last_h or 1.0) * part / _MOMENTS for part in range(_MOMENTS + 1)]
+    for (label, tone, mark), jobs_h in hours.items():
+        counts = [bisect_right(jobs_h, moment) for moment in moments]
+        lines.append(Line(label=label, tone=tone, mark=mark, x=moments, y=counts))
     return Chart(
         id="starts",
         title="Started and reported jobs",
         description="If the gap between the lines grows only for a revision, its jobs hang or fail.",
         x=Axis(label="Since the first start", unit="hours", low=0),
         y=Axis(label="Jobs", unit="count", low=0),
-        lines=[
-            Line(
-                label=f"{label}, {word}",
-                tone=tone,
-                mark=mark,
-                x=moments,
-                y=[bisect_right(hours, moment) for moment in moments],
-            )
-            for label, tone, *both in drawn
-            for (word, mark), hours in zip(kinds, both, strict=True)
-        ],
-        table=ChartTable(
-            columns=("Jobs with", "Started", "Reported"),
-            rows=[(label, str(len(started_h)), str(len(reported_h))) for label, _, started_h, reported_h in drawn],
-        ),
+        lines=lines,
+        table=ChartTable(columns=("Jobs with", "Started", "Reported"), rows=rows),
     )
 
 
-def _change(speedup: float) -> float:
+def _to_change(speedup: float) -> float:
     """Return the change of step time of a speed-up, in percent."""
     return 100 / speedup - 100
 
 
-def _cells(gain: PairedGain) -> tuple[str, str, str]:
-    change, low, high = (format_change(_change(one) / 100) for one in (gain.estimate, *reversed(gain.interval)))
+def _write_gain(gain: PairedGain) -> tuple[str, str, str]:
+    """Return the number of pairs, the change and its interval as text."""
+    change, low, high = (format_change(_to_change(value) / 100) for value in (gain.estimate, *reversed(gain.interval)))
     return str(gain.pairs), change, f"{low} to {high}"

@@ -1,15 +1,19 @@
-"""The page of one study: its verdict, evidence, cost and log, read from the store for the service and for a report."""
+"""The page of one study: its verdict, evidence, cost and log, also for a report."""
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from fastapi import Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from ncclt.core.api_key import Role
 from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
@@ -24,8 +28,11 @@ from ncclt.prove.proof import average_unchanged
 from ncclt.prove.study_summary import StudySummary, summarize_study
 from ncclt.prove.verdict import block_speedups
 from ncclt.store.store import Store
+from ncclt_api.access import needs
+from ncclt_api.dependencies import CurrentStudy
 from ncclt_api.pages.charts import Chart
-from ncclt_api.pages.recommendation import describe_delivery, find_served, list_snippets
+from ncclt_api.pages.recommendation import describe_delivery, find_served, list_snippets, server_option
+from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
 from ncclt_api.pages.study_charts import (
     MessageLine,
     SizeTimes,
@@ -44,6 +51,8 @@ from ncclt_api.pages.trials import TrialChoice, build_table
 from ncclt_api.pages.wording import NONE, PHASES, format_saving, format_speedup, format_state, format_time
 from ncclt_api.schemas import LAST_SHOWN
 
+router = page_router(dependencies=needs(Role.READ))
+
 MOST_REPEATS = 50
 """Trials of one setting whose measurements are read for the times of its messages."""
 
@@ -51,6 +60,25 @@ MOST_CANDIDATES = 24
 """Settings whose times are compared size by size: those of the policy, and the best of each algorithm and protocol."""
 
 _REPEATS_OF_A_CANDIDATE = 3
+
+
+class StudyQuery(TrialChoice, PageQuery):
+    """Tab, selection of trials, and chosen format of the result."""
+
+    tab: Literal["result", "sizes", "search", "trials", "jobs"] = "result"
+    use: str = Field("", max_length=40)
+
+
+@router.get("/studies/{id}")
+def show_study(
+    study: CurrentStudy, query: Annotated[StudyQuery, Query()], request: Request, page: CurrentPage
+) -> Response:
+    """Show one study with its evidence."""
+    state = request.app.state
+    values = state.study_pages(
+        study, server=state.public_url, choice=query, now=datetime.now(UTC), tab=query.tab, use=query.use
+    )
+    return page.write("study.html", query, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +165,7 @@ def build_study_view(
     summary = None
     if recommendation:
         summary = summarize_study(
-            study, trials, recommendation, use=choose_form(recommendation, source=_source(server))
+            study, trials, recommendation, use=choose_form(recommendation, source=server_option(server))
         )
     arm = evidence.proven_arm(summary.use.form if summary else None)
     policy = summary.use.proven.policy if summary else None
@@ -475,7 +503,7 @@ class StudyPages:
             "now": now,
             "instead": served if served and found and served.study != study.id and not served.stale else None,
             "delivery": describe_delivery(store, found, served) if found else None,
-            "snippets": list_snippets(found, source=_source(server))
+            "snippets": list_snippets(found, source=server_option(server))
             if found and served and served.id == found.id
             else (),
             "wanted": use,
@@ -496,8 +524,3 @@ class StudyPages:
             measured=partial(store.trials.with_measurements, id),
             server=server,
         )
-
-
-def _source(server: str) -> str:
-    """Return the server option after a space; empty without a server."""
-    return f" --server {shlex.quote(server)}" if server else ""

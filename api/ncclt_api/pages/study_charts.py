@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
+from typing import Self
 
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.plural import count_noun
@@ -31,6 +32,9 @@ from ncclt_api.pages.wording import (
     format_time,
     format_us,
 )
+
+_Scored = tuple[Trial, float]
+"""A trial with its speed-up over the default."""
 
 Group = tuple[Collective, int, bool]
 """Messages that are drawn as one curve: collective, ranks, whether they span nodes."""
@@ -59,6 +63,7 @@ _FAILED_AT = 0.565
 _FLOOR = 0.54
 _FAMILIES: tuple[Tone, ...] = ("c1", "c2", "c3", "c4", "c5", "c6")
 _DEFAULT = "default"
+_POLICY_ARMS = (Arm.TABLE, Arm.VARIABLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,28 +119,28 @@ def policy_rows(
 ) -> tuple[MessageLine, ...]:
     """Return the workload's messages as the A/B test of an arm measured them, the longest per step first."""
     default_us, policy_us = proven_times_us(evidence, arm, proven.verdict, study.workload)
-    return _rows(study, default_us, policy_us, lambda message: proven.policy.setting_for(message).label)
+    return _build_rows(study, default_us, policy_us, lambda message: proven.policy.setting_for(message).label)
 
 
 def best_setting_rows(study: Study, trials: Sequence[Trial], best: Setting) -> tuple[MessageLine, ...]:
     """Return the workload's messages as the search measured them under the default and under its best setting."""
+    default_us, best_us = (
+        {message: median(times_us) for message, times_us in setting_times(trials, setting, "", "quiet").of.items()}
+        for setting in (DEFAULT, best)
+    )
     version = study.cluster.version
-    default, other = (setting_times(trials, setting, "", "quiet") for setting in (DEFAULT, best))
-    return _rows(
-        study,
-        {message: median(times_us) for message, times_us in default.of.items()},
-        {message: median(times_us) for message, times_us in other.of.items()},
-        lambda message: best.applied_to(message.collective, version=version).label,
+    return _build_rows(
+        study, default_us, best_us, lambda message: best.applied_to(message.collective, version=version).label
     )
 
 
 def interpolated_messages(trials: Iterable[Trial], workload: Workload) -> frozenset[Message]:
     """Return the workload's messages whose size was not itself measured; the sizes beside them are no rows."""
-    found = {m.message for trial in trials for m in trial.result.measurements if m.interpolated}
-    return frozenset(calls.message for calls in workload.messages if calls.message in found)
+    interpolated = {row.message for trial in trials for row in trial.result.measurements if row.interpolated}
+    return frozenset(calls.message for calls in workload.messages if calls.message in interpolated)
 
 
-def _rows(
+def _build_rows(
     study: Study,
     default_us: Mapping[Message, float],
     policy_us: Mapping[Message, float],
@@ -167,25 +172,30 @@ class SizeTimes:
     tone: Tone
     of: Mapping[Message, Sequence[float]]
 
+    @classmethod
+    def collect(cls, timed: Iterable[tuple[Message, float]], label: str, tone: Tone) -> Self:
+        """Return some times by message."""
+        samples: dict[Message, list[float]] = {}
+        for message, time_us in timed:
+            samples.setdefault(message, []).append(time_us)
+        return cls(label=label, tone=tone, of=samples)
+
 
 def arm_times(evidence: LaunchEvidence, arm: Arm, label: str, tone: Tone) -> SizeTimes:
     """Return the times of an arm of the A/B test."""
     launches = [launch for launch in evidence.launches if launch.arm is arm]
-    return _size_times((pair for launch in launches for pair in launch.message_us.items()), label, tone)
+    return SizeTimes.collect((pair for launch in launches for pair in launch.message_us.items()), label, tone)
 
 
 def setting_times(trials: Iterable[Trial], setting: Setting, label: str, tone: Tone) -> SizeTimes:
     """Return the times of a setting, outside of policies and of trials that failed."""
-    mine = [one for one in trials if one.setting == setting and one.policy is None and one.score_us is not None]
-    measured = (one for trial in mine for one in trial.result.measurements)
-    return _size_times(((one.message, one.time_us) for one in measured), label, tone)
-
-
-def _size_times(timed: Iterable[tuple[Message, float]], label: str, tone: Tone) -> SizeTimes:
-    samples: dict[Message, list[float]] = {}
-    for message, time_us in timed:
-        samples.setdefault(message, []).append(time_us)
-    return SizeTimes(label=label, tone=tone, of=samples)
+    rows = (
+        (row.message, row.time_us)
+        for trial in trials
+        if trial.setting == setting and trial.policy is None and trial.score_us is not None
+        for row in trial.result.measurements
+    )
+    return SizeTimes.collect(rows, label, tone)
 
 
 def search_chart(
@@ -205,53 +215,37 @@ def search_chart(
     """
     searched = [trial for trial in trials if trial.phase is not Phase.PROVE]
     scored = [(trial, default_us / trial.score_us) for trial in searched if default_us and trial.score_us]
-    if not scored:
+    if default_us is None or not scored:
         return None
     failed = [trial for trial in searched if trial.score_us is None]
-    best: list[tuple[Trial, float]] = []
+    records: list[_Scored] = []  # each better than all before
     for trial, ratio in scored:
-        if not best or ratio > best[-1][1]:
-            best.append((trial, ratio))
-    shown = _thin(scored, MOST_POINTS)
-    shown_failed = failed[:: max(1, len(failed) // 200)]
-    last = max(trial.number for trial in searched)
-    top = max([1.05, best[-1][1], *(default_us / launch.time_us for launch in proof if default_us and launch.time_us)])
-    clipped = [(trial, ratio) for trial, ratio in shown if ratio < LEAST_RATIO]
-    inside = [(trial, ratio) for trial, ratio in shown if ratio >= LEAST_RATIO]
+        if not records or ratio > records[-1][1]:
+            records.append((trial, ratio))
+    highest = records[-1][1]
+    proven = [(launch, default_us / launch.time_us) for launch in proof if launch.time_us]
+    top = max([1.05, highest, *(ratio for _, ratio in proven)])
+    drawn = _thin(scored, MOST_POINTS)
     lines = [
-        _dots("search", "quiet", [one for one in inside if one[0].phase is Phase.SEARCH]),
-        _dots("confirmation", "policy", [one for one in inside if one[0].phase is Phase.CONFIRM]),
-        _proof_line("default, A/B test", "default", "ring", default_us, proof, (Arm.DEFAULT,)),
-        _proof_line("policy, A/B test", "good", "dot", default_us, proof, (Arm.TABLE, Arm.VARIABLES)),
-        Line(
-            label="best so far",
-            tone="best",
-            mark="step",
-            x=[*(trial.number for trial, _ in best), *([last] if best[-1][0].number < last else [])],
-            y=[*(ratio for _, ratio in best), *([best[-1][1]] if best[-1][0].number < last else [])],
-        ),
-        Line(
-            label=f"below {LEAST_RATIO}× (at the edge)",
-            tone="quiet",
-            mark="ring",
-            x=[trial.number for trial, _ in clipped],
-            y=[LEAST_RATIO] * len(clipped),
-            notes=[f"{format_speedup(ratio)}: {trial.label}" for trial, ratio in clipped],
-        ),
-        Line(
-            label="failed",
-            tone="failed",
-            mark="cross",
-            x=[trial.number for trial in shown_failed],
-            y=[_FAILED_AT] * len(shown_failed),
-            notes=[f"{format_state(trial.result.outcome)}: {trial.label}" for trial in shown_failed],
+        *_trial_lines(drawn),
+        _proof_line("default, A/B test", "default", "ring", [row for row in proven if row[0].arm is Arm.DEFAULT]),
+        _proof_line("policy, A/B test", "good", "dot", [row for row in proven if row[0].arm in _POLICY_ARMS]),
+        _record_line(records, last=searched[-1].number),
+        Line.through(
+            "failed",
+            "failed",
+            "cross",
+            [
+                (trial.number, _FAILED_AT, f"{format_state(trial.result.outcome)}: {trial.label}")
+                for trial in failed[:: max(1, len(failed) // _MOST_LAUNCHES)]
+            ],
         ),
     ]
-    more = "" if len(shown) == len(scored) else f" {len(shown)} are drawn, the extremes of each stretch."
+    more = "" if len(drawn) == len(scored) else f" {len(drawn)} are drawn, the extremes of each stretch."
     return Chart(
         id="search-chart",
         title="Search trials",
-        description=f"{len(scored)} measured, {len(failed)} failed; best so far {format_speedup(best[-1][1])}, before "
+        description=f"{len(scored)} measured, {len(failed)} failed; best so far {format_speedup(highest)}, before "
         f"validation.{more}",
         x=Axis(label="trial", unit="count"),
         y=Axis(label="speed-up over the default", unit="ratio", low=_FLOOR, high=top + 0.05 * (top - _FLOOR)),
@@ -261,51 +255,61 @@ def search_chart(
             columns=("Trial", "Speed-up", f"Time {per}", "Setting"),
             rows=[
                 (str(trial.number), format_speedup(ratio), format_time(trial.score_us), trial.label)
-                for trial, ratio in best[-20:]
+                for trial, ratio in records[-20:]
             ],
         ),
     )
 
 
-def _proof_line(
-    label: str, tone: Tone, mark: Mark, default_us: float | None, proof: Sequence[ArmLaunch], arms: Sequence[Arm]
-) -> Line:
-    """Return the launches of some arms against the default of the search; slower ones are drawn at the edge."""
-    mine = [launch for launch in proof if launch.arm in arms and launch.time_us and default_us]
-    every = max(1, -(-len(mine) // _MOST_LAUNCHES))
-    ratios = [(launch, (default_us or 0.0) / (launch.time_us or 1.0)) for launch in mine[::every]]
-    return Line(
-        label=label,
-        tone=tone,
-        mark=mark,
-        x=[launch.order for launch, _ in ratios],
-        y=[max(ratio, LEAST_RATIO) for _, ratio in ratios],
-        notes=[f"{launch.arm.value}, launch {launch.block + 1}: {format_speedup(ratio)}" for launch, ratio in ratios],
-    )
+def _trial_lines(scored: Sequence[_Scored]) -> list[Line]:
+    """Return the trials by phase, and at the edge those that are too slow for the axis."""
+    edge = [
+        (trial.number, LEAST_RATIO, f"{format_speedup(r)}: {trial.label}") for trial, r in scored if r < LEAST_RATIO
+    ]
+
+    def of_phase(phase: Phase) -> list[tuple[int, float, str]]:
+        return [(trial.number, r, trial.label) for trial, r in scored if trial.phase is phase and r >= LEAST_RATIO]
+
+    return [
+        Line.through("search", "quiet", "dot", of_phase(Phase.SEARCH)),
+        Line.through("confirmation", "policy", "dot", of_phase(Phase.CONFIRM)),
+        Line.through(f"below {LEAST_RATIO}× (at the edge)", "quiet", "ring", edge),
+    ]
 
 
-def _dots(label: str, tone: Tone, trials: Sequence[tuple[Trial, float]]) -> Line:
-    return Line(
-        label=label,
-        tone=tone,
-        mark="dot",
-        x=[trial.number for trial, _ in trials],
-        y=[ratio for _, ratio in trials],
-        notes=[trial.label for trial, _ in trials],
-    )
+def _proof_line(label: str, tone: Tone, mark: Mark, launches: Sequence[tuple[ArmLaunch, float]]) -> Line:
+    """Return launches with their speed-up over the default of the search; slower ones are drawn at the edge."""
+    drawn = launches[:: max(1, -(-len(launches) // _MOST_LAUNCHES))]
+    points = [
+        (
+            launch.order,
+            max(ratio, LEAST_RATIO),
+            f"{launch.arm.value}, launch {launch.block + 1}: {format_speedup(ratio)}",
+        )
+        for launch, ratio in drawn
+    ]
+    return Line.through(label, tone, mark, points)
 
 
-def _thin(scored: Sequence[tuple[Trial, float]], most: int) -> list[tuple[Trial, float]]:
+def _record_line(records: Sequence[_Scored], *, last: int) -> Line:
+    """Return the best speed-up so far, up to the last trial."""
+    x, y = [trial.number for trial, _ in records], [ratio for _, ratio in records]
+    if x[-1] < last:
+        x, y = [*x, last], [*y, y[-1]]
+    return Line(label="best so far", tone="best", mark="step", x=x, y=y)
+
+
+def _thin(scored: Sequence[_Scored], most: int) -> Sequence[_Scored]:
     """Return the slowest and the fastest point of each of `most` / 2 stretches, by number."""
     if len(scored) <= most:
-        return list(scored)
+        return scored
     length = -(-2 * len(scored) // most)
-    kept = []
+    thinned: list[_Scored] = []
     for start in range(0, len(scored), length):
         stretch = scored[start : start + length]
-        ends = {min(stretch, key=lambda one: one[1])[0].number, max(stretch, key=lambda one: one[1])[0].number}
-        kept += [one for one in stretch if one[0].number in ends]
-    return kept
+        ends = {pick(stretch, key=lambda row: row[1])[0].number for pick in (min, max)}
+        thinned += [row for row in stretch if row[0].number in ends]
+    return thinned
 
 
 def message_group(message: Message) -> Group:
@@ -320,11 +324,11 @@ def group_name(group: Group, among: Iterable[Group]) -> str:
     'all_reduce'
     """
     collective, ranks, spans = group
-    same = [other for other in among if other[0] is collective and other != group]
+    siblings = [sibling for sibling in among if sibling[0] is collective and sibling != group]
     name = str(collective.value)
-    if any(other[1] != ranks for other in same):
+    if any(sibling[1] != ranks for sibling in siblings):
         name += f", {ranks} ranks"
-    if any(other[1] == ranks for other in same):
+    if any(sibling[1] == ranks for sibling in siblings):
         name += " across nodes" if spans else " in a node"
     return name
 
@@ -335,10 +339,36 @@ def rank_groups(study: Study, times: SizeTimes) -> tuple[Group, ...]:
     for calls in study.workload.messages:
         key = message_group(calls.message)
         times_us = times.of.get(calls.message)
-        step, sent = weight.get(key, (0.0, 0.0))
-        step += calls.calls_per_step * (median(times_us) if times_us else 0.0)
-        weight[key] = (step, sent + calls.calls_per_step * calls.message.size_bytes)
+        step_us, sent = weight.get(key, (0.0, 0.0))
+        step_us += calls.calls_per_step * (median(times_us) if times_us else 0.0)
+        weight[key] = (step_us, sent + calls.calls_per_step * calls.message.size_bytes)
     return tuple(sorted(weight, key=lambda key: weight[key], reverse=True))
+
+
+class _SpanRow:
+    """Row of a chart of spans: neighbours with the same label become one.
+
+    Args:
+        row: its number.
+        tones: colours so far: one for each pair of algorithm and protocol, in the order in which they occur.
+    """
+
+    def __init__(self, row: int, tones: dict[str, Tone]) -> None:
+        self._row, self._tones = row, tones
+        self.spans: list[Span] = []
+
+    def add(self, start: float, end: float, label: str, note: str, *, joined_note: bool = False) -> None:
+        """Add a span behind the last one; with `joined_note` the notes of its first and last part are shown."""
+        if self.spans and self.spans[-1].label == label:
+            last = self.spans[-1]
+            note = f"{last.note.partition(' | ')[0]} | {note}" if joined_note else last.note
+            self.spans[-1] = replace(last, end=end, note=note)
+            return
+        is_default = label == _DEFAULT
+        family = _FAMILIES[len(self._tones) % len(_FAMILIES)]
+        tone = "default" if is_default else self._tones.setdefault(label.partition(" ")[0], family)
+        span = Span(row=self._row, start=start, end=end, label=label, tone=tone, note=note, gap=is_default)
+        self.spans.append(span)
 
 
 def wins_chart(
@@ -353,14 +383,11 @@ def wins_chart(
         candidates: times of the settings that are compared.
     """
     groups = rank_groups(study, default)[:_MOST_ROWS]
-    sizes = {
-        group: sorted({c.message.size_bytes for c in study.workload.messages if message_group(c.message) == group})
-        for group in groups
-    }
-    low, high = min(s[0] for s in sizes.values()) / 2, max(s[-1] for s in sizes.values()) * 2
+    drawn = [calls.message for calls in study.workload.messages if message_group(calls.message) in groups]
+    ends = (min(m.size_bytes for m in drawn) / 2, max(m.size_bytes for m in drawn) * 2)
     fastest = {
-        message: _fastest(study, message, default, candidates)
-        for message in _by_size(study, default)
+        message: _find_fastest(study, message, default, candidates)
+        for message in _sort_by_size(study, default)
         if message_group(message) in groups
     }
     if not fastest:
@@ -371,18 +398,18 @@ def wins_chart(
     for group in groups:
         name = group_name(group, groups)
         if policy is not None and not policy.is_default:
-            spans += _rule_spans(policy, group, row=len(rows), ends=(low, high), tones=tones)
+            spans += _rule_spans(policy, group, _SpanRow(len(rows), tones), ends)
             rows.append(f"{name}: policy")
-        mine = [message for message in fastest if message_group(message) == group]
-        if mine:
-            spans += _fastest_spans(mine, fastest, default, row=len(rows), ends=(low, high), tones=tones)
+        members = {message: row for message, row in fastest.items() if message_group(message) == group}
+        if members:
+            spans += _fastest_spans(members, default, _SpanRow(len(rows), tones), ends)
             rows.append(f"{name}: fastest")
     return Chart(
         id="wins-chart",
         title="Policy and fastest setting by message size",
         description="Algorithm, protocol and channels. Dashed: NCCL default. Fastest: best setting measured at the "
         "sizes of this workload; the NCCL default unless another one is over 1 % faster.",
-        x=Axis(label="message size", unit="bytes", log=2, low=low, high=high),
+        x=Axis(label="message size", unit="bytes", log=2, low=ends[0], high=ends[1]),
         y=Axis(label="", unit="number"),
         rows=rows,
         spans=spans,
@@ -391,7 +418,7 @@ def wins_chart(
             rows=[
                 (
                     message.label,
-                    _label(policy.setting_for(message)) if policy is not None else NONE,
+                    _name_setting(policy.setting_for(message)) if policy is not None else NONE,
                     label,
                     format_us(time_us),
                     format_us(median(default.of[message])),
@@ -402,156 +429,98 @@ def wins_chart(
     )
 
 
-def _tone(label: str, tones: dict[str, Tone]) -> Tone:
-    """Return one colour for each pair of algorithm and protocol, in the order in which they occur."""
-    if label == _DEFAULT:
-        return "default"
-    return tones.setdefault(label.partition(" ")[0], _FAMILIES[len(tones) % len(_FAMILIES)])
-
-
-def _label(setting: Setting) -> str:
+def _name_setting(setting: Setting) -> str:
+    """Return a setting without process-wide parameters as text."""
     bare = replace(setting, parameters=())
     return _DEFAULT if bare.is_default else bare.label
 
 
-def _by_size(study: Study, default: SizeTimes) -> list[Message]:
-    found = {
-        (*message_group(c.message), c.message.size_bytes): c.message
-        for c in study.workload.messages
-        if c.message in default.of
+def _sort_by_size(study: Study, default: SizeTimes) -> list[Message]:
+    """Return one message of each group and size that was measured."""
+    messages = {
+        (*message_group(calls.message), calls.message.size_bytes): calls.message
+        for calls in study.workload.messages
+        if calls.message in default.of
     }
-    return sorted(found.values(), key=lambda message: (message.collective, message.group_size, message.size_bytes))
+    return sorted(messages.values(), key=lambda message: (message.collective, message.group_size, message.size_bytes))
 
 
-def _fastest(
+def _find_fastest(
     study: Study, message: Message, default: SizeTimes, candidates: Mapping[Setting, SizeTimes]
 ) -> tuple[str, float]:
     """Return label and time of the fastest setting, µs."""
-    version, own = study.cluster.version, median(default.of[message])
-    found = [
+    version, default_us = study.cluster.version, median(default.of[message])
+    measured = [
         (median(times.of[message]), setting.applied_to(message.collective, version=version).label)
         for setting, times in candidates.items()
         if message in times.of and setting != DEFAULT
     ]
-    best_us, label = min(found, default=(own, ""))
-    if own <= best_us * AS_GOOD or label == DEFAULT.label:
-        return _DEFAULT, own
+    best_us, label = min(measured, default=(default_us, ""))
+    if default_us <= best_us * AS_GOOD or label == DEFAULT.label:
+        return _DEFAULT, default_us
     return label, best_us
 
 
-def _rule_spans(
-    policy: Policy, group: Group, *, row: int, ends: tuple[float, float], tones: dict[str, Tone]
-) -> list[Span]:
+def _rule_spans(policy: Policy, group: Group, row: _SpanRow, ends: tuple[float, float]) -> list[Span]:
     """Return the setting of the policy in each part of the axis between the ends of rules."""
-    low, high = ends
-    cuts = {low, high}
-    for rule in policy.rules:
-        if rule.collective is group[0]:
-            cuts |= {float(edge) for edge in (rule.min_bytes, (rule.max_bytes or 0) + 1) if low < edge < high}
-    edges = sorted(cuts)
-    spans: list[Span] = []
-    for start, end in itertools.pairwise(edges):
+    collective, ranks, spans_nodes = group
+    rules = [rule for rule in policy.rules if rule.collective is collective]
+    edges = {float(edge) for rule in rules for edge in (rule.min_bytes, (rule.max_bytes or 0) + 1)}
+    for start, end in itertools.pairwise(sorted({*ends, *(edge for edge in edges if ends[0] < edge < ends[1])})):
         inside = Message(
-            collective=group[0], dtype="int8", size_bytes=math.ceil(start), group_size=group[1], spans_nodes=group[2]
+            collective=collective,
+            dtype="int8",
+            size_bytes=math.ceil(start),
+            group_size=ranks,
+            spans_nodes=spans_nodes,
         )
-        label = _label(policy.setting_for(inside))
-        if spans and spans[-1].label == label:
-            spans[-1] = replace(spans[-1], end=end)
-            continue
-        gap = label == _DEFAULT
-        note = "no rule: NCCL default" if gap else f"rule: {label}"
-        spans.append(Span(row=row, start=start, end=end, label=label, tone=_tone(label, tones), note=note, gap=gap))
-    return spans
+        label = _name_setting(policy.setting_for(inside))
+        row.add(start, end, label, "no rule: NCCL default" if label == _DEFAULT else f"rule: {label}")
+    return row.spans
 
 
 def _fastest_spans(
-    mine: Sequence[Message],
-    fastest: Mapping[Message, tuple[str, float]],
-    default: SizeTimes,
-    *,
-    row: int,
-    ends: tuple[float, float],
-    tones: dict[str, Tone],
+    fastest: Mapping[Message, tuple[str, float]], default: SizeTimes, row: _SpanRow, ends: tuple[float, float]
 ) -> list[Span]:
-    sizes = [message.size_bytes for message in mine]
-    between = [math.sqrt(one * other) for one, other in itertools.pairwise(sizes)]
+    """Return the fastest setting around each size of a group."""
+    sizes = [message.size_bytes for message in fastest]
+    between = [math.sqrt(smaller * larger) for smaller, larger in itertools.pairwise(sizes)]
     edges = [max(ends[0], sizes[0] / 2), *between, min(ends[1], sizes[-1] * 2)]
-    spans: list[Span] = []
-    for message, (start, end) in zip(mine, itertools.pairwise(edges), strict=True):
-        label, time_us = fastest[message]
-        note = (
-            f"{format_bytes(message.size_bytes)}: {label}, {format_us(time_us)} µs; "
-            f"NCCL default {format_us(median(default.of[message]))} µs"
-        )
-        if spans and spans[-1].label == label:
-            spans[-1] = replace(spans[-1], end=end, note=f"{spans[-1].note.partition(' | ')[0]} | {note}")
-            continue
-        tone = _tone(label, tones)
-        spans.append(Span(row=row, start=start, end=end, label=label, tone=tone, note=note, gap=label == _DEFAULT))
-    return spans
+    for (message, (label, time_us)), (start, end) in zip(fastest.items(), itertools.pairwise(edges), strict=True):
+        default_us = format_us(median(default.of[message]))
+        note = f"{format_bytes(message.size_bytes)}: {label}, {format_us(time_us)} µs; NCCL default {default_us} µs"
+        row.add(start, end, label, note, joined_note=True)
+    return row.spans
 
 
 def size_curves(study: Study, shown: Sequence[SizeTimes]) -> dict[str, tuple[Chart, Chart]]:
     """Draw time and bus bandwidth by size, for the groups that take longest and have more than one size, by name."""
     groups = rank_groups(study, shown[0])
-    found: dict[str, tuple[Chart, Chart]] = {}
+    curves: dict[str, tuple[Chart, Chart]] = {}
     for group in groups:
-        messages = [one for one in _by_size(study, shown[0]) if message_group(one) == group]
-        if len(messages) > 1:
+        messages = [message for message in _sort_by_size(study, shown[0]) if message_group(message) == group]
+        if len(messages) > 1 and len(curves) < MOST_GROUPS:
             name = group_name(group, groups)
-            found[name] = _draw_curves(name, len(found), messages, shown)
-        if len(found) == MOST_GROUPS:
-            break
-    return found
+            curves[name] = _draw_curves(name, len(curves), messages, shown)
+    return curves
 
 
 def _draw_curves(
     name: str, number: int, messages: Sequence[Message], shown: Sequence[SizeTimes]
 ) -> tuple[Chart, Chart]:
-    x = Axis(label="message size", unit="bytes", log=2)
-    sizes = [message.size_bytes for message in messages]
-
-    def lines(as_bandwidth: bool) -> list[Line]:
-        drawn = []
-        for times in shown:
-            found = [times.of.get(message) for message in messages]
-
-            def value(
-                pick: Callable[[Sequence[float]], float], found: Sequence[Sequence[float] | None] = found
-            ) -> list[float | None]:
-                picked = [pick(times_us) if times_us else None for times_us in found]
-                if not as_bandwidth:
-                    return picked
-                return [one and message.busbw_gbps(one) for message, one in zip(messages, picked, strict=True)]
-
-            if any(found):
-                drawn.append(
-                    Line(
-                        label=times.label,
-                        tone=times.tone,
-                        mark="dashed" if times.tone == "best" else "line",
-                        x=sizes,
-                        y=value(median),
-                        low=value(max if as_bandwidth else min),
-                        high=value(min if as_bandwidth else max),
-                    )
-                )
-        return drawn
-
-    def table(unit: str, as_bandwidth: bool) -> ChartTable:
-        def cell(times: SizeTimes, message: Message) -> str:
-            times_us = times.of.get(message)
-            if times_us is None:
-                return NONE
-            if as_bandwidth:
-                return format_bandwidth(message.busbw_gbps(median(times_us)))
-            return f"{format_us(median(times_us))} ({format_us(min(times_us))}–{format_us(max(times_us))})"
-
+    def table(unit: str, cell: Callable[[Message, Sequence[float]], str]) -> ChartTable:
         return ChartTable(
             columns=("Size", *(f"{times.label}, {unit}" for times in shown)),
-            rows=[(format_bytes(one.size_bytes), *(cell(times, one) for times in shown)) for one in messages],
+            rows=[
+                (
+                    format_bytes(message.size_bytes),
+                    *(cell(message, times.of[message]) if message in times.of else NONE for times in shown),
+                )
+                for message in messages
+            ],
         )
 
+    x = Axis(label="message size", unit="bytes", log=2)
     return (
         Chart(
             id=f"time-chart-{number}",
@@ -559,8 +528,8 @@ def _draw_curves(
             description="Median over launches; band: fastest to slowest.",
             x=x,
             y=Axis(label="time", unit="us", log=10),
-            lines=lines(False),
-            table=table("µs", False),
+            lines=_curve_lines(messages, shown, lambda _, time_us: time_us),
+            table=table("µs", lambda _, us: f"{format_us(median(us))} ({format_us(min(us))}–{format_us(max(us))})"),
         ),
         Chart(
             id=f"bandwidth-chart-{number}",
@@ -568,10 +537,35 @@ def _draw_curves(
             description="As in nccl-tests.",
             x=x,
             y=Axis(label="bus bandwidth", unit="gbps", low=0.0),
-            lines=lines(True),
-            table=table("GB/s", True),
+            lines=_curve_lines(messages, shown, lambda message, time_us: message.busbw_gbps(time_us)),
+            table=table("GB/s", lambda message, us: format_bandwidth(message.busbw_gbps(median(us)))),
         ),
     )
+
+
+def _curve_lines(
+    messages: Sequence[Message], shown: Iterable[SizeTimes], convert: Callable[[Message, float], float]
+) -> list[Line]:
+    """Return the median of each by size, and a band between its extremes."""
+    lines = []
+    for times in shown:
+        measured = [(message, times.of.get(message)) for message in messages]
+        ends = [
+            sorted((convert(message, min(us)), convert(message, max(us)))) if us else (None, None)
+            for message, us in measured
+        ]
+        if any(us for _, us in measured):
+            line = Line(
+                label=times.label,
+                tone=times.tone,
+                mark="dashed" if times.tone == "best" else "line",
+                x=[message.size_bytes for message in messages],
+                y=[convert(message, median(us)) if us else None for message, us in measured],
+                low=[low for low, _ in ends],
+                high=[high for _, high in ends],
+            )
+            lines.append(line)
+    return lines
 
 
 def proof_charts(
@@ -585,13 +579,13 @@ def proof_charts(
         per: unit of the times (`Workload.per`).
     """
     pairs = [
-        (default.time_us, other.time_us)
-        for default, other in blocks
-        if default.time_us is not None and other.time_us is not None
+        (default.time_us, policy.time_us)
+        for default, policy in blocks
+        if default.time_us is not None and policy.time_us is not None
     ]
     if not pairs:
         return None
-    return _pairs_chart(pairs, per), _interval_chart(_looks_at(pairs), min_effect)
+    return _pairs_chart(pairs, per), _interval_chart(_estimate_looks(pairs), min_effect)
 
 
 def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
@@ -599,7 +593,6 @@ def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
     numbers = range(first + 1, len(pairs) + 1)
     shown = pairs[first:]
     faster = sum(1 for default, policy in pairs if policy < default)
-    default_us, policy_us = [one[0] for one in shown], [one[1] for one in shown]
     ratios = [format_speedup(default / policy) for default, policy in shown]
     return Chart(
         id="pairs-chart",
@@ -608,8 +601,8 @@ def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
         x=Axis(label="pair", unit="count", low=first + 0.5, high=len(pairs) + 0.5),
         y=Axis(label=f"time {per}", unit="us"),
         lines=[
-            Line(label="default", tone="default", mark="ring", x=numbers, y=default_us, notes=ratios),
-            Line(label="policy", tone="policy", mark="dot", x=numbers, y=policy_us, notes=ratios),
+            Line(label="default", tone="default", mark="ring", x=numbers, y=[us for us, _ in shown], notes=ratios),
+            Line(label="policy", tone="policy", mark="dot", x=numbers, y=[us for _, us in shown], notes=ratios),
             Line(
                 label="one pair",
                 tone="quiet",
@@ -623,14 +616,14 @@ def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
         table=ChartTable(
             columns=("Pair", "Default", "Policy", "Ratio"),
             rows=[
-                (str(number), format_time(default), format_time(policy), ratio)
-                for number, default, policy, ratio in zip(numbers, default_us, policy_us, ratios, strict=True)
+                (str(number), format_time(default_us), format_time(policy_us), ratio)
+                for number, (default_us, policy_us), ratio in zip(numbers, shown, ratios, strict=True)
             ],
         ),
     )
 
 
-def _looks_at(pairs: list[tuple[float, float]]) -> list[tuple[int, Interval]]:
+def _estimate_looks(pairs: list[tuple[float, float]]) -> list[tuple[int, Interval]]:
     """Return the interval after some numbers of blocks."""
     gains = [math.log(default / policy) for default, policy in pairs]
     blocks = len(pairs) // 2
@@ -640,12 +633,12 @@ def _looks_at(pairs: list[tuple[float, float]]) -> list[tuple[int, Interval]]:
     return [(look, estimate_interval(gains[: 2 * look], error=INTERVAL_ERROR)) for look in looks]
 
 
-def _interval_chart(looks_at: Sequence[tuple[int, Interval]], min_effect: float) -> Chart:
-    looks, found = zip(*looks_at, strict=True)
-    last, after = found[-1], count_noun(looks[-1], "block")
-    ends = [last.low, last.high, *(one.estimate for one in found)]
+def _interval_chart(looks: Sequence[tuple[int, Interval]], min_effect: float) -> Chart:
+    blocks, last = looks[-1]
+    ends = [last.low, last.high, *(interval.estimate for _, interval in looks)]
     reach = max(0.03, *(1.6 * abs(end - 1) for end in ends if 0 < end < 3))
     bottom, top = max(0.0, 1 - reach), 1 + reach
+    after = count_noun(blocks, "block")
     return Chart(
         id="interval-chart",
         title="95 % CI by block",
@@ -656,10 +649,10 @@ def _interval_chart(looks_at: Sequence[tuple[int, Interval]], min_effect: float)
             Line(
                 label="speed-up with 95 % CI",
                 tone="policy",
-                x=looks,
-                y=[one.estimate for one in found],
-                low=[max(one.low, bottom) for one in found],
-                high=[min(one.high, top) for one in found],
+                x=[look for look, _ in looks],
+                y=[interval.estimate for _, interval in looks],
+                low=[max(interval.low, bottom) for _, interval in looks],
+                high=[min(interval.high, top) for _, interval in looks],
             )
         ],
         levels=[
@@ -669,22 +662,23 @@ def _interval_chart(looks_at: Sequence[tuple[int, Interval]], min_effect: float)
         table=ChartTable(
             columns=("Blocks", "Speed-up", "95 % CI"),
             rows=[
-                (str(look), format_speedup(one.estimate), format_interval((one.low, one.high)))
-                for look, one in zip(looks, found, strict=True)
+                (str(look), format_speedup(interval.estimate), format_interval((interval.low, interval.high)))
+                for look, interval in looks
             ],
         ),
     )
 
 
-def verification_charts(found: Verification) -> tuple[Chart, ...]:
+def verification_charts(verification: Verification) -> tuple[Chart, ...]:
     """Draw the step times of a verification by launch, and its interval by block.
 
     The interval is that of the verdict: as it is stored with the launches, else where their times give the same.
     """
-    timed = [(launch.order + 1, launch.side, launch.time_us) for launch in found.launches if launch.time_us is not None]
+    launches = verification.launches
+    timed = [(launch.order + 1, launch.side, launch.time_us) for launch in launches if launch.time_us is not None]
     if not timed:
         return ()
-    base, tuned = ([(order, time_us) for order, of, time_us in timed if of is side] for side in Side)
+    base, tuned = ([(order, time_us, "") for order, of, time_us in timed if of is side] for side in Side)
     steps = Chart(
         id="steps-chart",
         title="Step time by launch",
@@ -692,22 +686,22 @@ def verification_charts(found: Verification) -> tuple[Chart, ...]:
         x=Axis(label="launch", unit="count"),
         y=Axis(label="step time", unit="us"),
         lines=[
-            Line(label="without", tone="default", mark="ring", x=[at for at, _ in base], y=[us for _, us in base]),
-            Line(label="with", tone="policy", mark="dot", x=[at for at, _ in tuned], y=[us for _, us in tuned]),
+            Line.through("without", "default", "ring", base),
+            Line.through("with", "policy", "dot", tuned),
         ],
         table=ChartTable(
             columns=("Launch", "Side", "Step time"),
             rows=[(str(order), side.value, format_time(time_us)) for order, side, time_us in timed],
         ),
     )
-    pairs = [(default, policy) for (_, default), (_, policy) in zip(base, tuned, strict=False)]
+    pairs = [(default_us, policy_us) for (_, default_us, _), (_, policy_us, _) in zip(base, tuned, strict=False)]
     looks = [
         (launch.order + 1, Interval(estimate=launch.estimate[0], low=launch.estimate[1], high=launch.estimate[2]))
-        for launch in found.launches
+        for launch in launches
         if launch.estimate is not None
-    ] or _looks_at(pairs[: len(pairs) // 2 * 2])
+    ] or _estimate_looks(pairs[: len(pairs) // 2 * 2])
     ends = (looks[-1][1].low, looks[-1][1].high) if looks else ()
-    if not looks or not all(map(partial(math.isclose, rel_tol=1e-6), ends, found.verdict.interval)):
+    if not looks or not all(map(partial(math.isclose, rel_tol=1e-6), ends, verification.verdict.interval)):
         return (steps,)
-    interval = _interval_chart(looks, found.verdict.min_effect)
+    interval = _interval_chart(looks, verification.verdict.min_effect)
     return steps, replace(interval, id="steps-interval-chart", title="95 % CI of the step time by block")

@@ -11,19 +11,27 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
+from fastapi import Path, Query
 from pydantic import BaseModel, Field
+from starlette.responses import Response, StreamingResponse
 
 from ncclt.core.algorithms import Algorithm
-from ncclt.core.message import Message, format_bytes
+from ncclt.core.api_key import Role
+from ncclt.core.message import Message
 from ncclt.core.study import Phase, Study, Trial
-from ncclt.core.trial import Measurement, Outcome
+from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
 from ncclt.store.store import Store
 from ncclt.store.trials import Order, TrialFilter, TrialPart
+from ncclt_api.access import needs
+from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Line
-from ncclt_api.pages.wording import NONE, format_us
+from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
+from ncclt_api.pages.wording import NONE, describe_message, format_us
 from ncclt_api.schemas import trial_document
 from ncclt_api.text import readable
+
+router = page_router(dependencies=needs(Role.READ))
 
 TRIALS_PER_PAGE = 50
 
@@ -62,6 +70,46 @@ class TrialChoice(BaseModel):
         return f"?{text}" if text else ""
 
 
+class ExportQuery(TrialChoice, StrictQuery):
+    """Selection of trials, and file format."""
+
+    format: Literal["csv", "json"] = "json"
+
+
+@router.get("/studies/{id}/trials")
+def export_trials(study: CurrentStudy, query: Annotated[ExportQuery, Query()], store: CurrentStore) -> Response:
+    """Return all trials that match as a file."""
+    write, kind = (trials_as_csv, "text/csv") if query.format == "csv" else (trials_as_json, "application/json")
+    headers = {
+        "Content-Disposition": f'attachment; filename="trials-{study.id}.{query.format}"',
+        "Cache-Control": "private, no-cache",
+    }
+    return StreamingResponse(write(store, study, build_filter(study, query)), media_type=kind, headers=headers)
+
+
+@router.get("/studies/{id}/trials/{number}")
+def show_trial(
+    study: CurrentStudy,
+    number: Annotated[int, Path(ge=0, le=MOST_NUMBER)],
+    query: Annotated[PageQuery, Query()],
+    store: CurrentStore,
+    page: CurrentPage,
+) -> Response:
+    """Show one trial."""
+    trial = store.trials.get(study.id, number)
+    measured = {row.message: row for row in trial.result.measurements}
+    values: dict[str, Any] = {
+        "study": study,
+        "trial": trial,
+        "messages": [row.message for row in study.workload.messages if not measured or row.message in measured],
+        "repeats": store.trials.repeats(study.id, trial, limit=MOST_REPEATS) if trial.policy is None else (),
+        "last": store.trials.select(study.id, TrialFilter(), limit=1).total - 1,
+        "forcing": describe_forcing(study, trial),
+        "samples": samples_chart(trial),
+    }
+    return page.write("trial.html", query, values, measured=measured)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTable:
     """A page of trials.
@@ -97,13 +145,6 @@ def message_key(message: Message) -> str:
     """Return a message as a short text for an address."""
     place = {True: "across", False: "inside", None: ""}[message.spans_nodes]
     return f"{message.collective.value}-{message.dtype}-{message.size_bytes}-{message.group_size or ''}-{place}"
-
-
-def describe_message(message: Message) -> str:
-    """Return a message as text."""
-    where = {True: " across nodes", False: " in a node", None: ""}[message.spans_nodes]
-    ranks = f", {message.group_size} ranks" if message.group_size else ""
-    return f"{message.collective.value} {format_bytes(message.size_bytes)} {message.dtype}{ranks}{where}"
 
 
 def build_filter(study: Study, choice: TrialChoice) -> TrialFilter:
@@ -266,17 +307,6 @@ def describe_forcing(study: Study, trial: Trial) -> str:
     by = "the tuner plugin" if trial.result.by_plugin else "environment variables"
     ranks = "the ranks were already running" if trial.result.persistent else "the ranks were started for this trial"
     return f"Forced by {by}; {ranks}."
-
-
-def describe_use(trial: Trial, study: Study, measurement: Measurement | None) -> str:
-    """Return the known choice of NCCL for a message: only a loaded plugin can have seen another one."""
-    if trial.result.outcome is Outcome.SUBSTITUTED:
-        return "another choice of NCCL: see the output"
-    if measurement is None:
-        return "not measured"
-    if study.label:
-        return "as forced (simulated)" if study.simulated else "as recorded"
-    return "as forced: no other choice reported" if trial.result.by_plugin else "not observed"
 
 
 def samples_chart(trial: Trial) -> Chart | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.revision import Action
+from ncclt.core.revision import Action, HistoryEvent
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentStore, PagedQuery
+from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import Page
 
@@ -45,17 +45,13 @@ class HistoryDocument(Page):
 
 
 @router.get("", operation_id="getHistory", summary="The history, newest first")
-def get_history(
-    query: Annotated[HistoryQuery, Query()], store: CurrentStore, request: Request, response: Response
-) -> HistoryDocument:
+def get_history(query: Annotated[HistoryQuery, Query()], store: CurrentStore, lists: CurrentList) -> HistoryDocument:
     """List one page of the changes of revisions, rules, roll-outs, keys, workloads and clusters."""
     cluster, id = query.cluster, query.recommendation
-    known = store.recommendations.get(id).id if id is not None else None
-    events = store.revisions.history(cluster=cluster, recommendation=known, before=query.number, limit=query.limit + 1)
+    id = store.recommendations.get(id).id if id is not None else None
+    events = store.revisions.history(cluster=cluster, recommendation=id, before=query.number, limit=query.limit + 1)
     if not events and cluster is not None:
         store.clusters.get(cluster)
-    shown = events[: query.limit]
-    following = str(shown[-1].number) if len(events) > query.limit else None
-    query.link(following, request, response)
-    items = [EventDocument.model_validate(one.to_document()) for one in shown]
-    return HistoryDocument(items=items, next_cursor=following)
+    return lists.write_rows(
+        HistoryDocument, query, events, key=lambda event: str(event.number), show=HistoryEvent.to_document
+    )

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import State
 from starlette.responses import StreamingResponse
 
-from ncclt.core.api_key import ApiKey, Role
+from ncclt.core.api_key import Role
 from ncclt.core.name import check_name
 from ncclt.core.revision import Actor
 from ncclt.core.tuning_job import JobEvent, JobState, JobStatus, TuningJob
@@ -21,10 +21,10 @@ from ncclt.errors import StoreError, UsageError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs, who
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PagedQuery, StrictQuery, normal_version
+from ncclt_api.dependencies import MOST_NUMBER, CurrentList, CurrentStore, PagedQuery, StrictQuery, normal_version
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.uploads import keep_workload, read_uploaded
-from ncclt_api.schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobDocument, StaleJobList
+from ncclt_api.schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobList
 from ncclt_api.text import readable
 
 if TYPE_CHECKING:
@@ -88,15 +88,10 @@ class JobsQuery(PagedQuery):
 
 
 @router.get("", operation_id="listJobs", summary="Tuning jobs, newest first", dependencies=needs(Role.READ))
-def list_jobs(
-    query: Annotated[JobsQuery, Query()], queue: CurrentQueue, request: Request, response: Response
-) -> JobList:
+def list_jobs(query: Annotated[JobsQuery, Query()], queue: CurrentQueue, lists: CurrentList) -> JobList:
     """List one page of jobs."""
-    found = queue.statuses(cluster=query.cluster, state=query.state, limit=query.limit + 1, after=query.cursor)
-    shown = found[: query.limit]
-    following = shown[-1].job.id if len(found) > query.limit else None
-    query.link(following, request, response)
-    return JobList(items=[job_document(one) for one in shown], next_cursor=following)
+    jobs = queue.statuses(cluster=query.cluster, state=query.state, limit=query.limit + 1, after=query.cursor)
+    return lists.write_rows(JobList, query, jobs, key=lambda status: status.job.id, show=job_document)
 
 
 @router.post(
@@ -129,29 +124,37 @@ async def submit_job(
         check_name(name, "the profile's name")
         workload = await read_uploaded(json.dumps(body.profile).encode(), name=name)
         await run_in_threadpool(keep_workload, store, workload, Actor(who=who(request)))
-    status, is_new = await run_in_threadpool(_submit, body, store, queue, key_of(request), idempotency_key or "")
-    response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"/v1/jobs/{status.job.id}"
-    return job_document(status)
+    return await run_in_threadpool(_submit, body, store, queue, request, response, idempotency_key or "")
 
 
 def _submit(
-    body: NewJob, store: Store, queue: JobQueue, key: ApiKey | None, idempotency_key: str
-) -> tuple[JobStatus, bool]:
+    body: NewJob, store: Store, queue: JobQueue, request: Request, response: Response, idempotency_key: str
+) -> JobDocument:
     from ncclt.store.job_queue import new_job_id
 
-    by = key.id if key else ""
-    model = body.model if body.model is not None else str((body.profile or {})["name"])
-    given = body.model_dump(exclude={"profile", "again", "model", "nccl_version"})
+    limits = body.model_dump(exclude={"profile", "again", "model", "nccl_version"})
+    by = _find_submitter(request)
     job = TuningJob(
-        **given,
-        model=model,
+        **limits,
+        model=body.model if body.model is not None else str((body.profile or {})["name"]),
         nccl_version=normal_version(body.nccl_version),
         id=new_job_id(idempotency_key, by=by),
         created=utc_now(),
         by=by,
     )
-    return queue.submit(store.jobs.check(job, again=body.again))
+    return _answer_queued(response, *queue.submit(store.jobs.check(job, again=body.again)))
+
+
+def _find_submitter(request: Request) -> str:
+    """Return the id of the key of a request; empty = the store has no keys."""
+    key = key_of(request)
+    return key.id if key else ""
+
+
+def _answer_queued(response: Response, status: JobStatus, is_new: bool) -> JobDocument:
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/v1/jobs/{status.job.id}"
+    return job_document(status)
 
 
 @router.post(
@@ -161,23 +164,17 @@ def submit_stale_jobs(body: NewStaleJobs, store: CurrentStore, queue: CurrentQue
     """Queue a job for each stale recommendation that has none queued or running."""
     from ncclt.store.job_queue import submit_stale
 
-    key = key_of(request)
-    limits = TuningJob(id="", cluster="", model="", by=key.id if key else "", **body.model_dump(exclude={"cluster"}))
-    found = submit_stale(store, queue, limits, cluster=body.cluster, now=utc_now())
-    return StaleJobList(
-        items=[
-            StaleJobDocument.model_validate(
-                one.to_document() | {"job": job_document(one.status) if one.status else None}
-            )
-            for one in found
-        ]
-    )
+    by = _find_submitter(request)
+    limits = TuningJob(id="", cluster="", model="", by=by, **body.model_dump(exclude={"cluster"}))
+    rows = submit_stale(store, queue, limits, cluster=body.cluster, now=utc_now())
+    items = [row.to_document() | {"job": job_document(row.status) if row.status else None} for row in rows]
+    return StaleJobList.model_validate({"items": items})
 
 
 @router.get("/{id}", operation_id="getJob", summary="One tuning job", dependencies=needs(Role.READ))
-def get_job(found: CurrentJob) -> JobDocument:
+def get_job(job: CurrentJob) -> JobDocument:
     """Return one job with its state."""
-    return job_document(found)
+    return job_document(job)
 
 
 @router.post(
@@ -186,9 +183,9 @@ def get_job(found: CurrentJob) -> JobDocument:
     summary="Cancel a job: in the queue, or after its trial",
     dependencies=needs(Role.TUNE),
 )
-def cancel_job(found: CurrentJob, queue: CurrentQueue) -> JobDocument:
+def cancel_job(status: CurrentJob, queue: CurrentQueue) -> JobDocument:
     """Cancel a job; one that has ended stays as it is."""
-    return job_document(queue.cancel(found.job.id))
+    return job_document(queue.cancel(status.job.id))
 
 
 @router.post(
@@ -202,13 +199,10 @@ def cancel_job(found: CurrentJob, queue: CurrentQueue) -> JobDocument:
     },
     dependencies=needs(Role.TUNE),
 )
-def retry_job(found: CurrentJob, queue: CurrentQueue, request: Request, response: Response) -> JobDocument:
+def retry_job(status: CurrentJob, queue: CurrentQueue, request: Request, response: Response) -> JobDocument:
     """Queue it as a job of its own; its study resumes."""
-    key = key_of(request)
-    status, is_new = queue.retry(found.job.id, by=key.id if key else "", now=utc_now())
-    response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"/v1/jobs/{status.job.id}"
-    return job_document(status)
+    retried = queue.retry(status.job.id, by=_find_submitter(request), now=utc_now())
+    return _answer_queued(response, *retried)
 
 
 class JobEventsQuery(StrictQuery):
@@ -227,47 +221,47 @@ class JobEventsQuery(StrictQuery):
 )
 async def follow_job(
     query: Annotated[JobEventsQuery, Query()],
-    found: CurrentJob,
+    status: CurrentJob,
     queue: CurrentQueue,
     last_event_id: Annotated[
         int | None, Header(ge=0, le=MOST_NUMBER, description="resume behind the event of this id")
     ] = None,
 ) -> Response:
     """Stream past and new events, then the ended job."""
-    id, first = found.job.id, 0 if last_event_id is None else last_event_id + 1
+    id, first = status.job.id, 0 if last_event_id is None else last_event_id + 1
     if not query.follow:
-        text = await run_in_threadpool(_written, queue, found, first)
+        text = await run_in_threadpool(_write_events, queue, status, first)
         return Response(text, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def lines() -> AsyncIterator[str]:
-        yield _sent("status", found)
+        yield _write_status("status", status)
         try:
             async for event in queue.events(id, first=first):
-                yield ": waiting\n\n" if event is None else _numbered(event)
+                yield ": waiting\n\n" if event is None else _write_event(event)
         except StoreError:
             return  # the reader comes again with Last-Event-ID
-        yield _sent("end", await run_in_threadpool(queue.status, id))
+        yield _write_status("end", await run_in_threadpool(queue.status, id))
 
     return StreamingResponse(
         lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
 
 
-def _written(queue: JobQueue, found: JobStatus, first: int) -> str:
-    parts, length = [_sent("status", found)], 0
-    for event in queue.written(found.job.id, first=first):
-        parts.append(_numbered(event))
+def _write_events(queue: JobQueue, status: JobStatus, first: int) -> str:
+    parts, length = [_write_status("status", status)], 0
+    for event in queue.written(status.job.id, first=first):
+        parts.append(_write_event(event))
         length += len(parts[-1])
         if length > _LONGEST_ANSWER:
             break
     return "".join(parts)
 
 
-def _numbered(event: JobEvent) -> str:
+def _write_event(event: JobEvent) -> str:
     return f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(readable(event.data))}\n\n"
 
 
-def _sent(kind: str, status: JobStatus) -> str:
+def _write_status(kind: str, status: JobStatus) -> str:
     return f"event: {kind}\ndata: {job_document(status).model_dump_json()}\n\n"
 
 

@@ -13,7 +13,7 @@ from ncclt.errors import NotFoundError
 from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs, who
-from ncclt_api.dependencies import CurrentStore, PagedQuery, WholeStore
+from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery, WholeStore
 from ncclt_api.problems import ForbiddenError
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import JsonBody, Page
@@ -57,12 +57,11 @@ class KeyList(Page):
 
 @router.get("", operation_id="listKeys", summary="Keys, oldest first")
 def list_keys(
-    query: Annotated[PagedQuery, Query()], store: WholeStore, request: Request, response: Response
+    query: Annotated[PagedQuery, Query()], store: WholeStore, request: Request, lists: CurrentList
 ) -> KeyList:
     """List one page of keys, including revoked ones; a key limited to clusters sees only keys of these."""
-    page, following = query.cut(_visible(store, request), lambda key: key.id)
-    query.link(following, request, response)
-    return KeyList(items=[KeyDocument.model_validate(key.to_document()) for key in page], next_cursor=following)
+    keys = _find_visible(store, request)
+    return lists.write_part(KeyList, query, keys, key=lambda key: key.id, show=ApiKey.to_document)
 
 
 @router.post("", operation_id="createKey", summary="Create a key", status_code=201)
@@ -93,12 +92,12 @@ def create_key(
 @router.delete("/{id}", operation_id="revokeKey", summary="Revoke a key")
 def revoke_key(id: str, store: WholeStore, request: Request) -> KeyDocument:
     """Revoke a key: every service refuses it within a second."""
-    if id not in {key.id for key in _visible(store, request)}:
+    if id not in {key.id for key in _find_visible(store, request)}:
         raise NotFoundError(f"there is no key {id!r}", hint="GET /v1/keys lists all")
     return KeyDocument.model_validate(store.keys.revoke(id, now=utc_now(), by=Actor(who=who(request))).to_document())
 
 
-def _visible(store: Store, request: Request) -> list[ApiKey]:
+def _find_visible(store: Store, request: Request) -> list[ApiKey]:
     own = key_of(request)
     bounds = set(own.clusters) if own is not None else set()
     return [key for key in store.keys.find().values() if not bounds or (key.clusters and bounds >= {*key.clusters})]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
-from fastapi import Request as HttpRequest
+from fastapi import APIRouter, Query
 from pydantic import Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.recommendation import Recommendation, Request
 from ncclt_api.access import needs
 from ncclt_api.dependencies import (
+    CurrentList,
     CurrentRecommendation,
     CurrentStore,
     PagedQuery,
@@ -21,7 +21,7 @@ from ncclt_api.dependencies import (
     wrong_cursor,
 )
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import ListedRecommendation, ProvenRecommendation, RecommendationList, proven_recommendation
+from ncclt_api.schemas import ProvenRecommendation, RecommendationList, proven_recommendation
 
 router = APIRouter(
     prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.READ)
@@ -59,7 +59,7 @@ class RecommendationsQuery(PagedQuery, JobQuery):
 
 @router.get("", operation_id="listRecommendations", summary="Published revisions that fit, newest first")
 def list_recommendations(
-    query: Annotated[RecommendationsQuery, Query()], store: CurrentStore, http: HttpRequest, response: Response
+    query: Annotated[RecommendationsQuery, Query()], store: CurrentStore, lists: CurrentList
 ) -> RecommendationList:
     """List one page of the revisions that fit; an unknown cluster or workload is an error, not an empty list."""
     request = query.request(cluster=query.cluster or "", model=query.model or "")
@@ -71,24 +71,27 @@ def list_recommendations(
     count = query.limit + 1
     while True:
         published = find(after=after, limit=count)
-        fitting += [one for one in published if not request.refusal(one.fingerprint)]
+        fitting += [revision for revision in published if not request.refusal(revision.fingerprint)]
         if len(fitting) > query.limit or len(published) < count:
             break
         after, count = published[-1].id, 2 * count
     if not published and after is None:
         explain_absence(store, cluster=query.cluster, model=query.model)
-    page = fitting[: query.limit]
-    following = page[-1].id if len(fitting) > query.limit else None
-    query.link(following, http, response)
-    states = {one.id: one.state for one in store.revisions.statuses(id=[one.id for one in page])}
-    items = [ListedRecommendation.model_validate(one.to_document() | {"state": states[one.id]}) for one in page]
-    return RecommendationList(items=items, next_cursor=following)
+    ids = [revision.id for revision in fitting[: query.limit]]
+    states = {status.id: status.state for status in store.revisions.statuses(id=ids)}
+    return lists.write_rows(
+        RecommendationList,
+        query,
+        fitting,
+        key=lambda revision: revision.id,
+        show=lambda revision: revision.to_document() | {"state": states[revision.id]},
+    )
 
 
 @router.get("/{id}", operation_id="getRecommendation", summary="One published revision")
-def get_recommendation(found: CurrentRecommendation, store: CurrentStore) -> ProvenRecommendation:
+def get_recommendation(recommendation: CurrentRecommendation, store: CurrentStore) -> ProvenRecommendation:
     """Return one revision with its last verifications and attestations."""
-    return proven_recommendation(store, found)
+    return proven_recommendation(store, recommendation)
 
 
 def explain_absence(store: CurrentStore, *, cluster: str | None, model: str | None) -> None:

@@ -15,7 +15,7 @@ from ncclt.core.ticket import TICKET_PATTERN, read_ticket, shorten_name
 from ncclt.errors import InputError
 from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
-from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, PagedQuery
+from ncclt_api.dependencies import MOST_NUMBER, CurrentList, CurrentStore, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import AttestationDocument, AttestationList, GainDocument, JsonBody, NewAttestation
 from ncclt_api.tickets import sender_of
@@ -37,14 +37,11 @@ class AttestationsQuery(PagedQuery):
     dependencies=needs(Role.READ),
 )
 def list_attestations(
-    query: Annotated[AttestationsQuery, Query()], store: CurrentStore, request: Request, response: Response
+    query: Annotated[AttestationsQuery, Query()], store: CurrentStore, lists: CurrentList
 ) -> AttestationList:
     """List one page of attestations; an unknown recommendation is an error, not an empty list."""
-    known = store.recommendations.get(query.recommendation)
-    page, following = query.cut(store.records.attestations([known.id]), lambda one: one.id)
-    query.link(following, request, response)
-    items = [AttestationDocument.model_validate(one.to_document()) for one in page]
-    return AttestationList(items=items, next_cursor=following)
+    rows = store.records.attestations([store.recommendations.get(query.recommendation).id])
+    return lists.write_part(AttestationList, query, rows, key=lambda row: row.id, show=Attestation.to_document)
 
 
 @attestations.post(
@@ -64,17 +61,17 @@ def add_attestation(
 ) -> AttestationDocument:
     """Keep one attestation, as `ncclt attest --json` prints it, with the ticket of its job."""
     document = body.model_dump(mode="json", by_alias=True, exclude={"ticket"})
-    known = store.recommendations.get(body.recommendation)
-    if (known.cluster, known.model) != (body.cluster, body.model):
+    recommendation = store.recommendations.get(body.recommendation)
+    if (recommendation.cluster, recommendation.model) != (body.cluster, body.model):
         raise InputError(
-            f"the recommendation {known.id} is for {known.model} on {known.cluster}",
+            f"the recommendation {recommendation.id} is for {recommendation.model} on {recommendation.cluster}",
             hint="send the cluster and model of the recommendation",
         )
     attestation = Attestation.from_document(document)
     ticket = read_ticket(body.ticket, store.ticket_secret(), now_s=time.time())
-    if (ticket.recommendation, ticket.cluster) != (known.id, shorten_name(known.cluster)):
+    if (ticket.recommendation, ticket.cluster) != (recommendation.id, shorten_name(recommendation.cluster)):
         raise InputError(
-            f"the job of this ticket was given {ticket.recommendation or 'nothing'}, not {known.id}",
+            f"the job of this ticket was given {ticket.recommendation or 'nothing'}, not {recommendation.id}",
             hint="send back the `ticket` of the answer that the job started with",
         )
     if not store.records.add_attestation(attestation, ticket=ticket, **sender_of(request)):

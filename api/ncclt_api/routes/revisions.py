@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,6 +12,7 @@ from pydantic import BaseModel, Field
 from ncclt.core.api_key import Role
 from ncclt.core.revision import MOST_WHY, Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import MAX_COST, MOST_ARMS, ArmState, RollOutState
+from ncclt.store.revisions import Revisions
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore
@@ -115,9 +118,73 @@ class RevisionDocument(BaseModel):
     ended_rollouts: list[str] = Field(description="ids of the roll-outs that this request ended")
 
 
-def _revision(store: Store, id: str, ended: tuple[str, ...] = ()) -> RevisionDocument:
-    shown: list[dict[str, Any]] = [one.to_document() for one in store.revisions.rollouts(recommendation=id, limit=10)]
-    more = {"rollouts": shown, "ended_rollouts": ended}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """Change of a revision or a roll-out that a person asks for.
+
+    Attributes:
+        operation: id of its operation.
+        summary, description: of its route.
+        change: makes the change, given the store's revisions, an id and an actor; returns the roll-outs that ended.
+    """
+
+    operation: str
+    summary: str
+    description: str
+    change: Callable[..., tuple[str, ...] | None]
+
+    def add_route(self, router: APIRouter, path: str, endpoint: Callable[..., object]) -> None:
+        """Add its route, for the keys that may approve."""
+        router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            operation_id=self.operation,
+            summary=self.summary,
+            description=self.description,
+            responses=CONFLICT,
+            dependencies=needs(Role.APPROVE),
+        )
+
+
+VERBS = {
+    "activate": Verb(
+        operation="activate",
+        summary="Activate a candidate for all jobs",
+        description="Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out.",
+        change=Revisions.activate,
+    ),
+    "rollback": Verb(
+        operation="rollBack",
+        summary="Roll back to this revision",
+        description="Make an earlier revision active again.",
+        change=Revisions.roll_back,
+    ),
+    "pin": Verb(
+        operation="pin",
+        summary="Pin jobs to this revision",
+        description="Pin jobs to this revision, whatever is published later.",
+        change=Revisions.pin,
+    ),
+    "unpin": Verb(
+        operation="unpin",
+        summary="Unpin a revision",
+        description="Let later revisions replace a pinned one again.",
+        change=Revisions.unpin,
+    ),
+    "retire": Verb(
+        operation="retire",
+        summary="Retire a revision",
+        description="Retire a revision; without an active one jobs keep their own settings.",
+        change=Revisions.retire,
+    ),
+}
+"""Last part of an address -> its change of a revision."""
+
+
+def _show_state(store: Store, id: str, ended: Sequence[str] = ()) -> RevisionDocument:
+    rollouts = store.revisions.rollouts(recommendation=id, limit=10)
+    more = {"rollouts": [rollout.to_document() for rollout in rollouts], "ended_rollouts": ended}
     return RevisionDocument.model_validate(store.revisions.status(id).to_document() | more)
 
 
@@ -127,9 +194,9 @@ def _revision(store: Store, id: str, ended: tuple[str, ...] = ()) -> RevisionDoc
     summary="State of a revision and its last roll-outs",
     dependencies=needs(Role.READ),
 )
-def get_state(found: CurrentRecommendation, store: CurrentStore) -> RevisionDocument:
+def get_state(recommendation: CurrentRecommendation, store: CurrentStore) -> RevisionDocument:
     """Return its state and its roll-outs."""
-    return _revision(store, found.id)
+    return _show_state(store, recommendation.id)
 
 
 @router.post(
@@ -139,75 +206,27 @@ def get_state(found: CurrentRecommendation, store: CurrentStore) -> RevisionDocu
     responses=CONFLICT,
     dependencies=needs(Role.APPROVE),
 )
-def approve(found: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request) -> RevisionDocument:
+def approve(
+    recommendation: CurrentRecommendation, body: Approval, store: CurrentStore, request: Request
+) -> RevisionDocument:
     """Approve a candidate, alone or with further arms, for a share of the jobs; one that won its roll-out, for all."""
-    store.revisions.approve(found.id, _by(request, body), **body.model_dump(exclude={"why"}))
-    return _revision(store, found.id)
+    actor = _describe_actor(request, body)
+    store.revisions.approve(recommendation.id, actor, **body.model_dump(exclude={"why"}))
+    return _show_state(store, recommendation.id)
 
 
-@router.post(
-    "/{id}/activate",
-    operation_id="activate",
-    summary="Activate a candidate for all jobs",
-    responses=CONFLICT,
-    dependencies=needs(Role.APPROVE),
-)
-def activate(
-    found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request
-) -> RevisionDocument:
-    """Give a candidate that awaits nothing to all jobs, also in the middle of its roll-out."""
-    return _revision(store, found.id, store.revisions.activate(found.id, _by(request, body)))
+def _add_verb(name: str, verb: Verb) -> None:
+    def change(
+        recommendation: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request
+    ) -> RevisionDocument:
+        ended = verb.change(store.revisions, recommendation.id, _describe_actor(request, body))
+        return _show_state(store, recommendation.id, ended or ())
+
+    verb.add_route(router, f"/{{id}}/{name}", change)
 
 
-@router.post(
-    "/{id}/rollback",
-    operation_id="rollBack",
-    summary="Roll back to this revision",
-    responses=CONFLICT,
-    dependencies=needs(Role.APPROVE),
-)
-def roll_back(
-    found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request
-) -> RevisionDocument:
-    """Make an earlier revision active again."""
-    return _revision(store, found.id, store.revisions.roll_back(found.id, _by(request, body)))
-
-
-@router.post(
-    "/{id}/pin",
-    operation_id="pin",
-    summary="Pin jobs to this revision",
-    responses=CONFLICT,
-    dependencies=needs(Role.APPROVE),
-)
-def pin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
-    """Pin jobs to this revision, whatever is published later."""
-    return _revision(store, found.id, store.revisions.pin(found.id, _by(request, body)))
-
-
-@router.post(
-    "/{id}/unpin",
-    operation_id="unpin",
-    summary="Unpin a revision",
-    responses=CONFLICT,
-    dependencies=needs(Role.APPROVE),
-)
-def unpin(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
-    """Let later revisions replace a pinned one again."""
-    store.revisions.unpin(found.id, _by(request, body))
-    return _revision(store, found.id)
-
-
-@router.post(
-    "/{id}/retire",
-    operation_id="retire",
-    summary="Retire a revision",
-    responses=CONFLICT,
-    dependencies=needs(Role.APPROVE),
-)
-def retire(found: CurrentRecommendation, body: StateChange, store: CurrentStore, request: Request) -> RevisionDocument:
-    """Retire a revision; without an active one jobs keep their own settings."""
-    return _revision(store, found.id, store.revisions.retire(found.id, _by(request, body)))
+for _name, _verb in VERBS.items():
+    _add_verb(_name, _verb)
 
 
 @rules.get(
@@ -232,9 +251,9 @@ def set_rules(cluster: str, body: NewRules, store: CurrentStore, request: Reques
     """Store the rules of a cluster, for what is published from now on."""
     store.clusters.get(cluster)  # refused before anything is stored
     values = body.model_dump(exclude={"why"})
-    store.revisions.set_rules(ClusterRules(cluster=cluster, **values), _by(request, body))
+    store.revisions.set_rules(ClusterRules(cluster=cluster, **values), _describe_actor(request, body))
     return get_rules(cluster, store)
 
 
-def _by(request: Request, body: StateChange) -> Actor:
+def _describe_actor(request: Request, body: StateChange) -> Actor:
     return Actor(who=who(request), why=body.why)

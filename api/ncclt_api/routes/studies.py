@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query
 from pydantic import Field
 
 from ncclt.core.api_key import Role
 from ncclt.errors import NotFoundError
 from ncclt.prove.proof import evidence_document
 from ncclt_api.access import needs
-from ncclt_api.dependencies import CurrentStore, CurrentStudy, PagedQuery
+from ncclt_api.dependencies import CurrentList, CurrentStore, CurrentStudy, PagedQuery
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.schemas import (
     EvidenceDocument,
@@ -34,13 +34,10 @@ class StudiesQuery(PagedQuery):
 
 
 @router.get("", operation_id="listStudies", summary="Studies, newest first")
-def list_studies(
-    query: Annotated[StudiesQuery, Query()], store: CurrentStore, request: Request, response: Response
-) -> StudyList:
+def list_studies(query: Annotated[StudiesQuery, Query()], store: CurrentStore, lists: CurrentList) -> StudyList:
     """List one page of studies; the Link header leads to the next."""
     page = store.studies.page(limit=query.limit, cursor=query.cursor, cluster=query.cluster, model=query.model)
-    query.link(page.next_cursor, request, response)
-    return StudyList(items=[study_summary_document(item) for item in page.items], next_cursor=page.next_cursor)
+    return lists.write(StudyList, query, [study_summary_document(entry) for entry in page.items], page.next_cursor)
 
 
 @router.get("/{id}", operation_id="getStudy", summary="One study")
@@ -51,20 +48,19 @@ def get_study(study: CurrentStudy, store: CurrentStore) -> StudyDetail:
 
 @router.get("/{id}/trials", operation_id="listTrials", summary="The trials of a study")
 def list_trials(
-    study: CurrentStudy,
-    query: Annotated[PagedQuery, Query()],
-    store: CurrentStore,
-    request: Request,
-    response: Response,
+    study: CurrentStudy, query: Annotated[PagedQuery, Query()], store: CurrentStore, lists: CurrentList
 ) -> TrialList:
     """List one page of trials with their measurements, by number; the Link header leads to the next."""
-    after = query.number
-    page = store.trials.page(study.id, after=-1 if after is None else after, limit=query.limit + 1)
-    shown = page[: query.limit]
-    following = str(shown[-1].number) if len(page) > query.limit else None
-    query.link(following, request, response)
-    items = [trial_document(trial, study.cluster) for trial in shown]
-    return TrialList(study=study.id, simulated=study.simulated, items=items, next_cursor=following)
+    after = -1 if query.number is None else query.number
+    return lists.write_rows(
+        TrialList,
+        query,
+        store.trials.page(study.id, after=after, limit=query.limit + 1),
+        key=lambda trial: str(trial.number),
+        show=lambda trial: trial_document(trial, study.cluster),
+        study=study.id,
+        simulated=study.simulated,
+    )
 
 
 @router.get("/{id}/evidence", operation_id="getEvidence", summary="Evidence of a study's newest verdict")

@@ -26,7 +26,8 @@ from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import CatalogueWorkload, workload_document
+from ncclt_api.routes.catalogue import show_workload
+from ncclt_api.schemas import CatalogueWorkload
 
 router = APIRouter(prefix="/v1/workloads", tags=["catalogue"], responses=PROBLEMS, dependencies=needs(Role.TUNE))
 
@@ -99,17 +100,12 @@ async def upload_workload(
         async for chunk in request.stream():
             await run_in_threadpool(file.write, chunk)
         await run_in_threadpool(file.flush)
-        options = [
-            word
-            for key, value in (("source", query.source), ("steps", query.steps))
-            if value is not None
-            for word in (f"--{key}", str(value))
-        ]
+        options = [f"--source={query.source}"] if query.source is not None else []
+        options += [f"--steps={query.steps}"] if query.steps is not None else []
         workload = await _read(Path(file.name), query.name, options)
     is_new = await run_in_threadpool(keep_workload, store, workload, Actor(who=who(request)))
     response.status_code = 201 if is_new else 200
-    entries = await run_in_threadpool(store.workloads.entries)
-    return next(workload_document(*entry) for entry in entries if entry[0].name == workload.name)
+    return await run_in_threadpool(show_workload, store, workload)
 
 
 async def read_uploaded(content: bytes, *, name: str) -> Workload:
@@ -157,12 +153,13 @@ def _temporary_file(*, suffix: str = "") -> Iterator[IO[bytes]]:
 
 async def _read(path: Path, name: str, options: list[str]) -> Workload:
     argv = [sys.executable, "-c", _LIMITED, str(READ_BYTES), str(round(READ_S)), str(path), name]
-    kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH")}
+    passed_on = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if name in passed_on}
     async with _reading:
         process = await asyncio.create_subprocess_exec(
             *argv,
             *options,
-            env={**kept, "OPENBLAS_NUM_THREADS": "1"},
+            env={**environment, "OPENBLAS_NUM_THREADS": "1"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -170,7 +167,7 @@ async def _read(path: Path, name: str, options: list[str]) -> Workload:
             start_new_session=True,
         )
         try:
-            said, errors = await asyncio.wait_for(process.communicate(), READ_S + 5.0)
+            output, errors = await asyncio.wait_for(process.communicate(), READ_S + 5.0)
         except TimeoutError:
             raise InputError(
                 f"it was not read within {READ_S:.0f} s", hint="send less: one rank, a few steps"
@@ -180,17 +177,14 @@ async def _read(path: Path, name: str, options: list[str]) -> Workload:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode:
-        raise _refused(process.returncode, errors.decode(errors="replace"), path)
-    return Workload.from_document(json.loads(said))
+        raise _build_refusal(process.returncode, errors.decode(errors="replace"), path)
+    return Workload.from_document(json.loads(output))
 
 
-def _refused(code: int, said: str, path: Path) -> InputError:
-    if code in (-signal.SIGXCPU, -signal.SIGKILL) or "MemoryError" in said:
-        return InputError(
-            f"reading it takes more than {READ_S:.0f} s or {READ_BYTES // 1024**3} GiB",
-            hint=_LESS,
-        )
-    lines = [line.replace(str(path), "the upload").replace(path.name, "the upload") for line in said.splitlines()]
+def _build_refusal(code: int, output: str, path: Path) -> InputError:
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) or "MemoryError" in output:
+        return InputError(f"reading it takes more than {READ_S:.0f} s or {READ_BYTES // 1024**3} GiB", hint=_LESS)
+    lines = [line.replace(str(path), "the upload").replace(path.name, "the upload") for line in output.splitlines()]
     message = next((line.removeprefix("ncclt: ") for line in lines if line.startswith("ncclt: ")), "it cannot be read")
     hint = next(
         (line.partition("hint: ")[2] for line in lines if "hint: " in line), "GET /v1/openapi.json names the parameters"

@@ -16,7 +16,7 @@ from ncclt.core.revision import Actor
 from ncclt.core.rollout import JobTime
 from ncclt.core.trial import ON_STEPS
 from ncclt_api.app import create_app
-from ncclt_api.routes.overview_pages import JOBS_PER_PAGE
+from ncclt_api.pages.gain import JOBS_PER_PAGE
 
 PAGE = "/clusters/leonardo/workloads/bert"
 MEASURED = {"simulated": False, "launcher": "slurm"}

@@ -6,8 +6,8 @@ from fastapi.testclient import TestClient
 from ncclt.core.study import StudyEntry
 from ncclt.core.tuning_job import JobResult, JobState, JobStatus, TuningJob
 from ncclt_api.app import create_app
+from ncclt_api.pages import jobs as job_pages
 from ncclt_api.pages.environment import render_page
-from ncclt_api.routes import job_pages
 from ncclt_api.sign_in import Visitor
 
 JOB = {"cluster": "leonardo", "model": "bert"}

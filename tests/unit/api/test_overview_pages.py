@@ -188,7 +188,7 @@ def test_a_running_study_is_live_and_first(empty_store, empty_client, samples):
     publish(empty_store, samples, "aa")
     empty_store.studies.open(samples.study("bb", state=StudyState.RUNNING))
     page = empty_client.get("/").text
-    assert 'hx-get="/live?"' in page
+    assert 'hx-get="/live"' in page
     assert page.index("/studies/bb") < page.index("Recent studies")
     assert "1 searching" in page
     assert "/studies/bb" in empty_client.get("/live").text
@@ -349,18 +349,15 @@ def preflight(id, *, slow):
     )
 
 
-def test_preflights_are_shown_over_time_with_the_matrix_of_the_newest(empty_store, empty_client):
+def test_preflights_are_shown_over_time(empty_store, empty_client):
     empty_store.records.add_preflight(preflight("old", slow=False))
     empty_store.records.add_preflight(preflight("new", slow=True))
     view = empty_client.get("/clusters/leonardo?format=json").json()
     assert [row["id"] for row in view["preflights"]] == ["new", "old"]
-    assert view["mapped"]["id"] == "new"
     assert all("SIMULATED" in row["verdict"] and "readings" not in row for row in view["preflights"])
-    assert view["heat_maps"][0]["shares"] == [[["n1", "n2"], 0.5], [["n2", "n3"], 1.0], [["n1", "n3"], 1.0]]
     page = empty_client.get("/clusters/leonardo").text
-    assert '<td class="none"></td><td class="heat1">50 %</td><td class="heat3">100 %</td>' in page
     assert "98 %" in page
-    assert page.count(">simulated</span>") == 3
+    assert page.count(">simulated</span>") == 2
 
 
 def test_a_simulated_preflight_is_not_the_health_of_a_fabric(empty_store, empty_client):

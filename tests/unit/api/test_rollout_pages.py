@@ -12,7 +12,7 @@ from ncclt.core.rollout import ArmState, JobTime
 from ncclt.prove.rollout import fewest_pairs
 from ncclt.testing.samples import sample_roll_out, settle
 from ncclt_api.app import create_app
-from ncclt_api.pages.rollouts import Holds, build_rows, list_rollout_actions
+from ncclt_api.pages.rollouts import Holds, build_row, list_rollout_actions
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_the_list_marks_an_arm_whose_jobs_lack_more_reports_than_the_control(bro
     starts = {("f00d", ""): (30, 20)}
     for reported, lacks in ((10, True), (20, False)):
         counts = starts | {("f00d", "b"): (30, reported)}
-        (built,) = build_rows([sample_roll_out("b", control="")], counts, {}, Holds())
+        built = build_row(sample_roll_out("b", control=""), counts, None, Holds())
         assert (built.unreported, built.unreported_controls, built.lacks_reports) == (30 - reported, 10, lacks)
 
 

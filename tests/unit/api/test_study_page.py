@@ -251,7 +251,7 @@ def test_step_times_are_drawn_in_order_with_the_interval_of_the_verdict_alone(sa
     estimates = {1: (1.2, 0.9, math.inf), 19: (1.25, 1.1, 1.4)}
     stored = tuple(replace(launch, estimate=estimates.get(launch.order)) for launch in launches)
     _steps, interval = verification_charts(replace(live, launches=stored))
-    assert (interval.lines[0].x, interval.lines[0].y) == ((2, 20), [1.2, 1.25])
+    assert (interval.lines[0].x, interval.lines[0].y) == ([2, 20], [1.2, 1.25])
     assert interval.table.rows[-1] == ("20", "1.250×", "1.100–1.400")
 
 

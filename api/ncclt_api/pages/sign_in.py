@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import Form, Query, Request
 from pydantic import Field
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -14,9 +14,10 @@ from ncclt.core.api_key import Role, hash_secret
 from ncclt_api.access import PUBLIC, needs
 from ncclt_api.dependencies import StrictQuery, WholeStore
 from ncclt_api.pages.environment import render_page
+from ncclt_api.pages.response import page_router
 from ncclt_api.sign_in import COOKIE, SESSION_S, OwnForm, visitor
 
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = page_router()
 
 _OWN_PATH = re.compile(r"/(?![/\\])[\x21-\x7e]*")
 """Allowed targets after the sign-in: `//host` and `/\\host` would be another host."""
@@ -33,7 +34,7 @@ def show_sign_in(query: Annotated[SignInQuery, Query()], store: WholeStore, requ
     """Ask for a key; without keys there is nothing to sign in to."""
     if not store.keys.find() and not request.app.state.has_users:
         return RedirectResponse("/", 303)
-    return _page(request, next=query.next)
+    return _write_page(request, next=query.next)
 
 
 @router.post("/sign-in", dependencies=[*PUBLIC, OwnForm])
@@ -44,13 +45,13 @@ def sign_in(
     next: Annotated[str, Form(max_length=2000)] = "",
 ) -> Response:
     """Exchange a key for a cookie."""
-    found = store.keys.find().get(hash_secret(key.strip()))
-    why = "Unknown key." if found is None else found.invalid(datetime.now(UTC).isoformat())
-    if found is None or why:
-        return _page(request, next=next, why=why, status=401)
+    stored = store.keys.find().get(hash_secret(key.strip()))
+    why = "Unknown key." if stored is None else stored.invalid(datetime.now(UTC).isoformat())
+    if stored is None or why:
+        return _write_page(request, next=next, why=why, status=401)
     response = RedirectResponse(next if _OWN_PATH.fullmatch(next) else "/", 303)
     secure = request.url.scheme == "https" or request.app.state.public_url.startswith("https:")
-    request.app.state.sessions.begin(response, found, secure=secure)
+    request.app.state.sessions.begin(response, stored, secure=secure)
     return response
 
 
@@ -62,6 +63,6 @@ def sign_out() -> Response:
     return response
 
 
-def _page(request: Request, *, next: str, why: str = "", status: int = 200) -> Response:
+def _write_page(request: Request, *, next: str, why: str = "", status: int = 200) -> Response:
     page = render_page("sign_in.html", next=next, why=why, hours=SESSION_S // 3600, visitor=visitor(request))
     return HTMLResponse(page, status, {"Cache-Control": "no-store"})
