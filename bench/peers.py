@@ -1,27 +1,23 @@
 """Who searches in `bench/search.py`: ncclt, and the peers that it is compared with.
 
 A peer sees one number per launch, the time per step of one setting forced for everything, as tuners of environment
-variables do. Racing and halving have a use for the time of every message, and see it: what is fast for one message
-stays in the race. What is recommended is put together per message from the launches of each method alike.
+variables do. What is recommended is put together per message from the launches of each method alike.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol as Port
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.printed_costs import PrintedCosts
-from ncclt.core.setting import MAX_CHANNELS, Setting
+from ncclt.core.setting import Setting
 from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
 from ncclt.core.workload import Workload
 from ncclt.search.gaussian_process import GaussianProcess, Table
@@ -30,33 +26,10 @@ from ncclt.search.posterior import build_kernel, hyperparameter_grid, neg_log_pr
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.space import SearchSpace
 
-METHODS = (
-    "ours",
-    "plain-gp",
-    "thompson",
-    "gp",
-    "gp-picks",
-    "tpe",
-    "tpe-picks",
-    "random",
-    "grid",
-    "coordinate",
-    "racing",
-    "halving",
-)
+METHODS = ("ours", "plain-gp", "gp", "tpe", "random", "grid")
 STARTUP_TRIALS = 4
 """Random launches before TPE and Optuna's Gaussian process begin: with their ten little of a small budget would be
-left. With `-picks` these are the fastest settings of as many pairs by ncclt's cost model instead."""
-
-ANCHORS = (48, 24, 8, 1)
-"""Channels of the races, the most first, as published tools do: few channels are slow under every pair."""
-
-PRUNED_BEHIND = 0.15
-HALVED = 8
-"""Random settings that halving begins with."""
-
-MOST_DRAWS = 32
-"""Draws among which top-two Thompson sampling looks for a second best setting."""
+left."""
 
 _PLAIN_SIGMA = 0.02
 """Noise that the plain Gaussian process assumes: the bench's own, which favours it."""
@@ -65,9 +38,6 @@ _PLAIN_CHOICES = [(0.5, *rest) for scale, *rest in hyperparameter_grid() if scal
     choice for choice in hyperparameter_grid() if choice[-1] == choice[-2]
 ]
 """Its hyperparameters: the cost model counts as a whole, and may be trusted more than ours does."""
-
-Times = dict[Setting, NDArray[np.float64]]
-Pair = tuple[Algorithm | None, Protocol | None, tuple[tuple[str, int], ...]]
 
 
 class Method(Port):
@@ -105,11 +75,9 @@ class Ours:
 class OfOptuna:
     """One of Optuna's samplers, which minimises the log of time per step over that of the default."""
 
-    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler, picks: Sequence[Setting] = ()) -> None:
+    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler) -> None:
         self._space = space
         self._study = optuna.create_study(sampler=sampler)
-        for setting in picks:
-            self._study.enqueue_trial(dict(space.params(setting) or {}))
 
     def ask(self, trials: Sequence[Trial]) -> Setting | None:
         assert trials[0].score_us is not None
@@ -123,15 +91,9 @@ class OfOptuna:
 
 
 class PlainGp:
-    """A Gaussian process of the time per step alone, with ncclt's kernel and cost model, and expected improvement.
+    """A Gaussian process of the time per step alone, with ncclt's kernel and cost model, and expected improvement."""
 
-    With a seed it draws instead of improving: the best setting of one draw from the posterior, or with even odds that
-    of the first draw with another best one (top-two Thompson sampling; Russo, "Simple Bayesian algorithms for best arm
-    identification", COLT 2016).
-    """
-
-    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster, seed: int | None = None) -> None:
-        self._draws = None if seed is None else np.random.default_rng(seed)
+    def __init__(self, space: SearchSpace, workload: Workload, cluster: Cluster) -> None:
         self._settings = [s for s in space.distinct if not s.is_default]
         self._workload = workload
         messages = [calls.message for calls in workload.messages]
@@ -155,53 +117,27 @@ class PlainGp:
         )
         fits = [(GaussianProcess(table, self._kernel.covariance(*c)), neg_log_prior(c)) for c in _PLAIN_CHOICES]
         best, _ = max(fits, key=lambda fit: fit[0].evidence() - fit[1])
-        if self._draws is not None:
-            return self._settings[self._draw(best, table)]
         mean, variance = (column[:, 0] for column in best.predict(np.arange(len(self._settings))))
         sigma = np.sqrt(np.maximum(variance, 1e-12))
         ahead = min(0.0, float(mean[table.rows].min())) - mean
         gain = ahead * ndtr(ahead / sigma) + sigma * np.exp(-0.5 * (ahead / sigma) ** 2) / math.sqrt(2 * math.pi)
         return self._settings[int(gain.argmax())]
 
-    def _draw(self, posterior: GaussianProcess, table: Table) -> int:
-        assert self._draws is not None
-        mean = posterior.predict(np.arange(len(self._settings)))[0][:, 0]
-        covariance = posterior._covariance
-        prior = covariance.smooth * covariance.sizes[0, 0] + covariance.rough
-        seen = prior[table.rows]
-        covariance = prior - seen.T @ np.linalg.solve(seen[:, table.rows] + np.diag(table.noise), seen)
-        draws = self._draws.multivariate_normal(mean, covariance, size=MOST_DRAWS, method="eigh").argmin(axis=1)
-        first = int(draws[0])
-        others = [int(one) for one in draws[1:] if one != first]
-        return others[0] if others and self._draws.random() < 0.5 else first
-
     def tell(self, trial: Trial) -> None:
         """Take note of a launch, which is among the trials at the next question."""
 
 
-class Walk:
-    """A search that is a walk: its steps see the mean times of the settings that it asked for.
+class Grid:
+    """All settings in order."""
 
-    Args:
-        steps: yields settings; given times per step of each message, by setting, which grow with the launches.
-        workload: placed.
-    """
-
-    def __init__(self, steps: Callable[[Times], Iterator[Setting]], workload: Workload) -> None:
-        self._launches: dict[Setting, list[NDArray[np.float64]]] = {}
-        self._times: Times = {}
-        self._steps = steps(self._times)
-        self._workload = workload
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self._settings = iter(settings)
 
     def ask(self, _trials: Sequence[Trial]) -> Setting | None:
-        return next(self._steps, None)
+        return next(self._settings, None)
 
     def tell(self, trial: Trial) -> None:
-        us = {m.message: m.time_us for m in trial.result.measurements}
-        row = np.array([c.calls_per_step * us.get(c.message, math.inf) for c in self._workload.messages])
-        mine = self._launches.setdefault(trial.setting, [])
-        mine.append(row if trial.score_us is not None else np.full_like(row, math.inf))
-        self._times[trial.setting] = np.mean(mine, axis=0)
+        """Ignore it."""
 
 
 def make(
@@ -215,21 +151,11 @@ def make(
 ) -> Method:
     """Return one of `METHODS`; NCCL's own tables, where a log held them, are of use to ours alone."""
     settings = [s for s in space.distinct if not s.is_default]
-    ladders = _ladders(settings)
     match method:
         case "grid":
-            return Walk(lambda _times: (s for ladder in ladders.values() for s in ladder), workload)
-        case "coordinate":
-            return Walk(lambda times: coordinate_descent(ladders, times), workload)
-        case "racing":
-            return Walk(lambda times: channel_racing(ladders, times), workload)
-        case "halving":
-            chosen = random.Random(seed).sample(settings, min(HALVED, len(settings)))
-            return Walk(lambda times: successive_halving(chosen, times), workload)
+            return Grid(settings)
         case "plain-gp":
             return PlainGp(space, workload, cluster)
-        case "thompson":
-            return PlainGp(space, workload, cluster, seed)
         case "ours":
             study = Study(
                 id="bench",
@@ -247,21 +173,7 @@ def make(
         case _:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                name, _, picks = method.partition("-")
-                chosen = pick_by_cost(space, workload, cluster) if picks else []
-                return OfOptuna(space, _optuna_sampler(name, seed), chosen)
-
-
-def pick_by_cost(space: SearchSpace, workload: Workload, cluster: Cluster) -> list[Setting]:
-    """Return the settings that the cost model expects to be fastest per byte sent, each of another pair."""
-    settings = [s for s in space.distinct if not s.is_default]
-    ratios = expected_log_ratios(settings, [calls.message for calls in workload.messages], cluster)
-    bytes_sent = np.array([calls.bytes_per_step for calls in workload.messages])
-    order = np.argsort(np.exp(ratios) @ (bytes_sent / bytes_sent.sum()), kind="stable")
-    fastest: dict[Pair, Setting] = {}
-    for setting in (settings[index] for index in order):
-        fastest.setdefault((setting.algorithm, setting.protocol, setting.parameters), setting)
-    return list(fastest.values())[:STARTUP_TRIALS]
+                return OfOptuna(space, _optuna_sampler(method, seed))
 
 
 def _optuna_sampler(method: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -272,60 +184,3 @@ def _optuna_sampler(method: str, seed: int) -> optuna.samplers.BaseSampler:
             return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
         case _:
             return optuna.samplers.RandomSampler(seed=seed)
-
-
-def _ladders(settings: Sequence[Setting]) -> dict[Pair, list[Setting]]:
-    """Return the settings of each pair, ascending in channels; NCCL's own channels stand last."""
-    found: dict[Pair, list[Setting]] = {}
-    for setting in settings:
-        found.setdefault((setting.algorithm, setting.protocol, setting.parameters), []).append(setting)
-    return {pair: sorted(mine, key=lambda s: s.channels or MAX_CHANNELS + 1) for pair, mine in found.items()}
-
-
-def coordinate_descent(ladders: dict[Pair, list[Setting]], times: Times) -> Iterator[Setting]:
-    """Walk along the channels of each pair for as long as they get faster, from the middle (AutoCCL, NSDI 2025)."""
-    for ladder in ladders.values():
-        at = len(ladder) // 2
-        yield ladder[at]
-        for step in (1, -1):
-            moved = False
-            while 0 <= at + step < len(ladder):
-                if ladder[at + step] not in times:
-                    yield ladder[at + step]
-                if times[ladder[at + step]].sum() >= times[ladder[at]].sum():
-                    break
-                at, moved = at + step, True
-            if moved:
-                break
-
-
-def channel_racing(ladders: dict[Pair, list[Setting]], times: Times) -> Iterator[Setting]:
-    """Try a few channel counts of all pairs, drop pairs that fall behind, then fill in the rest of the others.
-
-    A pair falls behind that is slower than the best one by more than `PRUNED_BEHIND` on every message.
-    """
-    racing = dict(ladders)
-    for anchor in ANCHORS:
-        for ladder in racing.values():
-            setting = min(ladder, key=lambda s: abs((s.channels or MAX_CHANNELS) - anchor))
-            if setting not in times:
-                yield setting
-        best = {pair: np.min([times[s] for s in ladder if s in times], axis=0) for pair, ladder in racing.items()}
-        fastest = np.min(list(best.values()), axis=0)
-        racing = {p: racing[p] for p in racing if (best[p] <= fastest * (1 + PRUNED_BEHIND)).any()}
-    for ladder in sorted(racing.values(), key=lambda mine: min(times[s].sum() for s in mine if s in times)):
-        yield from (s for s in ladder if s not in times)
-
-
-def successive_halving(settings: Sequence[Setting], times: Times) -> Iterator[Setting]:
-    """Launch all, keep the better half, launch these again ... (Jamieson, Talwalkar, AISTATS 2016).
-
-    Better is what comes first for a message or, after these, in time per step.
-    """
-    racing = list(settings)
-    while len(racing) > 1:
-        yield from racing
-        first = {racing[i]: None for i in np.argmin([times[s] for s in racing], axis=0)}
-        ranked = [*first, *(s for s in sorted(racing, key=lambda s: times[s].sum()) if s not in first)]
-        racing = ranked[: len(racing) // 2]
-    yield from racing

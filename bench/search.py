@@ -1,12 +1,10 @@
 """How many launches does a search need until the policy that it would recommend is good?
 
-Methods: ours; a plain Gaussian process with our kernel and cost model, by expected improvement and by top-two Thompson
-sampling; Optuna's GPSampler and TPE (4 start-up trials; with `-picks` these are what our cost model expects to be
-fastest) and random, searching one setting for everything; the full grid; coordinate descent over the channels of each
-pair; channel racing, the most channels first; successive halving. Landscapes: every recorded one with at least 12
-settings and simulated clusters, or the files given. Each launch measures all messages of a mix with lognormal noise,
-independent between launches and messages; every launch counts, the default's first one and repeats as well. What a
-whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
+Methods: ours; a plain Gaussian process with our kernel and cost model, by expected improvement; Optuna's GPSampler
+and TPE (4 start-up trials) and random, searching one setting for everything; the full grid. Landscapes: every
+recorded one with at least 12 settings and simulated clusters, or the files given. Each launch measures all messages
+of a mix with lognormal noise, independent between launches and messages; every launch counts, the default's first one
+and repeats as well. What a whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
 
 What would be recommended is put together in the same way for all methods, from what they launched so far: for each
 message the setting that is fastest by ncclt's model of these launches (`search.posterior.posterior_mean`), if it is
