@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -39,16 +40,18 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import Provenance, Workload
 from ncclt.deliver.attest import attest
-from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
+from ncclt.health.preflight.checkup import SIZES, Depth, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
-from ncclt.health.preflight.simulated import parse_fault, simulated_runners
 from ncclt.prove.rollout import judge_stored
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text
 from ncclt.store.studies import study_row
 from ncclt.store.tables import history, job_starts, job_times, measurements, recommendations, studies, trials
 from ncclt.store.trials import measurement_row, trial_row
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "fakes"))
+from fleet import Fleet, parse_fault
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000)
 """Names that must stay text: markup, quotes, right-to-left, far too long."""
@@ -554,7 +557,7 @@ def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
     for hall, cluster in enumerate(own_clusters()[:2]):
         for week in range(8, 0, -1):
             when = (moment - timedelta(days=7 * week, hours=hall)).isoformat(timespec="seconds")
-            weak = ["n02=0.55"] if week == 3 else ["n01+n03=0.7"] if week == 6 else []
+            weak = ["n02=0.55"] if week == 3 else ["n01+n02=0.7"] if week == 6 else []
             store.records.add_preflight(_examined(cluster, weak, when))
 
 
@@ -628,13 +631,18 @@ def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
 
 def _examined(cluster: Cluster, weak: Sequence[str], when: str) -> Any:
     hosts = tuple(f"n{number:02d}" for number in range(1, cluster.nodes + 1))
-    runner_for = simulated_runners(cluster, hosts, faults=[parse_fault(text) for text in weak])
     expected = expectation(cluster, SIZES, tolerance=0.15)
     request = PreflightRequest(
-        cluster=cluster, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated", full=True
+        cluster=cluster,
+        hosts=hosts,
+        expectation=expected,
+        launcher="simulate",
+        benchmark="simulated",
+        depth=Depth(full=True),
     )
-    probes = Probes(runner_for, expected, clock=lambda: 0.0)
-    return preflight(request, probes, now=lambda: when, clock=lambda: 0.0)
+    fleet = Fleet(cluster, [parse_fault(text) for text in weak])
+    probes = Probes(fleet.runner, expected, clock=lambda: 0.0)
+    return replace(preflight(request, probes, now=lambda: when, clock=lambda: 0.0), simulated=True)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -20,7 +20,7 @@ COMMANDS = (
     ("env", "--model", "bert", "--cluster", "leonardo"),
     ("run", "--model", "bert", "--cluster", "leonardo", "--", "true"),
     ("serve", "--port", "0"),
-    ("preflight", "--cluster", "leonardo", "--launcher", "simulate", "--dry-run"),
+    ("preflight", "--cluster", "leonardo", "--launcher", "ssh", "--dry-run"),
 )
 
 

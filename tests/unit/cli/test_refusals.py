@@ -55,7 +55,7 @@ def test_a_word_that_names_no_launcher_or_benchmark_is_wrong_usage(call, words):
     [
         (*TUNE, "--landscape", ""),
         (*TUNE, *LEONARDO, "--launcher", "ssh", "--hosts", "@"),
-        ("preflight", "--cluster", "leonardo", "--launcher", "simulate", "--hosts", "@"),
+        ("preflight", "--cluster", "leonardo", "--launcher", "ssh", "--hosts", "@"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_said_in_words(call, words, name, why):

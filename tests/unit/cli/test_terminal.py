@@ -14,6 +14,9 @@ import threading
 
 import pytest
 
+from ncclt.core.preflight import Preflight, State
+from ncclt.store import open_store
+
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 COMMAND = re.compile(r"(use it|continue|stored|page): ")
 NAMES = ("zwork", "zclus", "znote", "zstud")
@@ -103,9 +106,27 @@ def hostile(environ, piped, tmp_path):
         ("cluster", "add", str(tmp_path / "clus.toml")),
         ("admin", "keys", "create", "--role", "read", "--note", "znote"),
         (*TUNE[:1], "--model", "zwork", "--cluster", "zclus", *TUNE[3:], "--study", "zstud"),
-        ("preflight", "--cluster", "zclus", "--nodes", "2", "--launcher", "simulate"),
     ):
         piped(words)
+    with open_store(f"sqlite:///{tmp_path}/.local/share/ncclt/ncclt.db") as store:
+        store.records.add_preflight(
+            Preflight(
+                id="p1",
+                created="2026-01-01T00:00:00",
+                state=State.UNMEASURED,
+                simulated=False,
+                cluster="zclus",
+                fingerprint="f",
+                launcher="ssh",
+                benchmark="nccl_tests",
+                hosts=("a", "b"),
+                gpus_per_node=8,
+                source="from link speeds",
+                expected=(),
+                tolerance=0.15,
+                wall_s=1.0,
+            )
+        )
     with sqlite3.connect(tmp_path / ".local/share/ncclt/ncclt.db") as database:
         of = dict(
             database.execute("select name, type from sqlite_master where type in ('table', 'trigger')").fetchall()

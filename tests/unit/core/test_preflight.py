@@ -8,7 +8,6 @@ import pytest
 from ncclt.core.preflight import ExpectedSize, FabricFinding, Part, Preflight, ProbeReading, Section, State
 from ncclt.core.trial import Outcome
 from ncclt.errors import InputError
-from ncclt.health.preflight.heat_map import heat_maps
 
 HOSTS = ("a", "b", "c", "d")
 GIB = 1 << 30
@@ -92,13 +91,6 @@ def test_rows_are_by_size_and_of_launches_that_went_well():
     assert small.busbw_gbps == pytest.approx(large.busbw_gbps) == pytest.approx(50.0)
 
 
-def test_pairs_are_of_two_nodes_or_of_two_gpus_of_one_node_by_the_median_of_their_launches():
-    preflight = sample_preflight()
-    assert preflight.pairs() == pytest.approx({("a", "b"): 61.0, ("c", "d"): 100.0, ("a", "c"): 0.0})
-    assert preflight.pairs("c") == pytest.approx({("2", "5"): 50.0, ("2", "4"): 90.0})
-    assert preflight.pairs("a") == {}
-
-
 def test_findings_in_words(subtests):
     for finding, words in [
         (
@@ -143,24 +135,6 @@ def test_verdicts():
     assert alone.verdict == "healthy: 98 GB/s measured, 98 GB/s expected from link speeds"
     healthy = sample_preflight(state=State.HEALTHY, findings=(), simulated=True, readings=(reading(HOSTS, 98.0),))
     assert healthy.verdict == "SIMULATED: healthy: 98 GB/s measured, 100 GB/s expected from link speeds"
-
-
-def test_heat_maps_are_of_nodes_and_of_the_gpus_that_were_looked_into():
-    nodes, gpus = heat_maps(sample_preflight())
-    assert nodes.names == HOSTS
-    assert nodes.share("b", "a") == pytest.approx(nodes.share("a", "b")) == pytest.approx(0.61, abs=0.01)
-    assert (nodes.share("a", "c"), nodes.share("a", "d")) == (0, None)
-    assert gpus.title == "pairs of GPUs of node c"
-    assert gpus.names == ("2", "4", "5")
-
-
-def test_a_large_map_keeps_the_worst():
-    hosts = tuple(f"n{index:02d}" for index in range(40))
-    fast = [reading((a, b), 100.0) for a, b in zip(hosts[::2], hosts[1::2], strict=True)]
-    preflight = sample_preflight(hosts=hosts, readings=(*fast, reading(("n07", "n08"), 40.0)))
-    (one,) = heat_maps(preflight)
-    assert (len(one.names), one.left_out) == (16, 24)
-    assert one.share("n07", "n08") == pytest.approx(0.4)
 
 
 def test_a_section_is_named_briefly_and_has_a_rank_for_each_gpu(subtests):

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from fleet import Fleet, parse_fault
 
 from ncclt.core.cluster import Cluster
 from ncclt.errors import StoreError
 from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
-from ncclt.health.preflight.simulated import parse_fault, simulated_runners
 from ncclt.store import open_store
 
 CLUSTER = Cluster(
@@ -36,18 +36,17 @@ def store(tmp_path):
 
 def sample(id, *, weak=(), **changes):
     hosts = ("a", "b", "c", "d")
-    runner_for = simulated_runners(CLUSTER, hosts, faults=[parse_fault(text) for text in weak])
+    fleet = Fleet(CLUSTER, [parse_fault(text) for text in weak])
     expected = expectation(CLUSTER, SIZES, tolerance=0.15)
     request = PreflightRequest(
-        cluster=CLUSTER, hosts=hosts, expectation=expected, launcher="simulate", benchmark="simulated"
+        cluster=CLUSTER, hosts=hosts, expectation=expected, launcher="ssh", benchmark="nccl_tests"
     )
-    probes = Probes(runner_for, expected, clock=lambda: 0.0)
-    found = preflight(request, probes, now=lambda: "2026-01-01", clock=lambda: 0.0)
-    return replace(found, id=id, **changes)
+    probes = Probes(fleet.runner, expected, clock=lambda: 0.0)
+    return replace(preflight(request, probes, now=lambda: "2026-01-01", clock=lambda: 0.0), id=id, **changes)
 
 
 def test_what_is_kept_comes_back_whole(store):
-    preflight = sample("p1", weak=["b=0.5", "c:1=hang"])
+    preflight = sample("p1", weak=["b=0.5", "c:1=timeout"])
     assert preflight.findings
     store.records.add_preflight(preflight)
     assert store.records.preflights() == (preflight,)
@@ -56,15 +55,15 @@ def test_what_is_kept_comes_back_whole(store):
 def test_the_newest_come_first_of_one_cluster_or_of_all(store):
     for id, cluster in (("p1", "dgx"), ("p2", "other"), ("p3", "dgx")):
         store.records.add_preflight(sample(id, cluster=cluster))
-    assert [one.id for one in store.records.preflights(cluster="dgx")] == ["p3", "p1"]
-    assert [one.id for one in store.records.preflights(limit=2)] == ["p3", "p2"]
+    assert [preflight.id for preflight in store.records.preflights(cluster="dgx")] == ["p3", "p1"]
+    assert [preflight.id for preflight in store.records.preflights(limit=2)] == ["p3", "p2"]
 
 
 def test_the_newest_20_are_found_unless_another_number_is_given(store):
-    one = sample("p0")
+    preflight = sample("p0")
     for number in range(22):
-        store.records.add_preflight(replace(one, id=f"p{number}"))
-    assert [found.id for found in store.records.preflights()] == [f"p{number}" for number in range(21, 1, -1)]
+        store.records.add_preflight(replace(preflight, id=f"p{number}"))
+    assert [preflight.id for preflight in store.records.preflights()] == [f"p{number}" for number in range(21, 1, -1)]
 
 
 def test_one_is_stored_once(store):

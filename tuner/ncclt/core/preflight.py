@@ -146,20 +146,19 @@ class FabricFinding(Documented):
     def sentence(self) -> str:
         """Return the finding as a sentence."""
         hosts = hosts_label(self.hosts)
-        who = {
+        gpus = " and ".join(map(str, self.gpus))
+        subject = {
             Part.NODE: f"node {hosts}",
             Part.LINK: f"the link {hosts}",
-            Part.GPU: f"GPU {self.gpus[0] if self.gpus else ''} of node {hosts}",
-            Part.GPU_LINK: f"the link between GPU {' and '.join(map(str, self.gpus))} of node {hosts}",
+            Part.GPU: f"GPU {gpus} of node {hosts}",
+            Part.GPU_LINK: f"the link between GPU {gpus} of node {hosts}",
             Part.GROUP: f"something among {hosts}",
             Part.FABRIC: f"all of {hosts} alike",
         }[self.part]
-        if self.outcome is Outcome.OK:
-            does = f"reaches {self.share * 100:.0f} % of {self.reference_gbps:.3g} GB/s"
-        else:
-            does = _FAILED_WORDS[self.outcome]
+        reached = f"reaches {self.share * 100:.0f} % of {self.reference_gbps:.3g} GB/s"
+        predicate = _FAILED_WORDS.get(self.outcome, reached)
         partners = " with every partner" if self.part in (Part.NODE, Part.GPU) else ""
-        return f"{who} {does}{partners}" + (f"; {self.remark}" if self.remark else "")
+        return f"{subject} {predicate}{partners}" + (f"; {self.remark}" if self.remark else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +192,7 @@ class Preflight(Documented):
         id: identifies it.
         created: ISO time.
         state: the verdict.
-        simulated: the times come from a model.
+        simulated: the times come from a model, as in records of older versions.
         cluster: name of the cluster.
         fingerprint: digest of the cluster's fingerprint, with the size of the job.
         launcher, benchmark: names of what launched, and what ran.
@@ -230,19 +229,22 @@ class Preflight(Documented):
     @property
     def rows(self) -> tuple[SizeRow, ...]:
         """Return the bandwidth of all nodes together by size: each the median of its launches."""
-        seen: dict[int, list[float]] = {}
+        times_us: dict[int, list[float]] = {}
         for reading in self.readings:
             if reading.section == Section(hosts=self.hosts) and reading.outcome is Outcome.OK:
                 for size, time_us in reading.times_us:
-                    seen.setdefault(size, []).append(time_us)
+                    times_us.setdefault(size, []).append(time_us)
         factor = bus_factor(Collective.ALL_REDUCE, len(self.hosts) * self.gpus_per_node)
         expected = {size.size_bytes: size.busbw_gbps for size in self.expected}
-        rows = []
-        for size, times in sorted(seen.items()):
-            time_us = statistics.median(times)
-            gbps = size / time_us / 1e3 * factor
-            rows.append(SizeRow(size_bytes=size, time_us=time_us, busbw_gbps=gbps, expected_gbps=expected.get(size)))
-        return tuple(rows)
+        return tuple(
+            SizeRow(
+                size_bytes=size,
+                time_us=statistics.median(times),
+                busbw_gbps=size / statistics.median(times) / 1e3 * factor,
+                expected_gbps=expected.get(size),
+            )
+            for size, times in sorted(times_us.items())
+        )
 
     @property
     def verdict(self) -> str:
@@ -256,25 +258,8 @@ class Preflight(Documented):
         if self.state is State.UNMEASURED:
             return f"could not measure: {self.notes[-1] if self.notes else 'no launch gave a result'}"
         if self.state is State.DEGRADED:
-            more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            return f"{self.findings[0].sentence}{more}"
+            further = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
+            return f"{self.findings[0].sentence}{further}"
         largest = self.rows[-1]
         expected_gbps = largest.expected_gbps or largest.busbw_gbps
         return f"{largest.busbw_gbps:.3g} GB/s measured, {expected_gbps:.3g} GB/s expected {self.source}"
-
-    def pairs(self, host: str = "") -> dict[tuple[str, str], float]:
-        """Return the median bus bandwidth of every pair that was measured, 1e9 bytes/s; 0 = it failed.
-
-        Args:
-            host: pairs of GPUs of this node; empty = pairs of nodes.
-        """
-        seen: dict[tuple[str, str], list[float]] = {}
-        for reading in self.readings:
-            section = reading.section
-            if host and section.hosts == (host,) and len(section.gpus) == 2:
-                first, second = sorted(section.gpus)
-                seen.setdefault((str(first), str(second)), []).append(reading.gbps)
-            if not host and len(section.hosts) == 2:
-                a, b = sorted(section.hosts, key=self.hosts.index)
-                seen.setdefault((a, b), []).append(reading.gbps)
-        return {pair: statistics.median(values) for pair, values in seen.items()}

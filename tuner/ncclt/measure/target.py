@@ -144,7 +144,7 @@ class Target:
         Args:
             gpus_visible: asked only when needed.
             demo: the workload is a shipped one, for which a recording is replayed unasked.
-            for_nodes: accept hosts where nothing is launched: a preflight simulates nodes by their names.
+            for_nodes: nodes are examined: nothing is replayed unasked.
             submits: accept launcher options of a batch job: the command submits one outside an allocation.
 
         Raises:
@@ -160,7 +160,7 @@ class Target:
             )
         if self.parallel < 1:
             raise UsageError(f"--parallel must be at least 1, not {self.parallel}")
-        chosen._refuse_idle_options(for_nodes=for_nodes)
+        chosen._refuse_idle_options()
         parse_options(chosen.launcher_class, self.launcher_option, submits=submits)
         if self.landscape is not None and (self.cluster or self.nodes or self.gpus_per_node or self.nccl_version):
             raise UsageError(
@@ -216,7 +216,7 @@ class Target:
             f"--cluster {DEFAULT_RECORDED} replays recorded timings and --launcher simulate uses a model",
         )
 
-    def _refuse_idle_options(self, *, for_nodes: bool) -> None:
+    def _refuse_idle_options(self) -> None:
         """Refuse options that would silently have no effect where nothing is launched."""
         if self.is_launched:
             return
@@ -224,8 +224,6 @@ class Target:
         idle = [name for name, option in offered.items() if option.of_launches]
         if self.is_replayed:
             idle.append("parallel")
-        if for_nodes:
-            idle.remove("hosts")
         for name in idle:
             if getattr(self, name) != getattr(untouched, name):
                 raise UsageError(

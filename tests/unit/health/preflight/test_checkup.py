@@ -4,39 +4,23 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from fleet import Fleet, parse_fault
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Part, Section, State
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import UsageError
-from ncclt.health.preflight.checkup import SIZES, PreflightRequest, cost
+from ncclt.health.preflight.checkup import SIZES, Depth, PreflightRequest
 from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.simulated import parse_fault, simulated_runners
-
-CLUSTER = Cluster(
-    name="dgx",
-    nodes=1,
-    gpus_per_node=8,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvswitch",
-    link_gbps=300.0,
-    fabric="infiniband",
-    nics_per_node=8,
-    nic_gbps=25.0,
-    gpudirect=True,
-    nccl_version="2.28.9",
-)
 
 
 def named(preflight):
-    return [(one.part, one.hosts, one.gpus) for one in preflight.findings]
+    return [(finding.part, finding.hosts, finding.gpus) for finding in preflight.findings]
 
 
 def test_a_healthy_fleet_costs_one_launch(examine):
-    found = examine()
-    assert (found.state, found.findings, len(found.readings)) == (State.HEALTHY, (), 1)
-    assert found.verdict.startswith("SIMULATED: healthy: 169 GB/s measured, 172 GB/s expected from link speeds")
+    result = examine()
+    assert (result.state, result.findings, len(result.readings)) == (State.HEALTHY, (), 1)
+    assert result.verdict.startswith("healthy: 171 GB/s measured, 172 GB/s expected from link speeds")
 
 
 def test_one_fault_is_named_in_fleets_of_any_size(subtests, examine):
@@ -48,72 +32,71 @@ def test_one_fault_is_named_in_fleets_of_any_size(subtests, examine):
     ]:
         with subtests.test(weak=weak, expected=expected):
             for nodes in (3, 4, 8, 16, 64):
-                found = examine([weak], nodes=nodes)
-                assert (nodes, found.state, named(found)) == (nodes, State.DEGRADED, [expected])
-                assert found.findings[0].share == pytest.approx(0.6, abs=0.03), nodes
-                assert len(found.readings) < 45, nodes
+                result = examine([weak], nodes=nodes)
+                assert (nodes, result.state, named(result)) == (nodes, State.DEGRADED, [expected])
+                assert result.findings[0].share == pytest.approx(0.6, abs=0.03), nodes
+                assert len(result.readings) < 45, nodes
 
 
 def test_the_sentence_says_what_to_do(examine):
-    found = examine(["n03=0.6"], nodes=16)
-    assert "node n03 reaches 60 % of 175 GB/s with every partner" in found.verdict
-    assert "look at its network" in found.verdict
-    assert [note for note in found.notes if "looked slow" in note] == []
-    assert any("without n03 the other 15 nodes reach" in note for note in found.notes)
+    result = examine(["n03=0.6"], nodes=16)
+    assert "node n03 reaches 60 % of 181 GB/s with every partner" in result.verdict
+    assert "look at its network" in result.verdict
+    assert [note for note in result.notes if "looked slow" in note] == []
+    assert any("without n03 the other 15 nodes reach" in note for note in result.notes)
 
 
 def test_several_faults_are_peeled_off_one_after_the_other(examine):
-    found = examine(["n00=0.5", "n30=0.6", "n12:3=0.8"], nodes=32)
-    assert set(named(found)) == {(Part.NODE, ("n00",), ()), (Part.NODE, ("n30",), ()), (Part.GPU, ("n12",), (3,))}
-    assert [one.hosts[0] for one in found.findings] == ["n00", "n30", "n12"], "the slowest first"
+    result = examine(["n00=0.5", "n30=0.6", "n12:3=0.8"], nodes=32)
+    assert set(named(result)) == {(Part.NODE, ("n00",), ()), (Part.NODE, ("n30",), ()), (Part.GPU, ("n12",), (3,))}
+    assert [one.hosts[0] for one in result.findings] == ["n00", "n30", "n12"], "the slowest first"
 
 
 @pytest.mark.parametrize(
     ("word", "outcome", "says"),
     [
-        ("hang", Outcome.TIMEOUT, "does not finish"),
-        ("crash", Outcome.CRASHED, "crashes"),
-        ("wrong", Outcome.WRONG_RESULT, "gives WRONG DATA"),
+        ("timeout", Outcome.TIMEOUT, "does not finish"),
+        ("crashed", Outcome.CRASHED, "crashes"),
+        ("wrong_result", Outcome.WRONG_RESULT, "gives WRONG DATA"),
     ],
 )
 def test_failures_are_findings(examine, word, outcome, says):
     for where in ("n05", "n04+n05"):
-        found = examine([f"{where}={word}"], nodes=16)
-        assert found.state is State.DEGRADED
-        assert (found.findings[0].outcome, found.findings[0].hosts) == (outcome, tuple(where.split("+")))
-        assert says in found.verdict
+        result = examine([f"{where}={word}"], nodes=16)
+        assert result.state is State.DEGRADED
+        assert (result.findings[0].outcome, result.findings[0].hosts) == (outcome, tuple(where.split("+")))
+        assert says in result.verdict
 
 
 def test_wrong_data_goes_before_everything_that_is_slow(examine):
-    found = examine(["n01=0.2", "n10=wrong"], nodes=16)
-    assert [one.hosts for one in found.findings] == [("n10",), ("n01",)]
+    result = examine(["n01=0.2", "n10=wrong_result"], nodes=16)
+    assert [one.hosts for one in result.findings] == [("n10",), ("n01",)]
 
 
-def test_wrong_data_in_one_launch_alone_is_told(examine):
+def test_wrong_data_in_one_launch_alone_is_told(examine, dgx):
     """The median of three would forgive it; nobody else should."""
-    hosts = tuple(f"n{index:02d}" for index in range(8))
-    fine = simulated_runners(CLUSTER.sized(nodes=8), hosts, sigma=0)
-    spoilt = simulated_runners(CLUSTER.sized(nodes=8), hosts, faults=[parse_fault("n01=wrong")], sigma=0)
+    cluster = dgx.sized(nodes=8)
+    fine, spoilt = Fleet(cluster), Fleet(cluster, [parse_fault("n01=wrong_result")])
     once = [("n00", "n01")]
 
     def runner_for(hosts, gpus):
         if hosts in once:
             once.remove(hosts)
-            return spoilt(hosts, gpus)
-        return fine(hosts, gpus)
+            return spoilt.runner(hosts, gpus)
+        return fine.runner(hosts, gpus)
 
-    found = examine(full=True, runner_for=runner_for)
+    result = examine(full=True, runner_for=runner_for)
 
     assert once == []
-    (finding,) = found.findings
+    (finding,) = result.findings
     assert (finding.hosts, finding.outcome, finding.remark) == (("n00", "n01"), Outcome.WRONG_RESULT, "in one launch")
 
 
 def test_what_is_expected_may_be_wrong(examine):
-    found = examine(given_gbps=400.0, nodes=16)
-    assert named(found)[0][0] is Part.FABRIC
-    assert "no node or link stands out, so the expectation (by --expect) is wrong or something common" in found.verdict
-    assert "--expect" in found.verdict
+    result = examine(given_gbps=400.0, nodes=16)
+    assert named(result)[0][0] is Part.FABRIC
+    assert "no node or link stands out, so the expectation (by --expect) is wrong or something common" in result.verdict
+    assert "--expect" in result.verdict
 
 
 def test_two_nodes_cannot_tell_whose_fault_it_is(examine):
@@ -123,8 +106,15 @@ def test_two_nodes_cannot_tell_whose_fault_it_is(examine):
 
 
 def test_two_nodes_alone_tell_of_a_slow_gpu(examine):
-    (finding,) = examine(["n01:3=0.5"], nodes=2).findings
-    assert "n01 is slow alone as well: look at its GPUs" in finding.remark
+    assert named(examine(["n01:3=0.5"], nodes=2)) == [(Part.GPU, ("n01",), (3,))]
+
+
+def test_two_gpus_of_a_node_are_one_link(examine, dgx):
+    cluster = replace(dgx, gpus_per_node=2)
+    (finding,) = examine(["n02:0=0.5"], nodes=4, cluster=cluster).findings
+    assert (finding.part, finding.hosts, finding.gpus) == (Part.GPU_LINK, ("n02",), (0, 1))
+    (failing,) = examine(["n02:0=crashed"], nodes=4, cluster=cluster).findings
+    assert (failing.gpus, failing.outcome) == ((0, 1), Outcome.CRASHED)
 
 
 def test_one_node_is_compared_gpu_by_gpu(examine):
@@ -132,24 +122,24 @@ def test_one_node_is_compared_gpu_by_gpu(examine):
     assert named(examine(["n00:5+6=0.6"], nodes=1)) == [(Part.GPU_LINK, ("n00",), (5, 6))]
 
 
-def test_pairs_of_pcie_slots_are_no_finding_on_one_node(examine):
+def test_pairs_of_pcie_slots_are_no_finding_on_one_node(examine, dgx):
     """Without a peer nothing tells a slow link from a longer way; it is a note."""
-    cluster = replace(CLUSTER, link_class="pcie", link_gbps=32.0, gpus_per_node=4)
-    found = examine(["n00:1+2=0.6"], nodes=1, cluster=cluster)
-    assert all(one.part is not Part.GPU_LINK for one in found.findings)
-    assert any("GPU 1+2: slower than other pairs" in note for note in found.notes)
+    cluster = replace(dgx, link_class="pcie", link_gbps=32.0, gpus_per_node=4)
+    result = examine(["n00:1+2=0.6"], nodes=1, cluster=cluster)
+    assert all(finding.part is not Part.GPU_LINK for finding in result.findings)
+    assert any("GPU 1+2: slower than other pairs" in note for note in result.notes)
 
 
-def test_a_peer_tells_what_is_usual_where_gpus_are_linked_unequally(examine):
-    cluster = replace(CLUSTER, link_class="pcie", link_gbps=32.0, gpus_per_node=4)
-    found = examine(["n02:1+2=0.5"], nodes=4, cluster=cluster)
-    assert (Part.GPU_LINK, ("n02",), (1, 2)) in named(found)
+def test_a_peer_tells_what_is_usual_where_gpus_are_linked_unequally(examine, dgx):
+    cluster = replace(dgx, link_class="pcie", link_gbps=32.0, gpus_per_node=4)
+    result = examine(["n02:1+2=0.5"], nodes=4, cluster=cluster)
+    assert (Part.GPU_LINK, ("n02",), (1, 2)) in named(result)
 
 
 def test_quick_never_looks_closer(examine):
-    found = examine(["n03=0.5"], quick=True)
-    assert len(found.readings) <= 3
-    assert named(found) == [(Part.GROUP, tuple(f"n{index:02d}" for index in range(8)), ())]
+    result = examine(["n03=0.5"], quick=True)
+    assert len(result.readings) <= 3
+    assert named(result) == [(Part.GROUP, tuple(f"n{index:02d}" for index in range(8)), ())]
 
 
 def test_all_pairs_show_a_link_that_all_nodes_together_do_not_pass(examine):
@@ -161,25 +151,25 @@ def test_all_pairs_show_a_link_that_all_nodes_together_do_not_pass(examine):
 
 
 def test_full_measures_nodes_alone_as_well(examine):
-    found = examine(nodes=4, full=True)
-    assert (found.state, found.findings) == (State.HEALTHY, ())
-    assert {Section(hosts=("n02",)), Section(hosts=("n00", "n01"))} <= {r.section for r in found.readings}
+    result = examine(nodes=4, full=True)
+    assert (result.state, result.findings) == (State.HEALTHY, ())
+    assert {Section(hosts=("n02",)), Section(hosts=("n00", "n01"))} <= {r.section for r in result.readings}
 
 
 def test_all_pairs_are_measured_once(examine):
-    found = examine(["n03=0.6"], all_pairs=True)
-    assert named(found) == [(Part.NODE, ("n03",), ())]
-    assert len(found.pairs()) == 28
+    result = examine(["n03=0.6"], all_pairs=True)
+    assert named(result) == [(Part.NODE, ("n03",), ())]
+    assert len({r.section for r in result.readings if len(r.section.hosts) == 2}) == 28
 
 
 def test_when_the_time_is_over_the_smallest_slow_group_is_named(examine):
-    found = examine(["n03=0.6"], nodes=32, time_s=14.0)
-    (finding,) = found.findings
+    result = examine(["n03=0.6"], nodes=32, time_s=14.0)
+    (finding,) = result.findings
     assert finding.part is Part.GROUP
     assert "n03" in finding.hosts
     assert len(finding.hosts) < 32
     assert "the time was over" in finding.remark
-    assert "--time" in found.notes[-1]
+    assert "--time" in result.notes[-1]
 
 
 def test_without_time_for_one_launch_nothing_is_said(examine):
@@ -191,9 +181,10 @@ def test_noise_alone_is_no_finding(examine):
 
 
 def test_launches_at_once_change_nothing_but_the_time(examine):
-    one, many = examine(["n03=0.6"], sigma=0.02), examine(["n03=0.6"], sigma=0.02, at_once=4)
-    assert named(one) == named(many)
-    assert sorted(r.section.label for r in one.readings) == sorted(r.section.label for r in many.readings)
+    single, parallel = examine(["n03=0.6"], sigma=0.02), examine(["n03=0.6"], sigma=0.02, at_once=4)
+    assert named(single) == named(parallel)
+    labels = [sorted(reading.section.label for reading in result.readings) for result in (single, parallel)]
+    assert labels[0] == labels[1]
 
 
 class Broken:
@@ -201,7 +192,7 @@ class Broken:
 
     simulated, name = False, "broken"
 
-    def __init__(self, outcome, cluster=CLUSTER):
+    def __init__(self, outcome, cluster):
         self.outcome, self.cluster = outcome, cluster
 
     def measure(self, setting, messages, *, repeat):
@@ -209,47 +200,59 @@ class Broken:
 
 
 @pytest.mark.parametrize(("outcome", "most"), [(Outcome.INVALID, 1), (Outcome.CRASHED, 6), (Outcome.TIMEOUT, 6)])
-def test_where_nothing_runs_it_is_not_the_fabric(examine, outcome, most):
+def test_where_nothing_runs_it_is_not_the_fabric(examine, dgx, outcome, most):
     for nodes in (1, 2, 3, 64):
-        found = examine(nodes=nodes, runner_for=lambda hosts, gpus: Broken(outcome))
-        assert (nodes, found.state, found.findings) == (nodes, State.UNMEASURED, ())
-        assert found.verdict == "SIMULATED: could not measure: all_reduce_perf: not found"
-        assert len(found.readings) <= most, nodes
+        result = examine(nodes=nodes, runner_for=lambda hosts, gpus: Broken(outcome, dgx))
+        assert (nodes, result.state, result.findings) == (nodes, State.UNMEASURED, ())
+        assert result.verdict == "could not measure: all_reduce_perf: not found"
+        assert len(result.readings) <= most, nodes
 
 
-def request(nodes=4, cluster=CLUSTER, **more):
-    sized = cluster.sized(nodes=nodes)
-    expected = expectation(sized, SIZES, tolerance=0.15)
-    values = {"hosts": tuple(f"n{index:03d}" for index in range(nodes)), **more}
-    return PreflightRequest(cluster=sized, expectation=expected, launcher="slurm", benchmark="nccl_tests", **values)
+@pytest.fixture
+def request_of(dgx):
+    """Return a caller: a number of nodes in, the request to examine them out."""
+
+    def build(nodes=4, *, cluster=dgx, hosts=None, **depth):
+        cluster = cluster.sized(nodes=nodes)
+        return PreflightRequest(
+            cluster=cluster,
+            hosts=hosts or tuple(f"n{index:03d}" for index in range(nodes)),
+            expectation=expectation(cluster, SIZES, tolerance=0.15),
+            launcher="slurm",
+            benchmark="nccl_tests",
+            depth=Depth(**depth),
+        )
+
+    return build
 
 
-def test_contradictory_requests_are_refused(subtests):
-    for more in [
+def test_contradictory_requests_are_refused(request_of, dgx, subtests):
+    for changes in [
         {"quick": True, "full": True},
         {"hosts": ("a", "b", "c")},
         {"hosts": ("a", "b", "c", "c")},
-        {"nodes": 1, "cluster": replace(CLUSTER, gpus_per_node=1)},
+        {"nodes": 1, "cluster": replace(dgx, gpus_per_node=1)},
     ]:
-        with subtests.test(more=more), pytest.raises(UsageError):
-            request(**more)
+        with subtests.test(changes=changes), pytest.raises(UsageError):
+            request_of(**changes)
 
 
 def test_the_sizes_are_one_sweep_of_nccl_tests():
     assert {later // earlier for earlier, later in pairwise(SIZES)} == {64}
 
 
-def test_the_estimate_is_near_what_one_slow_node_really_takes(examine):
+def test_the_estimate_is_near_what_one_slow_node_really_takes(examine, request_of):
     for nodes in (8, 32, 128):
-        planned = cost(request(nodes))
-        real = len(examine(["n03=0.6"], nodes=nodes).readings)
-        assert planned.healthy == 1
-        assert planned.one_fault / 1.6 < real < planned.one_fault * 1.6, nodes
+        planned = request_of(nodes)
+        launches = len(examine(["n03=0.6"], nodes=nodes).readings)
+        estimate = planned.estimate_launches(is_healthy=False)
+        assert planned.estimate_launches(is_healthy=True) == 1
+        assert estimate / 1.6 < launches < estimate * 1.6, nodes
 
 
-def test_a_quick_preflight_is_at_most_three_launches_and_all_pairs_are_planned_in_rounds():
-    assert cost(request(quick=True)).one_fault <= 3
-    assert cost(request(quick=True, all_pairs=True)).rounds == ()
-    planned = cost(request(8, all_pairs=True))
+def test_a_quick_preflight_is_at_most_three_launches_and_all_pairs_are_planned_in_rounds(request_of):
+    assert request_of(quick=True).estimate_launches(is_healthy=False) <= 3
+    assert request_of(quick=True, all_pairs=True).rounds == []
+    planned = request_of(8, all_pairs=True)
     assert [len(pairs) for pairs in planned.rounds] == [4] * 7
-    assert planned.one_fault > 28
+    assert planned.estimate_launches(is_healthy=False) > 28

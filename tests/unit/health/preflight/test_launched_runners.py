@@ -2,25 +2,12 @@
 
 import pytest
 
-from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError
 from ncclt.health.preflight.probes import SupportsKill, hosts_here, launched_runners
 from ncclt.measure.target import Target
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
-CLUSTER = Cluster(
-    name="dgx",
-    nodes=4,
-    gpus_per_node=8,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvswitch",
-    link_gbps=300.0,
-    fabric="infiniband",
-    nics_per_node=8,
-    nic_gbps=25.0,
-    gpudirect=True,
-    nccl_version="2.28.9",
-)
+CLUSTER = shipped_clusters(profiles_folder())["dgx-a100"].sized(nodes=4)
 HOSTS = ("a", "b", "c", "d")
 
 

@@ -5,27 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.preflight import Section
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import HostLostError, NodesLostError
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import DeadlineExceeded, Probes
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
-CLUSTER = Cluster(
-    name="dgx",
-    nodes=6,
-    gpus_per_node=8,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvswitch",
-    link_gbps=300.0,
-    fabric="infiniband",
-    nics_per_node=8,
-    nic_gbps=25.0,
-    gpudirect=True,
-    nccl_version="2.28.9",
-)
+CLUSTER = shipped_clusters(profiles_folder())["dgx-a100"].sized(nodes=6)
 EXPECTED = expectation(CLUSTER, (64, 1 << 20), tolerance=0.15)
 
 
@@ -113,7 +100,7 @@ def test_a_node_is_in_one_launch_at_a_time():
     ],
 )
 def test_nodes_that_joined_a_wave_are_taken_too(wanted, at_once, waves):
-    assert probes([], at_once=at_once)._waves(pairs(*wanted)) == waves
+    assert probes([], at_once=at_once)._plan_waves(pairs(*wanted)) == waves
 
 
 def test_no_launch_is_begun_that_would_not_fit():

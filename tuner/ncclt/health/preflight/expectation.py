@@ -26,7 +26,7 @@ _MEASURED_SHARE = 0.5
 
 _REACHED_IN_NODE = {"nvswitch": 0.96, "nvlink": 0.96, "pcie": 0.83, "shm": 1.0}
 """Share of NCCL's own model that is reached within a node at 1 GiB: A100 231 of 240 GB/s, two A100 on one bridge 19.9
-of 24, 4 x L40S 15.7 of 15 (public nccl-tests tables, as in ncclt.measure.simulated.link_model)."""
+of 24, 4 x L40S 15.7 of 15 (public nccl-tests tables)."""
 
 _SHM_GPUS = 4
 """GPUs that saturate the memory paths of a host; more of them share (8 x L40S reach less than half each)."""
@@ -56,14 +56,13 @@ class Expectation:
     def gbps(self, section: Section) -> float:
         """Return the bus bandwidth expected at a section at the largest size, 1e9 bytes/s.
 
-        Parts of the job follow the links, scaled by what is expected of the whole against its links.
+        Parts of the job follow the links, scaled by what is expected of the job against its links.
         """
-        whole = links_gbps(
-            self.cluster, nodes=self.cluster.nodes, ranks=self.cluster.world_size, size=self.largest_bytes
-        )
-        ranks = section.ranks(self.cluster.gpus_per_node)
-        links = links_gbps(self.cluster, nodes=len(section.hosts), ranks=ranks, size=self.largest_bytes)
-        return links * dict(self.sizes)[self.largest_bytes] / whole
+        cluster, size = self.cluster, self.largest_bytes
+        ranks = section.ranks(cluster.gpus_per_node)
+        section_gbps = links_gbps(cluster, nodes=len(section.hosts), ranks=ranks, size=size)
+        job_gbps = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=size)
+        return section_gbps * dict(self.sizes)[size] / job_gbps
 
 
 def links_gbps(cluster: Cluster, *, nodes: int, ranks: int, size: int) -> float:
@@ -107,20 +106,20 @@ def expectation(
         raise UsageError(f"--tolerance must be above 0 and below 1, not {tolerance:g}")
     largest = max(sizes)
     known: tuple[tuple[int, float], ...] = ()
-    source, share = "", 1.0
+    source = ""
     if given_gbps is not None:
         if not 0 < given_gbps < math.inf:
             raise UsageError(f"--expect must be above 0 GB/s and finite, not {given_gbps:g}")
-        known, source, share = ((largest, given_gbps),), "by --expect", 1.0
+        known, source = ((largest, given_gbps),), "by --expect"
     elif len(healthy) >= BASELINE_RUNS:
-        seen: dict[int, list[float]] = {}
+        busbw_gbps: dict[int, list[float]] = {size: [] for size in sizes}
         for row in (row for run in healthy for row in run.rows):
-            seen.setdefault(row.size_bytes, []).append(row.busbw_gbps)
-        known = tuple(
-            (size, statistics.median(seen[size])) for size in sizes if len(seen.get(size, ())) >= BASELINE_RUNS
-        )
-        source, share = f"as the median of {len(healthy)} healthy runs", _MEASURED_SHARE
-    if largest not in dict(known):
+            busbw_gbps.setdefault(row.size_bytes, []).append(row.busbw_gbps)
+        enough = [size for size in sizes if len(busbw_gbps[size]) >= BASELINE_RUNS]
+        known = tuple((size, statistics.median(busbw_gbps[size])) for size in enough)
+        if largest in enough:
+            source, tolerance = f"as the median of {len(healthy)} healthy runs", tolerance * _MEASURED_SHARE
+    if not source:
         if cluster.gpu == NO_GPU:
             raise UsageError(
                 "gloo runs on CPUs, and the links of the cluster say nothing about these",
@@ -128,8 +127,8 @@ def expectation(
             )
         # Link figures give neither latency nor the size where bandwidth saturates: only the largest size is judged.
         promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=largest)
-        known, source, share = ((largest, promised),), "from link speeds", 1.0
-    return Expectation(cluster=cluster, source=source, sizes=known, largest_bytes=largest, tolerance=tolerance * share)
+        known, source = ((largest, promised),), "from link speeds"
+    return Expectation(cluster=cluster, source=source, sizes=known, largest_bytes=largest, tolerance=tolerance)
 
 
 def peer_tolerance(tolerance: float) -> float:
@@ -137,36 +136,30 @@ def peer_tolerance(tolerance: float) -> float:
     return tolerance * _MEASURED_SHARE
 
 
-def find_healthy(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: str, simulated: bool) -> list[Preflight]:
-    """Return the newest healthy runs of the same fingerprint and benchmark; simulated ones never for real ones.
+def find_healthy(cluster: Cluster, earlier: Sequence[Preflight], *, benchmark: str) -> list[Preflight]:
+    """Return the newest healthy runs of the same fingerprint and benchmark; those of a simulation never count.
 
     Args:
         cluster: sized to the job.
         earlier: preflights of the cluster, newest first.
-        simulated: the times will be invented by a model.
     """
-    fingerprint = cluster.fingerprint().digest()
-    alike = [
-        run
-        for run in earlier
-        if run.state is State.HEALTHY
-        and (run.fingerprint, run.benchmark, run.simulated) == (fingerprint, benchmark, simulated)
-    ]
-    return alike[:_NEWEST]
-
-
-def latency_note(first: ProbeReading, expected: Expectation) -> str:
-    """Return a note that small messages take much longer than in earlier runs; empty if they do not or none exist."""
-    known = dict(expected.sizes)
-    if first.outcome is not Outcome.OK:
-        return ""
-    for size, gbps in first.busbw_gbps:
-        if size < 1 << 20 and size in known and gbps < known[size] / _LATENCY_FACTOR:
-            return (
-                f"{size} B take {known[size] / gbps:.1f} times as long as in earlier runs: latency is not what it was"
-            )
-    return ""
+    same_job = (State.HEALTHY, cluster.fingerprint().digest(), benchmark, False)
+    runs = [run for run in earlier if (run.state, run.fingerprint, run.benchmark, run.simulated) == same_job]
+    return runs[:_NEWEST]
 
 
 _LATENCY_FACTOR = 1.5
 """Small messages vary widely from run to run; half as long again deserves a note, not a finding."""
+
+
+def latency_note(first: ProbeReading, expected: Expectation) -> str:
+    """Return a note that small messages take much longer than in earlier runs; empty if they do not or none exist."""
+    if first.outcome is not Outcome.OK:
+        return ""
+    usual = dict(expected.sizes)
+    for size, gbps in first.busbw_gbps:
+        if size < 1 << 20 and gbps * _LATENCY_FACTOR < usual.get(size, 0.0):
+            return (
+                f"{size} B take {usual[size] / gbps:.1f} times as long as in earlier runs: latency is not what it was"
+            )
+    return ""

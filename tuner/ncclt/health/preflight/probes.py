@@ -73,11 +73,10 @@ class Probes:
         self._watch = watch
         self._began = clock()
         self.readings: list[ProbeReading] = []
-        self._by_section: dict[Section, list[ProbeReading]] = {}
 
     def of(self, section: Section) -> list[ProbeReading]:
         """Return the readings of a section, in order."""
-        return list(self._by_section.get(section, ()))
+        return [reading for reading in self.readings if reading.section == section]
 
     def measure(self, sections: Sequence[Section], sizes: Sequence[int] = ()) -> list[ProbeReading]:
         """Launch once in each section; no sizes = the one that is judged.
@@ -85,54 +84,47 @@ class Probes:
         Raises:
             DeadlineExceeded: too little time is left; the readings so far are kept.
         """
-        wanted = tuple(sizes) or (self._expectation.largest_bytes,)
-        found: dict[int, ProbeReading] = {}
-        for wave in self._waves(sections):
+        readings: dict[int, ProbeReading] = {}
+        for wave in self._plan_waves(sections):
             longest = max((reading.wall_s for reading in self.readings if reading.outcome is Outcome.OK), default=0.0)
             if self._time_s is not None and self._clock() - self._began + longest > self._time_s:
                 launches = len(self.readings)
                 raise DeadlineExceeded(f"ended after {launches} launches: the {self._time_s:g} s of --time are over")
-            for index, reading in zip(wave, self._launch([sections[i] for i in wave], wanted), strict=True):
-                found[index] = reading
+            launched = self._launch([sections[at] for at in wave], sizes or (self._expectation.largest_bytes,))
+            for at, reading in zip(wave, launched, strict=True):
+                readings[at] = reading
                 self.readings.append(reading)
-                self._by_section.setdefault(reading.section, []).append(reading)
                 self._watch(reading)
-        return [found[index] for index in range(len(sections))]
+        return [readings[at] for at in range(len(sections))]
 
-    def _waves(self, sections: Sequence[Section]) -> list[list[int]]:
+    def _plan_waves(self, sections: Sequence[Section]) -> list[list[int]]:
         """Group sections that run at once: as many as are allowed and share no node."""
         waves: list[list[int]] = []
-        busy: list[set[str]] = []
-        for index, section in enumerate(sections):
-            hosts = set(section.hosts)
-            fits = (len(wave) < self._at_once and not taken & hosts for wave, taken in zip(waves, busy, strict=True))
-            number = next((number for number, fit in enumerate(fits) if fit), None)
-            if number is None:
-                waves.append([index])
-                busy.append(hosts)
+        for at, section in enumerate(sections):
+            for wave in waves:
+                if len(wave) < self._at_once and all(
+                    {*section.hosts}.isdisjoint(sections[other].hosts) for other in wave
+                ):
+                    wave.append(at)
+                    break
             else:
-                waves[number].append(index)
-                busy[number] |= hosts
+                waves.append([at])
         return waves
 
     def _launch(self, sections: Sequence[Section], sizes: Sequence[int]) -> list[ProbeReading]:
         runners = [self._runner_for(section.hosts, section.gpus) for section in sections]
         if len(sections) == 1:
-            return [self._reading(sections[0], runners[0], sizes)]
+            return [self._read(sections[0], runners[0], sizes)]
         with ThreadPoolExecutor(max_workers=len(sections)) as pool:
-            running = [
-                pool.submit(self._reading, section, runner, sizes)
-                for section, runner in zip(sections, runners, strict=True)
-            ]
             try:
-                return [future.result() for future in running]
+                return list(pool.map(lambda section, runner: self._read(section, runner, sizes), sections, runners))
             except BaseException:
                 for runner in runners:
                     if isinstance(runner, SupportsKill):
                         runner.kill()
                 raise
 
-    def _reading(self, section: Section, runner: Runner, sizes: Sequence[int]) -> ProbeReading:
+    def _read(self, section: Section, runner: Runner, sizes: Sequence[int]) -> ProbeReading:
         ranks = section.ranks(self._expectation.cluster.gpus_per_node)
         messages = probe_messages(sizes, ranks=ranks, nodes=len(section.hosts))
         repeat = len(self.of(section))
@@ -141,7 +133,7 @@ class Probes:
         except HostLostError as error:
             # Smaller parts will show which one it is.
             result = TrialResult(outcome=Outcome.CRASHED, detail=error.message)
-        times = [(one.message.size_bytes, one.time_us) for one in result.measurements]
+        times = [(measurement.message.size_bytes, measurement.time_us) for measurement in result.measurements]
         return ProbeReading(
             section=section,
             ranks=ranks,
