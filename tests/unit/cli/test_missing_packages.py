@@ -29,7 +29,7 @@ NEEDED = {
         ("recheck", *STORED, "--launcher", "simulate"),
         ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
         ("profile", "import", "mine.csv", "--name", "mine"),
-        ("preflight", *H100),
+        ("preflight", *H100[:2], "--launcher", "ssh", "--hosts", "a,b"),
         (
             "env",
             *STORED,

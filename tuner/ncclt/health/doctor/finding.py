@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from importlib.resources import files
+from typing import Any, ClassVar
 
 from ncclt.core.documents import Documented, Shape
 from ncclt.health.doctor.facts import Facts
@@ -16,7 +18,7 @@ _SHOWN = 5
 
 
 class Severity(StrEnum):
-    """Severity of a finding.
+    """Severity of a finding, the worst first.
 
     Attributes:
         ERROR: data may be corrupted, or the set-up is broken: measurements on it are worthless.
@@ -56,16 +58,16 @@ Check = Callable[[Facts], Iterable[Observation]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorRule(Documented):
-    """One thing that can be wrong.
+    """One thing that can be wrong; its texts are in rules.toml.
 
     Attributes:
         id: stable, for users and scripts.
         severity: of its findings, where an observation does not say otherwise.
         title: what is wrong, in a few words.
-        check: yields each time that it is.
         why: it matters, one sentence.
         fix: what to do.
         source: where this is known from.
+        check: yields each time that it is.
     """
 
     SHAPE: ClassVar = Shape(hidden=("check",))
@@ -73,30 +75,40 @@ class DoctorRule(Documented):
     id: str
     severity: Severity
     title: str
-    check: Check
     why: str
     fix: str
     source: str
+    check: Check
 
     def findings(self, facts: Facts) -> list[Finding]:
         """Return the findings of this rule, each with the rule's explanation."""
         return [
             Finding(
                 id=self.id,
-                severity=seen.severity or self.severity,
-                what=seen.what,
-                evidence=seen.evidence[:_SHOWN],
+                severity=observation.severity or self.severity,
+                what=observation.what,
+                evidence=observation.evidence[:_SHOWN],
                 why=self.why,
-                fix=seen.fix or self.fix,
+                fix=observation.fix or self.fix,
                 source=self.source,
             )
-            for seen in self.check(facts)
+            for observation in self.check(facts)
         ]
 
 
-def rule(*, id: str, severity: Severity, title: str, why: str, fix: str, source: str) -> Callable[[Check], DoctorRule]:
-    """Make a rule of the check below it; the arguments are the attributes of `DoctorRule`."""
-    return lambda check: DoctorRule(id=id, severity=severity, title=title, check=check, why=why, fix=fix, source=source)
+def read_table(name: str) -> dict[str, Any]:
+    """Return a table of this package."""
+    return tomllib.loads(files(__package__).joinpath(name).read_text("utf-8"))
+
+
+RULE_TEXTS: dict[str, dict[str, str]] = read_table("rules.toml")
+"""Id -> the texts of a rule."""
+
+
+def rule(id: str) -> Callable[[Check], DoctorRule]:
+    """Make a rule of the check below it."""
+    texts = RULE_TEXTS[id]
+    return lambda check: DoctorRule(id=id, check=check, **{**texts, "severity": Severity(texts["severity"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

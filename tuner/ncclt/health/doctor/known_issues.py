@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.finding import read_table
 from ncclt.health.doctor.gpu_report import GpuModel, gpu_model
 
 _THREAD = re.compile(r"([\w.-]+/[\w.-]+)(?:#| pull request )(\d+)")
@@ -15,13 +16,13 @@ _THREAD = re.compile(r"([\w.-]+/[\w.-]+)(?:#| pull request )(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownIssue:
-    """Known issue of some releases.
+    """Known issue of some releases, as in known_issues.toml.
 
     Attributes:
         since: first release that has it, or that it was reported with.
         until: first release that does not; empty = none is known.
         what: happens, a sentence without its end.
-        where: returns whether this set-up is affected.
+        where: names of conditions of the set-up that are all met where it occurs.
         fix: what to do.
         source: where it is known from.
         is_relative: it is slower than releases before `since` and otherwise works, so only an upgrade names it.
@@ -30,7 +31,7 @@ class KnownIssue:
     since: str
     until: str = ""
     what: str
-    where: Callable[[Facts], bool]
+    where: Sequence[str]
     fix: str
     source: str
     is_relative: bool = False
@@ -42,7 +43,7 @@ class KnownIssue:
             return False
         if self.until and version >= NcclVersion.parse(self.until):
             return False
-        return self.where(facts)
+        return all(CONDITIONS[name](facts) for name in self.where)
 
     @property
     def link(self) -> str:
@@ -71,12 +72,8 @@ def _several_nodes(facts: Facts) -> bool:
 
 
 def _arm(facts: Facts) -> bool:
-    known = facts.log.cpu or facts.cpu or (facts.cluster.cpu if facts.cluster else "")
-    return known == "arm" or any(model.arm for model in _models(facts))
-
-
-def _nvlink_sharp(facts: Facts) -> bool:
-    return any(model.compute_capability >= 90 and model.nvlinks for model in _models(facts))
+    cpu = facts.log.cpu or facts.cpu or (facts.cluster.cpu if facts.cluster else "")
+    return cpu == "arm" or any(model.arm for model in _models(facts))
 
 
 def _direct_nvlink(facts: Facts) -> bool:
@@ -90,10 +87,6 @@ def _direct_nvlink(facts: Facts) -> bool:
     )
 
 
-def _hopper(facts: Facts) -> bool:
-    return any(90 <= model.compute_capability < 100 for model in _models(facts))
-
-
 def _profiler(facts: Facts) -> bool:
     plugin = facts.value("NCCL_PROFILER_PLUGIN")
     return plugin is not None and plugin.value not in ("", "none")
@@ -104,150 +97,26 @@ def _large_chunk(facts: Facts) -> bool:
     return chunk is not None and chunk.value.isdecimal() and int(chunk.value) >= 1 << 20
 
 
-KNOWN_ISSUES = (
-    KnownIssue(
-        since="2.25",
-        until="2.29",
-        where=lambda facts: _direct_nvlink(facts) and _several_nodes(facts),
-        what="the search finds no balanced tree on nodes with direct NVLink and several NICs: all_reduce on two nodes "
-        "fell from 50 to 7 GB/s",
-        fix="use NCCL 2.22 or 2.29 and newer, and compare",
-        source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352 (maintainers: introduced in 2.25.1, fixed in the release "
-        "after 2.28)",
-    ),
-    KnownIssue(
-        since="2.0",
-        until="2.29.3",
-        where=_arm,
-        what="on Arm (Grace) the proxy loses slots and the job stops without an error",
-        fix="use NCCL 2.29.3 or newer",
-        source="NCCL 2.29.3 release notes; marin-community/marin#7344",
-    ),
-    KnownIssue(
-        since="2.29.2",
-        until="2.29.3",
-        where=lambda _facts: True,
-        what="it hangs where 2.28 did not",
-        fix="use NCCL 2.29.3 or newer",
-        source="pytorch/pytorch pull request 174338",
-    ),
-    KnownIssue(
-        since="2.27",
-        until="2.29",
-        where=_nvlink_sharp,
-        what="when NVLink SHARP resources run out on some ranks only, these silently do without and the job hangs",
-        fix="use NCCL 2.29 or newer, or set NCCL_NVLS_ENABLE=0 if it hangs at the start",
-        source="NCCL user guide, NCCL_NVLS_ENABLE",
-    ),
-    KnownIssue(
-        since="2.17",
-        until="2.18",
-        where=_nvlink_sharp,
-        what="NVLink SHARP hangs now and then",
-        fix="use NCCL 2.18 or newer",
-        source="NVIDIA/JAX-Toolbox pull request 331",
-    ),
-    KnownIssue(
-        since="2.18",
-        until="2.19.3",
-        where=lambda facts: _nvlink_sharp(facts) and _several_nodes(facts),
-        what="NVLSTree between nodes has been seen to give wrong results",
-        fix="use NCCL 2.19.3 or newer, and check results with `-c 1`",
-        source="NVIDIA/nccl-tests#167",
-    ),
-    KnownIssue(
-        since="2.18.5",
-        until="2.20",
-        where=lambda facts: _nvlink_sharp(facts) and _several_nodes(facts),
-        what="NVLS with dual-port NICs writes beyond its memory: crash or hang",
-        fix="use NCCL 2.20 or newer",
-        source="NVIDIA/nccl#1043",
-    ),
-    KnownIssue(
-        since="2.19.4",
-        until="2.20",
-        where=lambda facts: bool(facts.cluster and facts.cluster.fabric == "efa"),
-        what="it is slower on EFA than the releases around it",
-        fix="use NCCL 2.20.3 or newer",
-        source="awslabs/awsome-distributed-ai pull request 217",
-    ),
-    KnownIssue(
-        since="2.0",
-        until="2.25.1",
-        where=lambda facts: any(100 <= model.compute_capability < 120 for model in _models(facts)),
-        what="it does not know Blackwell: crashes on larger jobs",
-        fix="use NCCL 2.25.1 or newer",
-        source="NVIDIA/nccl#1611",
-    ),
-    KnownIssue(
-        since="2.0",
-        until="2.26.2",
-        where=lambda facts: any(model.compute_capability >= 120 for model in _models(facts)),
-        what="direct access between boards of this generation fails",
-        fix="use NCCL 2.26.2 or newer",
-        source="NVIDIA/nccl#1637, NVIDIA/nccl-tests#291",
-    ),
-    KnownIssue(
-        since="2.0",
-        until="2.11",
-        where=lambda facts: any(matrix.has_nvlink for matrix in facts.matrices),
-        what="data is corrupted when an NVLink is down",
-        fix="use a newer NCCL, and check `nvidia-smi nvlink -s`",
-        source="NVIDIA/nccl#596",
-    ),
-    KnownIssue(
-        since="2.12",
-        where=_large_chunk,
-        what="send_recv and all_to_all give wrong data with NCCL_CHUNK_SIZE of 1 MiB and more, which is not clamped to "
-        "the buffer (reported with 2.31.2)",
-        fix="unset NCCL_CHUNK_SIZE",
-        source="NVIDIA/nccl#2408, NVIDIA/nccl pull request 2410; src/proxy.cc of 2.12.12, src/enqueue.cc of 2.30.7",
-    ),
-    KnownIssue(
-        since="2.31.2",
-        where=_profiler,
-        what="a profiler plugin with KernelCh events slows all_reduce of 128 KiB to 4 MiB by 4 to 13 %, and by 1 % at "
-        "most with 2.29.7 (8 A100)",
-        fix="measure without NCCL_PROFILER_PLUGIN, or without bit 64 of NCCL_PROFILE_EVENT_MASK",
-        source="NVIDIA/nccl#2355, NVIDIA/nccl pull request 2357",
-    ),
-    KnownIssue(
-        since="2.29.7",
-        where=_hopper,
-        is_relative=True,
-        what="all_reduce of 1 to 32 KiB is slower than with 2.28 (reported for 8 H100)",
-        fix="compare sizes up to 64 KiB on your nodes",
-        source="NVIDIA/nccl#2094",
-    ),
-    KnownIssue(
-        since="2.24",
-        where=_hopper,
-        is_relative=True,
-        what="ring/simple all_reduce of float32 is slower than with 2.22, because its kernel spills to local memory "
-        "(reported for 2 H200 with 2.24 and 2.29)",
-        fix="compare large sizes on your nodes",
-        source="NVIDIA/nccl#1997",
-    ),
-    KnownIssue(
-        since="2.29.7",
-        until="2.30.7",
-        where=_hopper,
-        is_relative=True,
-        what="all_reduce, all_gather and reduce_scatter on symmetric memory are slower than with 2.29.2",
-        fix="use NCCL 2.30.7 or newer, or leave symmetric memory off",
-        source="NVIDIA/nccl#2058; ld.acquire.sys in ll_a2a__funcs.h of 2.29.7 to 2.30.4, not of 2.30.7",
-    ),
-    KnownIssue(
-        since="2.29.3",
-        until="2.30",
-        where=_nvlink_sharp,
-        is_relative=True,
-        what="all_gather by copy engines does not overlap with the forward pass (Megatron FSDP with user buffers)",
-        fix="use NCCL 2.30 or newer, or leave copy engines off",
-        source="NVIDIA-NeMo/Megatron-Bridge#3391",
-    ),
-)
-"""From release notes and statements of maintainers; rumours and retracted reports are not included."""
+def _has_capability(facts: Facts, least: int, below: int) -> bool:
+    return any(least <= model.compute_capability < below for model in _models(facts))
+
+
+CONDITIONS: dict[str, Callable[[Facts], bool]] = {
+    "several_nodes": _several_nodes,
+    "direct_nvlink": _direct_nvlink,
+    "arm": _arm,
+    "nvlink": lambda facts: any(matrix.has_nvlink for matrix in facts.matrices),
+    "nvlink_sharp": lambda facts: any(m.compute_capability >= 90 and m.nvlinks for m in _models(facts)),
+    "hopper": lambda facts: _has_capability(facts, 90, 100),
+    "blackwell": lambda facts: _has_capability(facts, 100, 120),
+    "blackwell_workstation": lambda facts: _has_capability(facts, 120, 200),
+    "efa": lambda facts: bool(facts.cluster and facts.cluster.fabric == "efa"),
+    "profiler": _profiler,
+    "large_chunk": _large_chunk,
+}
+"""Name in known_issues.toml -> the condition of a set-up."""
+
+KNOWN_ISSUES = tuple(KnownIssue(**issue) for issue in read_table("known_issues.toml")["issue"])
 
 
 def find_upgrade_issues(before: Facts, after: Facts) -> tuple[KnownIssue, ...]:

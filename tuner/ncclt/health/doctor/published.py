@@ -1,8 +1,4 @@
-"""NCCL variables that vendors have published for their machines, to compare a job with; a difference is not an error.
-
-A row has only values that its source states. For AWS EFA and GCP's gIB no page with values was found: a plugin and a
-script on the machine set them.
-"""
+"""NCCL variables that vendors have published for their machines, to compare a job with."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from typing import ClassVar
 
 from ncclt.core.documents import Documented, Shape
 from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.finding import read_table
 from ncclt.health.doctor.settings import SetVariable
 
 _H100_SXM = "H100 80GB HBM3"
@@ -63,63 +60,19 @@ class PublishedSettings:
     values: dict[str, str]
 
 
-PUBLISHED = (
-    PublishedSettings(
-        machine="GCP A3 Mega, GPUDirect-TCPXO",
-        source="https://docs.nvidia.com/dgx-cloud/run-ai/1.2/appendix-gcp.html",
-        is_here=_has_fastrak,
-        values={
-            "NCCL_ALGO": "Ring,Tree",
-            "NCCL_BUFFSIZE": "8388608",
-            "NCCL_CROSS_NIC": "0",
-            "NCCL_DYNAMIC_CHUNK_SIZE": "524288",
-            "NCCL_FASTRAK_CTRL_DEV": "eth0",
-            "NCCL_FASTRAK_ENABLE_CONTROL_CHANNEL": "0",
-            "NCCL_FASTRAK_ENABLE_HOTPATH_LOGGING": "0",
-            "NCCL_FASTRAK_IFNAME": "eth1,eth2,eth3,eth4,eth5,eth6,eth7,eth8",
-            "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": "/dev/aperture_devices",
-            "NCCL_FASTRAK_NUM_FLOWS": "2",
-            "NCCL_FASTRAK_PLUGIN_ACCEPT_TIMEOUT_MS": "600000",
-            "NCCL_FASTRAK_USE_LLCM": "1",
-            "NCCL_FASTRAK_USE_SNAP": "1",
-            "NCCL_MIN_NCHANNELS": "4",
-            "NCCL_NET_GDR_LEVEL": "PIX",
-            "NCCL_NVLS_ENABLE": "0",
-            "NCCL_P2P_NET_CHUNKSIZE": "524288",
-            "NCCL_P2P_NVL_CHUNKSIZE": "1048576",
-        },
-    ),
-    PublishedSettings(
-        machine="Azure ND H100 v5",
-        source="https://github.com/Azure/azhpc-images/blob/master/customizations/ndv5.sh",
-        is_here=_is_azure_h100,
-        values={
-            "NCCL_IB_PCI_RELAXED_ORDERING": "1",
-            "NCCL_TOPO_FILE": "/opt/microsoft/ndv5/topo.xml|/opt/microsoft/ndv5-topo.xml",
-        },
-    ),
-    PublishedSettings(
-        machine="CoreWeave H100, InfiniBand",
-        source="https://github.com/coreweave/nccl-tests/blob/master/slurm/nccl-test-distributed-h100-64-enroot.slurm",
-        is_here=_is_coreweave_infiniband,
-        values={"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "ibp", "NCCL_COLLNET_ENABLE": "0"},
-    ),
-    PublishedSettings(
-        machine="Isambard-AI, GH200 on Slingshot",
-        source="https://docs.isambard.ac.uk/user-documentation/guides/example-data/nccl/env_vars.sh",
-        is_here=_is_arm_on_slingshot,
-        values={
-            "NCCL_NET": "AWS Libfabric",
-            "NCCL_SOCKET_IFNAME": "hsn",
-            "NCCL_NET_GDR_LEVEL": "PHB",
-            "NCCL_CROSS_NIC": "1",
-            "NCCL_MIN_NCHANNELS": "4",
-            "NCCL_GDRCOPY_ENABLE": "1",
-            "NCCL_NET_FORCE_FLUSH": "0",
-        },
-    ),
+_MACHINES: dict[str, Callable[[Facts], bool]] = {
+    "has_fastrak": _has_fastrak,
+    "is_azure_h100": _is_azure_h100,
+    "is_coreweave_infiniband": _is_coreweave_infiniband,
+    "is_arm_on_slingshot": _is_arm_on_slingshot,
+}
+"""Name in published.toml -> the facts show this machine."""
+
+PUBLISHED = tuple(
+    PublishedSettings(**{**settings, "is_here": _MACHINES[settings["is_here"]]})
+    for settings in read_table("published.toml")["settings"]
 )
-"""Read on 2026-11-27. Network, GPU and CPU are those of the machine; another machine may have the same."""
+"""Network, GPU and CPU are those of the machine; another machine may have the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,20 +104,20 @@ def compare_with_published(facts: Facts, settings: Iterable[SetVariable]) -> tup
     for row in rows:
         if row.processes or row.name not in read:
             here.setdefault(row.name, []).append(row.value)
-    found = []
+    comparisons = []
     for published in PUBLISHED:
         if not published.is_here(facts):
             continue
         same, different = [], []
         for name, value in published.values.items():
             values = here.get(name, [])
-            if values and all(one.lower() in value.lower().split("|") for one in values):
+            if values and all(text.lower() in value.lower().split("|") for text in values):
                 same.append(name)
             else:
                 different.append((name, value.partition("|")[0], " and ".join(values)))
-        found.append(
+        comparisons.append(
             PublishedComparison(
                 machine=published.machine, source=published.source, same=tuple(same), different=tuple(different)
             )
         )
-    return tuple(found)
+    return tuple(comparisons)

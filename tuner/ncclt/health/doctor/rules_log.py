@@ -10,7 +10,7 @@ from ncclt.core.cluster import PER_RANK
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Check, DoctorRule, Observation, Severity, rule
+from ncclt.health.doctor.finding import Check, Observation, Severity, rule
 from ncclt.health.doctor.gpu_report import gpu_model
 from ncclt.health.doctor.known_issues import KNOWN_ISSUES
 from ncclt.health.doctor.variables import READ_BY_EVERY_RANK
@@ -27,14 +27,7 @@ def _version_line(facts: Facts) -> tuple[Evidence, ...]:
     return tuple(version.evidence for version in said if version)[:1]
 
 
-@rule(
-    id="VER001",
-    severity=Severity.WARNING,
-    title="a release with a known issue",
-    why="The issue looks like a fault of the cluster or of the job.",
-    fix="use another release",
-    source="release notes and issues of NCCL, named in the finding",
-)
+@rule("VER001")
 def _known_issue(facts: Facts) -> Iterator[Observation]:
     for issue in KNOWN_ISSUES:
         if not issue.is_relative and issue.applies(facts):
@@ -42,14 +35,7 @@ def _known_issue(facts: Facts) -> Iterator[Observation]:
             yield Observation(what=what, evidence=_version_line(facts), fix=issue.fix)
 
 
-@rule(
-    id="VER002",
-    severity=Severity.ERROR,
-    title="LL128 over C2C",
-    why="On GH200 the two halves of a store of 128 bytes were seen apart: silent corruption between nodes.",
-    fix="set NCCL_LL128_C2C=0 on all ranks",
-    source="NVIDIA/nccl pull request 2053",
-)
+@rule("VER002")
 def _torn_stores(facts: Facts) -> Iterator[Observation]:
     if facts.nccl is None or facts.nccl >= _FIRST_UNKNOWN:
         return
@@ -62,14 +48,7 @@ def _torn_stores(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=(path, row.evidence))
 
 
-@rule(
-    id="VER003",
-    severity=Severity.WARNING,
-    title="another NCCL than meant",
-    why="What is tuned for one version can be wrong or illegal for the next, and is served for the version it names.",
-    fix="give the version that the job loads (--nccl-version), or look at LD_LIBRARY_PATH and LD_PRELOAD",
-    source="PyTorch wheels bring their own NCCL",
-)
+@rule("VER003")
 def _other_version(facts: Facts) -> Iterator[Observation]:
     said = facts.version or (facts.cluster.version if facts.cluster else None)
     logged = facts.nccl if _version_line(facts) else None
@@ -78,14 +57,7 @@ def _other_version(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=_version_line(facts))
 
 
-@rule(
-    id="LOG002",
-    severity=Severity.INFO,
-    title="the log is of no start",
-    why="Versions, transports and channels are logged when communicators start; here they are not.",
-    fix="run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING and give all of the output",
-    source="NCCL user guide, NCCL_DEBUG_SUBSYS",
-)
+@rule("LOG002")
 def _no_starts(facts: Facts) -> Iterator[Observation]:
     if facts.log.sources and not facts.log.tells_starts:
         names = ", ".join(facts.log.sources)
@@ -102,14 +74,7 @@ _NO_NETWORK = "Failed to initialize NET plugin"
 """Of NCCL 2.32 where a network has no device, which a job on one node does not need."""
 
 
-@rule(
-    id="LOG001",
-    severity=Severity.WARNING,
-    title="NCCL warned",
-    why="NCCL warns of what failed or may fail.",
-    fix="read the lines; the first one is usually the cause of the others",
-    source="NCCL_DEBUG=WARN",
-)
+@rule("LOG001")
 def _nccl_warned(facts: Facts) -> Iterator[Observation]:
     starts = facts.log.starts
     harmless = (*_EVERY_START, _NO_NETWORK) if starts and all(start.nodes == 1 for start in starts) else _EVERY_START
@@ -117,14 +82,7 @@ def _nccl_warned(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=f"NCCL logged {count_noun(len(lines), 'warning')}", evidence=tuple(lines))
 
 
-@rule(
-    id="CLU001",
-    severity=Severity.WARNING,
-    title="not the cluster that was named",
-    why="Results are published for the cluster that was named, and would be served where they do not hold.",
-    fix="name the right cluster, or store this one: `ncclt cluster detect --name NAME`",
-    source="ncclt",
-)
+@rule("CLU001")
 def _other_cluster(facts: Facts) -> Iterator[Observation]:
     if facts.cluster is None:
         return
@@ -177,16 +135,7 @@ _OF_ANOTHER_PLUGIN = re.compile(r"ncclCollNet|ncclGin|ncclRma")
 """One library may bring several plugins; that it has no CollNet is normal."""
 
 
-@rule(
-    id="PLG001",
-    severity=Severity.WARNING,
-    title="a requested plugin is not loaded",
-    why="NCCL runs on without it: a tuner table is not used, a network is replaced by sockets, nothing is profiled; "
-    "only its log says so.",
-    fix="give the path of a library that exists on every node and has the symbol that this NCCL asks for "
-    "(`nm -D FILE | grep nccl`), or unset the variable",
-    source="src/plugin/plugin_open.cc; uccl#172, aws-ofi-nccl#472",
-)
+@rule("PLG001")
 def _not_loaded(facts: Facts) -> Iterator[Observation]:
     for word, kind in _KINDS.items():
         found: dict[str, tuple[Evidence, ...]] = {}
@@ -224,15 +173,7 @@ def _lost(process: Process, word: str, anywhere: Variable | None) -> tuple[str, 
     return f"{requested} was requested and is not loaded: {reason}", tuple(said.evidence for said in reasons)
 
 
-@rule(
-    id="PLG002",
-    severity=Severity.WARNING,
-    title="a plugin sets variables in the process",
-    why="Nobody sees such settings in the job's environment. NCCL_PROTO and NCCL_ALGO overrule every tuner table.",
-    fix="see the plugin's documentation; aws-ofi-nccl sets NCCL_PROTO=simple where the network does not keep the "
-    "order that LL and LL128 need, so update it and libfabric, and do not overrule it",
-    source="aws-ofi-nccl#889, #982",
-)
+@rule("PLG002")
 def _set_inside(facts: Facts) -> Iterator[Observation]:
     found: dict[tuple[str, str], Evidence] = {}
     for process in facts.log.processes:
@@ -302,15 +243,7 @@ def _adapters(process: Process) -> tuple[str, Evidence] | None:
     return (number, Evidence(source=process.name, text=f"NCCL uses {names}")) if process.adapters else None
 
 
-@rule(
-    id="RNK002",
-    severity=Severity.ERROR,
-    title="ranks have different NCCL variables",
-    why="NCCL does not compare them: ranks that choose differently wait for each other for ever, or corrupt data.",
-    fix="set variables through the launcher for all ranks alike (srun --export=ALL, mpirun -x), and compare "
-    "/etc/nccl.conf and ~/.nccl.conf of the nodes",
-    source="NCCL user guide, environment variables; NVIDIA/nccl#1328",
-)
+@rule("RNK002")
 def _variables(facts: Facts) -> Iterator[Observation]:
     complete = {(start.host, start.pid) for start in facts.log.starts if start.complete}
     for job in _jobs(facts.log):
@@ -331,46 +264,17 @@ def _variable(name: str, complete: set[tuple[str, int]]) -> _Value:
 
 
 RANK_RULES = (
-    DoctorRule(
-        id="RNK001",
-        severity=Severity.ERROR,
-        title="ranks load different NCCL versions",
-        why="Versions differ in protocol and choice: the job hangs, crashes or is measured as a mixture.",
-        fix="give all ranks the same image; look at LD_LIBRARY_PATH, LD_PRELOAD and the NCCL inside the PyTorch wheel",
-        source="NVIDIA/nccl#1136, #1328",
-        check=_in_each_job(lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions"),
+    rule("RNK001")(
+        _in_each_job(lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions")
     ),
     _variables,
-    DoctorRule(
-        id="RNK003",
-        severity=Severity.ERROR,
-        title="ranks use different networks",
-        why="Ranks on different networks cannot reach each other; on one node it hides a broken adapter.",
-        fix="look at the lines `NET/IB` and `NET/Plugin` of the ranks that differ; set NCCL_NET so that a missing "
-        "network is an error",
-        source="NCCL user guide, NCCL_NET",
-        check=_in_each_job(lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks"),
-    ),
-    DoctorRule(
-        id="RNK004",
-        severity=Severity.WARNING,
-        title="ranks see different numbers of adapters",
-        why="The node with fewest adapters sets the pace of all.",
-        fix="compare `ibstat` of the nodes; set the same NCCL_IB_HCA everywhere, or NCCL_IGNORE_NET_MISMATCH=0 (2.30)",
-        source="NCCL user guide, NCCL_IGNORE_NET_MISMATCH",
-        check=_in_each_job(_adapters, "numbers of network adapters"),
-    ),
-    DoctorRule(
-        id="RNK005",
-        severity=Severity.WARNING,
-        title="nodes have different CUDA drivers",
-        why="Features such as cuMem, NVLS and DMA-BUF depend on the driver: NCCL uses what all ranks have, or fails.",
-        fix="bring all nodes to one driver",
-        source="NCCL user guide, NCCL_CUMEM_ENABLE, NCCL_DMABUF_ENABLE",
-        check=_in_each_job(
+    rule("RNK003")(_in_each_job(lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks")),
+    rule("RNK004")(_in_each_job(_adapters, "numbers of network adapters")),
+    rule("RNK005")(
+        _in_each_job(
             lambda p: (p.driver, Evidence(source=p.name, text=f"CUDA driver {p.driver}")) if p.driver else None,
             "CUDA drivers",
-        ),
+        )
     ),
 )
 """About ranks that differ."""

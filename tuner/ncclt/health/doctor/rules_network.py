@@ -20,15 +20,7 @@ _NO_GPUDIRECT_HARDWARE = ("GB10",)
 """Models that cannot do it at all: their memory is the CPU's."""
 
 
-@rule(
-    id="NET001",
-    severity=Severity.ERROR,
-    title="TCP sockets although there is InfiniBand, RoCE or EFA",
-    why="Sockets move a tenth of what RDMA does and burn CPU; a study would tune the wrong network.",
-    fix="look for `NET/IB : No device found` or a plugin that failed to load; in a container pass /dev/infiniband "
-    "and libibverbs, on AWS install aws-ofi-nccl; unset NCCL_IB_DISABLE and NCCL_NET",
-    source="NCCL user guide, NCCL_IB_DISABLE and NCCL_NET; NVIDIA/nccl#952",
-)
+@rule("NET001")
 def _sockets_beside_fast_network(facts: Facts) -> Iterator[Observation]:
     fast = facts.fast_adapters()
     if not fast and facts.cluster and facts.cluster.fabric in _FAST_FABRICS and facts.cluster.nodes > 1:
@@ -73,15 +65,7 @@ def _switched_to_sockets(facts: Facts) -> list[Evidence]:
     return found
 
 
-@rule(
-    id="NET002",
-    severity=Severity.WARNING,
-    title="GPUDirect RDMA is off although a NIC is near",
-    why="Every byte is copied through host memory, which about halves bandwidth and adds latency.",
-    fix="load nvidia-peermem (`modprobe nvidia-peermem`) or use a kernel and driver with DMA-BUF; switch PCIe ACS "
-    "off; check NCCL_NET_GDR_LEVEL",
-    source="NCCL user guide, troubleshooting, GPU Direct; graph/paths.cc (ncclTopoCheckGdr)",
-)
+@rule("NET002")
 def _gpudirect_off(facts: Facts) -> Iterator[Observation]:
     if any(model in name for name in facts.gpu_models for model in _NO_GPUDIRECT_HARDWARE):
         return
@@ -116,14 +100,7 @@ def _near_nics(facts: Facts) -> Evidence | None:
     return None
 
 
-@rule(
-    id="NET003",
-    severity=Severity.WARNING,
-    title="some network ports are down",
-    why="NCCL leaves out ports that are down, so nodes differ in bandwidth and the slowest sets the pace.",
-    fix="see `ibstat`; bring the ports up, or name those to use in NCCL_IB_HCA on every node",
-    source="transport/net_ib.cc (ports that are not ACTIVE are skipped)",
-)
+@rule("NET003")
 def _down_adapters(facts: Facts) -> Iterator[Observation]:
     down = [adapter for adapter in facts.adapters if not adapter.active]
     if down and len(down) < len(facts.adapters):
@@ -141,15 +118,7 @@ _VIRTUAL = re.compile(
 """Beginnings of the names of interfaces that are software: bridges, pairs and tunnels."""
 
 
-@rule(
-    id="NET004",
-    severity=Severity.WARNING,
-    title="sockets over a virtual interface",
-    why="Bridges of containers and tunnels exist on every node with the same addresses: ranks of other nodes are not "
-    "reached, or by a detour, and NCCL knows no speed of it.",
-    fix="name the interface that leads to the other nodes: NCCL_SOCKET_IFNAME==eth0 (see `ip -br addr`)",
-    source="misc/socket.cc (ncclFindInterfaces leaves out docker and lo only); NCCL user guide, NCCL_SOCKET_IFNAME",
-)
+@rule("NET004")
 def _virtual_interface(facts: Facts) -> Iterator[Observation]:
     named = facts.value("NCCL_SOCKET_IFNAME")
     if named and not named.value.startswith("^"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Severity, rule
+from ncclt.health.doctor.finding import Observation, rule
 from ncclt.health.doctor.variables import as_nccl_reads
 from ncclt.nccl.log.evidence import Evidence, Variable
 
@@ -42,14 +42,7 @@ def _line(facts: Facts, *names: str) -> tuple[Evidence, ...]:
     return tuple(facts.log.rccl[name].evidence for name in names if name in facts.log.rccl)
 
 
-@rule(
-    id="RCC001",
-    severity=Severity.WARNING,
-    title="RCCL does not use the table that is named",
-    why="A tuned table is relied on, and RCCL runs without it or by another one; only its log says so.",
-    fix="give a file that exists on every node; RCCL reads it itself from ROCm 7.13 on, where no tuner plugin is named",
-    source="csv_tuner.cc and CHANGELOG.md of RCCL; ROCm/rocm-systems pull request 4503",
-)
+@rule("RCC001")
 def _other_table(facts: Facts) -> Iterator[Observation]:
     named, plugin, used = facts.value("NCCL_TUNER_CONFIG_FILE"), _plugin(facts), facts.log.rccl.get("table")
     if not facts.is_rccl or named is None or not named.value.strip():
@@ -63,15 +56,7 @@ def _other_table(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=(named.evidence, *_line(facts, "version")), fix=fix)
 
 
-@rule(
-    id="RCC002",
-    severity=Severity.WARNING,
-    title="more channels than RCCL opens",
-    why="Between nodes RCCL opens at most 64 channels, whatever is set. With fewer than 8 GPUs a minimum above 64 "
-    "becomes 2.",
-    fix="choose at most 64, or unset it",
-    source="graph/connect.cc of RCCL; ROCm/rccl pull request 1200, ROCm/rocm-systems#11253",
-)
+@rule("RCC002")
 def _too_many_channels(facts: Facts) -> Iterator[Observation]:
     if not facts.is_rccl:
         return
@@ -89,15 +74,7 @@ def _too_many_channels(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=(variable.evidence, *_line(facts, "version")))
 
 
-@rule(
-    id="RCC003",
-    severity=Severity.INFO,
-    title="RCCL opens 48 channels between nodes",
-    why="It is RCCL's default limit between nodes with MI350 and MI355X since ROCm 7.12, and leaves compute units to "
-    "the job; up to 64 are possible.",
-    fix="measure with NCCL_MAX_NCHANNELS=64 as well, in every arm, if the job waits for communication",
-    source="CHANGELOG.md of RCCL for ROCm 7.12; ROCm/rccl pull request 2150",
-)
+@rule("RCC003")
 def _default_channels(facts: Facts) -> Iterator[Observation]:
     if facts.rccl is None or facts.rccl < _TABLE_SINCE or facts.value("NCCL_MAX_NCHANNELS"):
         return
@@ -108,14 +85,7 @@ def _default_channels(facts: Facts) -> Iterator[Observation]:
             return
 
 
-@rule(
-    id="RCC004",
-    severity=Severity.WARNING,
-    title="MSCCL decides before the tuner",
-    why="Calls that match an algorithm of MSCCL never reach a tuner table or plugin: what was tuned for them is lost.",
-    fix="set RCCL_MSCCL_ENABLE=0 for the job and for every trial; RCCL of ROCm 7.13 and newer has no MSCCL",
-    source="collectives.cc of RCCL (mscclEnqueueCheck comes first); CHANGELOG.md for ROCm 7.13",
-)
+@rule("RCC004")
 def _msccl(facts: Facts) -> Iterator[Observation]:
     tuner = _plugin(facts) or facts.value("NCCL_TUNER_CONFIG_FILE")
     lines = _line(facts, "msccl")
@@ -124,15 +94,7 @@ def _msccl(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=(*lines, tuner.evidence))
 
 
-@rule(
-    id="RCC005",
-    severity=Severity.INFO,
-    title="a tuner plugin switches RCCL's own table off",
-    why="RCCL asks its own table, rccl_tuner_<arch>.csv of its installation or NCCL_TUNER_CONFIG_FILE, only where no "
-    "plugin is loaded.",
-    fix="unset NCCL_TUNER_PLUGIN to use RCCL's own table; leave it if the plugin has the table",
-    source="ROCm/rocm-systems pull request 4503",
-)
+@rule("RCC005")
 def _plugin_instead(facts: Facts) -> Iterator[Observation]:
     plugin = _plugin(facts)
     if plugin and "table" not in facts.log.rccl and _reads_tables(facts):
@@ -140,16 +102,7 @@ def _plugin_instead(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=what, evidence=(plugin.evidence, *_line(facts, "version")))
 
 
-@rule(
-    id="RCC006",
-    severity=Severity.WARNING,
-    title="pinned channels cost WarpSpeed",
-    why="WarpSpeed, on by default within a node of MI350 and MI355X since ROCm 7.12, takes 64 channels at most. With "
-    "more it hangs up to ROCm 7.12, fails in 7.13, and is switched off later. RCCL_WARP_SPEED_CU_COUNT is ignored with "
-    "any pinned number.",
-    fix="unset NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS, or set RCCL_WARP_SPEED_AUTO=0 and measure",
-    source="rccl_wrap.cc of RCCL; ROCm/rocm-systems pull requests 3577 and 9508",
-)
+@rule("RCC006")
 def _warp_speed(facts: Facts) -> Iterator[Observation]:
     pinned = [variable for name in _PINNING if (variable := facts.value(name))]
     lines = tuple(variable.evidence for variable in pinned)

@@ -49,15 +49,7 @@ def _gpu(facts: Facts, word: str) -> int | None:
     return int(word) if word.isdigit() and len(word) <= 3 else None
 
 
-@rule(
-    id="TOP003",
-    severity=Severity.WARNING,
-    title="shared memory although there is NVLink",
-    why="Host memory moves a tenth of what NVLink does.",
-    fix="unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; in containers give all GPUs to every process and share the "
-    "IPC and PID namespaces; see `nvidia-smi topo -p2p r`",
-    source=f"NCCL user guide, troubleshooting: {_DOCS}",
-)
+@rule("TOP003")
 def _shared_memory_beside_nvlink(facts: Facts) -> Iterator[Observation]:
     if staged := _staged(facts, (Path.NVLINK,)):
         pair, link, connection = staged[0]
@@ -86,15 +78,7 @@ def _p2p_fix(facts: Facts) -> str:
     return ""
 
 
-@rule(
-    id="TOP004",
-    severity=Severity.WARNING,
-    title="no direct access between GPUs",
-    why="Data is copied through host memory; with ACS on it may also hang or return zeros.",
-    fix="switch PCIe ACS off (`lspci -vvv | grep ACSCtl` shows SrcValid+), boot with iommu=pt; GeForce boards "
-    "have no peer-to-peer at all",
-    source=f"NCCL user guide, troubleshooting, PCI Access Control Services: {_DOCS}; NVIDIA/nccl#631, #2079",
-)
+@rule("TOP004")
 def _no_peer_to_peer(facts: Facts) -> Iterator[Observation]:
     lines = facts.log.p2p_problems
     if lines:
@@ -109,15 +93,7 @@ def _no_peer_to_peer(facts: Facts) -> Iterator[Observation]:
         )
 
 
-@rule(
-    id="TOP001",
-    severity=Severity.ERROR,
-    title="NCCL gave up its search of the topology",
-    why="Plain order ignores NVLink and NICs: on Leonardo all_reduce fell from 50 to 7 GB/s, and forced trees crash.",
-    fix="compare with another NCCL release (2.25 to 2.28 do this on nodes with direct NVLink); in a container "
-    "mount /sys; write the topology with NCCL_TOPO_DUMP_FILE and look for missing GPUs, NICs or links",
-    source="NVIDIA/nccl#1876, NVIDIA/nccl-tests#352; graph/search.cc",
-)
+@rule("TOP001")
 def _gave_up(facts: Facts) -> Iterator[Observation]:
     graphs = [
         graph.evidence
@@ -132,29 +108,14 @@ def _gave_up(facts: Facts) -> Iterator[Observation]:
         )
 
 
-@rule(
-    id="TOP002",
-    severity=Severity.WARNING,
-    title="NCCL could not read the topology completely",
-    why="What it cannot read it guesses, and guessed link speeds mislead its choice of paths and algorithms.",
-    fix="in virtual machines give the provider's NCCL_TOPO_FILE; in containers mount /sys",
-    source="graph/xml.cc (ncclTopoGetStrFromSys)",
-)
+@rule("TOP002")
 def _unreadable(facts: Facts) -> Iterator[Observation]:
     if lines := facts.log.unreadable:
         properties = count_noun(len(lines), "property", "properties")
         yield Observation(what=f"NCCL could not read {properties} of the PCIe tree", evidence=lines)
 
 
-@rule(
-    id="TOP005",
-    severity=Severity.WARNING,
-    title="one channel",
-    why="One channel is one SM on each GPU: it reaches a few percent of NVLink or of a modern NIC.",
-    fix="unset NCCL_MAX_NCHANNELS, NCCL_MAX_CTAS and NCCL_GRAPH_FILE; NVIDIA's example tuner plugin also sets one "
-    "channel",
-    source="graph/connect.cc; NVIDIA's example tuner plugin.c (nChannels = 1 at entry)",
-)
+@rule("TOP005")
 def _one_channel(facts: Facts) -> Iterator[Observation]:
     for start in facts.log.starts:
         if start.channels.get("coll") == 1 and (start.ranks or 2) > 1 and start.channels_line:
@@ -168,14 +129,7 @@ def _one_channel(facts: Facts) -> Iterator[Observation]:
             return
 
 
-@rule(
-    id="TOP006",
-    severity=Severity.WARNING,
-    title="nodes found different numbers of channels",
-    why="NCCL gives all nodes the smallest number: one node with a missing link or NIC slows all of them.",
-    fix="compare `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `ibstat` of the node with fewer channels",
-    source="init.cc (channels are the minimum over all ranks)",
-)
+@rule("TOP006")
 def _unequal_channels(facts: Facts) -> Iterator[Observation]:
     found: dict[tuple[str, int | None], dict[int, Evidence]] = {}
     for start in facts.log.starts:
@@ -190,14 +144,7 @@ def _unequal_channels(facts: Facts) -> Iterator[Observation]:
             yield Observation(what=what, evidence=tuple(counts.values()))
 
 
-@rule(
-    id="TOP007",
-    severity=Severity.WARNING,
-    title="NICs sit on another NUMA node",
-    why="NCCL does not use GPUDirect across NUMA nodes, and the link between them is shared with everything else.",
-    fix="move NICs or GPUs to the same NUMA node, or use NICs of all (NCCL_IB_HCA); PXN helps where there is NVLink",
-    source="graph/paths.cc (GPUDirect up to PXB); legend of nvidia-smi topo -m",
-)
+@rule("TOP007")
 def _far_nics(facts: Facts) -> Iterator[Observation]:
     for matrix in facts.matrices:
         far = [gpu for gpu in matrix.gpus if matrix.nics and matrix.nic_links(gpu)[0][1].path is Path.SYS]
@@ -214,14 +161,7 @@ def _far_nics(facts: Facts) -> Iterator[Observation]:
             yield Observation(what=f"{every} every NIC across NUMA nodes (SYS)", evidence=lines)
 
 
-@rule(
-    id="TOP008",
-    severity=Severity.WARNING,
-    title="a GPU has fewer NVLinks than the others",
-    why="The slowest GPU sets the pace of every ring; NCCL up to 2.10 even corrupted data with links down.",
-    fix="see `nvidia-smi nvlink -s -i GPU`; reset the GPU or have the board looked at",
-    source="NVIDIA/nccl#596",
-)
+@rule("TOP008")
 def _missing_lanes(facts: Facts) -> Iterator[Observation]:
     for matrix in facts.matrices:
         lanes: dict[int, list[int]] = {gpu: [] for gpu in matrix.gpus}
@@ -241,15 +181,7 @@ def _missing_lanes(facts: Facts) -> Iterator[Observation]:
                 )
 
 
-@rule(
-    id="TOP009",
-    severity=Severity.WARNING,
-    title="NVLink SHARP is missing on NVSwitch",
-    why="NVLS is the fastest all_reduce within such a node.",
-    fix="start the fabric manager of exactly the driver's version (`systemctl status nvidia-fabricmanager`); in a "
-    "virtual machine ask for a whole NVSwitch partition",
-    source="transport/nvls.cc; NCCL user guide, NCCL_NVLS_ENABLE",
-)
+@rule("TOP009")
 def _no_multicast(facts: Facts) -> Iterator[Observation]:
     lines = [line for available, line in facts.log.multicast if not available]
     off = facts.value("NCCL_NVLS_ENABLE")
@@ -270,16 +202,7 @@ def _is_switched(matrix: TopologyMatrix, names: list[str]) -> bool:
     return bool(model and len(matrix.gpus) > 2 and links and all(link.lanes == model.nvlinks for link in links))
 
 
-@rule(
-    id="TOP010",
-    severity=Severity.WARNING,
-    title="GPUs of a node talk through host memory",
-    why="Host memory (SHM) moves a fraction of what NVLink or PCIe peer-to-peer does. It is normal for GeForce boards "
-    "and, by default, for GPUs that share no PCIe switch.",
-    fix="see `nvidia-smi topo -p2p r`; unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, switch PCIe ACS off, and in "
-    "containers give all GPUs to every process",
-    source=f"graph/paths.cc (ncclTopoCheckP2p); NCCL user guide, troubleshooting: {_DOCS}",
-)
+@rule("TOP010")
 def _host_memory(facts: Facts) -> Iterator[Observation]:
     shared = [c for start in facts.log.starts for c in start.connections if c.kind == "SHM"]
     if not shared or _shared_memory_beside_nvlink.findings(facts) or _no_peer_to_peer.findings(facts):
@@ -332,15 +255,7 @@ _LEFT_SHARE = 0.25
 """A GPU's link with this share of another GPU's, or less, is wrong: slots differ by a generation or half the lanes."""
 
 
-@rule(
-    id="TOP011",
-    severity=Severity.WARNING,
-    title="a link is taken for an impossible bandwidth",
-    why="NCCL computes its rings, trees and choices from these figures: one wrong link slows all of them.",
-    fix="compare `lspci -vv` (LnkSta, LnkCap) of that device and of the switches above it; a virtual machine may show "
-    "wrong values, then give the provider's NCCL_TOPO_FILE",
-    source="graph/topo.cc (ncclTopoAddPci); nccl-tests#256",
-)
+@rule("TOP011")
 def _impossible_link(facts: Facts) -> Iterator[Observation]:
     links = [link for link in (*facts.log.links, *_dumped_links(facts)) if link.kind in ("PCI", "NVL")]
     found: dict[str, list[Evidence]] = {}
@@ -373,15 +288,7 @@ def _dumped_links(facts: Facts) -> Iterator[PrintedLink]:
                 yield PrintedLink(kind="PCI", gbps=link.gbps, end=end, device=link.bus_id, evidence=line)
 
 
-@rule(
-    id="TOP012",
-    severity=Severity.WARNING,
-    title="a virtual machine hides the PCIe tree",
-    why="NCCL cannot see which GPUs and NICs share a switch: it uses far NICs and does without peer-to-peer and "
-    "GPUDirect.",
-    fix="give the provider's topology file (NCCL_TOPO_FILE), or let the hypervisor show switches and NUMA nodes",
-    source="graph/xml.cc (ncclTopoGetStrFromSys); NCCL user guide, NCCL_TOPO_FILE",
-)
+@rule("TOP012")
 def _hidden_tree(facts: Facts) -> Iterator[Observation]:
     given = facts.value("NCCL_TOPO_FILE") or any("NCCL_TOPO_FILE" in p.set_inside for p in facts.log.processes)
     if given:
@@ -421,14 +328,7 @@ _MOST_SOCKETS = 2
 """CPU sockets of a usual node, each one NUMA node or more; the matrix names the NUMA nodes where there are more."""
 
 
-@rule(
-    id="TOP013",
-    severity=Severity.INFO,
-    title="every GPU is on a NUMA node of its own",
-    why="Traffic between them crosses NUMA nodes (SYS): NCCL uses host memory there, except for two GPUs on AMD.",
-    fix="on AMD, NPS1 in the BIOS puts the GPUs of a socket on one NUMA node",
-    source="legend of nvidia-smi topo -m; graph/paths.cc (ncclTopoCheckP2p); NVIDIA/nccl#770",
-)
+@rule("TOP013")
 def _all_across(facts: Facts) -> Iterator[Observation]:
     for matrix in facts.matrices:
         if {link.path for _, _, link in matrix.gpu_pairs()} == {Path.SYS} and not _is_contradictory(matrix):

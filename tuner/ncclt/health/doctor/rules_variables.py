@@ -11,7 +11,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm
 from ncclt.core.message import Collective, format_bytes
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Severity, rule
+from ncclt.health.doctor.finding import Observation, rule
 from ncclt.health.doctor.variables import (
     LIMITS,
     PARAMETERS,
@@ -78,42 +78,21 @@ def _seen(variable: Variable, what: str, fix: str = "") -> Observation:
     return Observation(what=f"{_setting(variable)} {what}", evidence=(variable.evidence,), fix=fix)
 
 
-@rule(
-    id="ENV001",
-    severity=Severity.ERROR,
-    title="LL128 is forced",
-    why="LL128 needs stores of 128 bytes to arrive whole; where they do not, data is corrupted silently.",
-    fix="unset NCCL_PROTO, or write Simple or `LL,Simple`; only a tuner table asks for LL128 safely",
-    source="NCCL user guide, NCCL_PROTO; NVIDIA/nccl#740, #831, #1261, pull request 2053",
-)
+@rule("ENV001")
 def _ll128(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_PROTO" and forces_ll128(variable.value):
             yield _seen(variable, "switches LL128 on where NCCL itself may have found it unsafe")
 
 
-@rule(
-    id="ENV002",
-    severity=Severity.ERROR,
-    title="received data is not flushed",
-    why="Data is used before it has arrived: silent corruption.",
-    fix="unset NCCL_GDR_FLUSH_DISABLE",
-    source="transport/net.cc (flush after GPUDirect receives)",
-)
+@rule("ENV002")
 def _unflushed(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_GDR_FLUSH_DISABLE" and as_nccl_reads(variable.value)[0]:
             yield _seen(variable, "lets GPUs read data that the NIC has not finished writing")
 
 
-@rule(
-    id="ENV003",
-    severity=Severity.ERROR,
-    title="a number is read otherwise than written",
-    why="NCCL takes the digits at the beginning and drops the rest: 8M is 8, `true` is 0, 010 is 8.",
-    fix="write a plain decimal number",
-    source="misc/param.cc (strtoll with base 0)",
-)
+@rule("ENV003")
 def _misread(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not is_number(variable.name) or not variable.value.strip():
@@ -135,14 +114,7 @@ def _plain(text: str) -> str:
     return "1" if word in ("true", "yes", "on") else "0"
 
 
-@rule(
-    id="ENV007",
-    severity=Severity.WARNING,
-    title="a value is out of range",
-    why="NCCL clamps or ignores it, without a warning in the default log.",
-    fix="choose a value within the range",
-    source="graph/tuning.cc (getNthreads), init.cc (envConfigOverride), transport/net_socket.cc",
-)
+@rule("ENV007")
 def _outside(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         number, whole = as_nccl_reads(variable.value)
@@ -156,14 +128,7 @@ def _outside(facts: Facts) -> Iterator[Observation]:
         yield _seen(threads, f"x {_setting(sockets)} is more than 64 sockets, NCCL uses fewer")
 
 
-@rule(
-    id="ENV004",
-    severity=Severity.WARNING,
-    title="algorithm or protocol is forced",
-    why="One choice for all sizes and collectives is rarely right, and old choices outlive their reason.",
-    fix="unset it and measure; `ncclt tune` finds what is better per size",
-    source="NVIDIA/nccl#317, #1670; NCCL user guide, NCCL_ALGO",
-)
+@rule("ENV004")
 def _forced_choice(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_ALGO":
@@ -175,14 +140,7 @@ def _forced_choice(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, "takes the choice of the protocol away from NCCL for every size")
 
 
-@rule(
-    id="ENV005",
-    severity=Severity.WARNING,
-    title="a dangerous variable is set",
-    why="It may hang the job or break a promise of the application.",
-    fix="unset it unless the application's authors ask for it",
-    source="NCCL user guide, environment variables",
-)
+@rule("ENV005")
 def _dangerous(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not variable.value.strip():
@@ -192,15 +150,7 @@ def _dangerous(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, what)
 
 
-@rule(
-    id="ENV006",
-    severity=Severity.WARNING,
-    title="a transport is switched off",
-    why="Such switches are set while looking for an error, or copied, and then forgotten; the fast path stays off. "
-    "Most are of the site, which every trial of a study has, so no verdict names their cost.",
-    fix="unset it, and compare the step times of both",
-    source="NCCL user guide, debugging variables",
-)
+@rule("ENV006")
 def _switched_off(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         name, effect = variable.name, ""
@@ -215,14 +165,7 @@ def _switched_off(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"is set: {effect}", fix)
 
 
-@rule(
-    id="ENV008",
-    severity=Severity.WARNING,
-    title="a variable does nothing",
-    why="A setting that is relied on has no effect.",
-    fix="unset it",
-    source="NCCL user guide, environment variables",
-)
+@rule("ENV008")
 def _ignored(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         row = PARAMETERS.get(variable.name)
@@ -235,14 +178,7 @@ def _ignored(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"does nothing: it came with NCCL {row.since}, this is {facts.nccl}")
 
 
-@rule(
-    id="ENV011",
-    severity=Severity.INFO,
-    title="a deprecated variable is set",
-    why="It still acts, and together with its successor the more restrictive one wins.",
-    fix="use its successor",
-    source="NCCL user guide, NCCL_MAX_NCHANNELS",
-)
+@rule("ENV011")
 def _deprecated(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name in REPLACED:
@@ -250,14 +186,7 @@ def _deprecated(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"is deprecated since NCCL {since}", f"use {instead}, or unset it")
 
 
-@rule(
-    id="ENV010",
-    severity=Severity.WARNING,
-    title="an unknown variable is set",
-    why="NCCL ignores names that it does not know: a misspelt variable has no effect.",
-    fix="correct or unset it",
-    source="NCCL user guide, environment variables; ncclt.health.doctor.variables",
-)
+@rule("ENV010")
 def _unknown(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not is_known(variable.name):
@@ -266,15 +195,7 @@ def _unknown(facts: Facts) -> Iterator[Observation]:
             yield _seen(variable, f"is not a variable that ncclt knows of{meant}")
 
 
-@rule(
-    id="ENV009",
-    severity=Severity.WARNING,
-    title="tuning is inherited",
-    why="Settings found for another NCCL or cluster are a frequent cause of slow jobs; the default that a study "
-    "compares with is without them.",
-    fix="unset them, or tune and compare",
-    source="NVIDIA-NeMo/Megatron-Bridge#1638; NCCL user guide, debugging variables",
-)
+@rule("ENV009")
 def _inherited(facts: Facts) -> Iterator[Observation]:
     """Yield one observation of all inherited tuning that no other rule names."""
     named = set(_OFF_SWITCHES) | set(_LEVELS) | set(REPLACED) | set(REMOVED) | {"NCCL_ALGO", "NCCL_PROTO"}
@@ -286,28 +207,14 @@ def _inherited(facts: Facts) -> Iterator[Observation]:
         yield Observation(what=f"inherited tuning: {names}", evidence=tuple(v.evidence for v in found))
 
 
-@rule(
-    id="ENV012",
-    severity=Severity.INFO,
-    title="NCCL logs much",
-    why="Logging slows small messages and, on standard output, breaks the tables of nccl-tests.",
-    fix="unset NCCL_DEBUG for measuring; ncclt does so itself",
-    source="NVIDIA/nccl#1453",
-)
+@rule("ENV012")
 def _logging(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if variable.name == "NCCL_DEBUG" and variable.value.upper() in ("INFO", "TRACE"):
             yield _seen(variable, "writes a line for every call where COLL or ALL is asked for")
 
 
-@rule(
-    id="ENV013",
-    severity=Severity.WARNING,
-    title="the P2P chunk is not the one that is set",
-    why="NCCL cuts the chunk of send_recv and all_to_all to an eighth of the buffer, and only its log says so.",
-    fix="set NCCL_BUFFSIZE to 8 times the chunk, or unset the chunk",
-    source="init.cc computeBuffSizes; NVIDIA-NeMo/Megatron-Bridge#3226 sets 2 MiB",
-)
+@rule("ENV013")
 def _cut_chunk(facts: Facts) -> Iterator[Observation]:
     named = {variable.name.removeprefix("NCCL_"): variable for variable in _named(facts)}
     asked = {name: number for name in DEFAULTS if name in named and (number := as_nccl_reads(named[name].value)[0]) > 0}
@@ -376,28 +283,14 @@ def collectives_without_algorithm(text: str, version: NcclVersion) -> tuple[Coll
     return tuple(collective for collective, chosen in enabled.items() if not chosen & set(LEGAL[collective]))
 
 
-@rule(
-    id="CNF001",
-    severity=Severity.WARNING,
-    title="a line is not read as meant",
-    why="NCCL takes names and values literally, with blanks, quotes and comments, and never says so.",
-    fix="write NAME=value without blanks, quotes or `export`, and comments on lines that begin with #",
-    source="misc/param.cc (setEnvFile)",
-)
+@rule("CNF001")
 def _not_as_meant(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
         for what, line in file.errors:
             yield Observation(what=what, evidence=(line,))
 
 
-@rule(
-    id="CNF002",
-    severity=Severity.WARNING,
-    title="a file contradicts the environment",
-    why="The environment wins, then NCCL_CONF_FILE or ~/.nccl.conf, then /etc/nccl.conf; the loser is dead text.",
-    fix="decide on one place and remove the other",
-    source="misc/param.cc (setenv without overwriting)",
-)
+@rule("CNF002")
 def _contradicts(facts: Facts) -> Iterator[Observation]:
     """Yield the lines that differ from the environment or an earlier line."""
     taken = {variable.name: (variable.value, variable.evidence) for variable in facts.environment}
@@ -409,14 +302,7 @@ def _contradicts(facts: Facts) -> Iterator[Observation]:
                 yield Observation(what=what, evidence=(row.evidence, where))
 
 
-@rule(
-    id="CNF003",
-    severity=Severity.WARNING,
-    title="a file contradicts the recommendation",
-    why="Jobs that are not given the recommended variables run with the file's; variables overrule tuner tables.",
-    fix="remove the line, or replace it by `ncclt env --format nccl-conf`",
-    source="NCCL user guide, NCCL_CONF_FILE and NCCL_TUNER_PLUGIN; misc/param.cc",
-)
+@rule("CNF003")
 def _against_recommendation(facts: Facts) -> Iterator[Observation]:
     recommended = dict(facts.recommended)
     for file in facts.conf_files:
@@ -432,14 +318,7 @@ def _against_recommendation(facts: Facts) -> Iterator[Observation]:
                 yield Observation(what=what, evidence=(row.evidence,))
 
 
-@rule(
-    id="CNF004",
-    severity=Severity.WARNING,
-    title="a file that a variable names is not found",
-    why="NCCL usually goes on without it, and only its log says so.",
-    fix="give an absolute path that exists on every node, without ~, or unset the variable",
-    source="NCCL user guide, environment variables; ncclt.nccl.parameters.FILES",
-)
+@rule("CNF004")
 def _not_found(facts: Facts) -> Iterator[Observation]:
     for problem in facts.file_problems:
         yield Observation(what=problem.text, evidence=(problem,))
@@ -447,14 +326,7 @@ def _not_found(facts: Facts) -> Iterator[Observation]:
         yield Observation(what="NCCL could not open a file that a variable names", evidence=(line,))
 
 
-@rule(
-    id="CNF005",
-    severity=Severity.INFO,
-    title="a file sets variables",
-    why="It acts on every job of this user or machine, and on the default arm of a study as well.",
-    fix="keep in it what the site needs, and no tuning",
-    source="NCCL user guide, environment variables",
-)
+@rule("CNF005")
 def _in_effect(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
         if file.assignments:
