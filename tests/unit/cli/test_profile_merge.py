@@ -67,8 +67,8 @@ def test_one_study_shows_the_gain_of_every_part(stored, tmp_path):
     study = page[0].study
     shown = stored(show, study.id)
     for said in (text, shown):
-        assert re.search(r"^small +3 +2000\.0 +1000\.0 +2\.000x ", said, re.MULTILINE)
-        assert re.search(r"^large +1 +10000\.0 +8000\.0 +1\.250x ", said, re.MULTILINE)
+        assert re.search(r"^small +3 +2,000 +1,000 +2.00x ", said, re.MULTILINE)
+        assert re.search(r"^large +1 +10,000 +8,000 +1.25x ", said, re.MULTILINE)
         assert re.search(r"^far +1( +-){4} +not validated: none of its messages can be", said, re.MULTILINE)
         assert "not delivered" not in said
     parts = json.loads(stored(show, study.id, "--json"))["parts"]

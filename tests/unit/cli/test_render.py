@@ -99,9 +99,9 @@ def test_facts_are_folded_below_their_sentence_and_commands_are_not(print_at):
     command = "ncclt env --cluster leonardo --model bert --nodes 2 --gpus-per-node 4 --nccl-version 2.22.3"
     sentence = "at most 1.2 ms per step, the exposed communication of the recording, of 3 parts"
     lines = print_at(60, print_facts, [("Savings", sentence), ("Use", command), ("", "")], commands=("Use",))
-    assert f"Use:     {command}" in lines
-    assert " ".join(line.strip() for line in lines[:-1]) == f"Savings: {sentence}"
-    assert all(line.startswith(" " * 9) for line in lines[1:-1])
+    assert f"Use:      {command}" in lines
+    assert " ".join(line.strip() for line in lines[:-1]) == f"Savings:  {sentence}"
+    assert all(line.startswith(" " * 10) for line in lines[1:-1])
 
 
 def test_records_become_documents_at_any_depth(capsys):

@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ncclt.cli.tune import _storage_by_environment, _variables, tune
+from ncclt.cli.submit import _storage_by_environment, _variables
+from ncclt.cli.tune import tune
 from ncclt.errors import UsageError
 from ncclt.testing.samples import sample_cluster, sample_workload
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ncclt.cli.recheck import _with_history
+from ncclt.cli.recheck import _add_history
 from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.measure.open_testbed import ask_drivers
 from ncclt.measure.target import Target
@@ -122,7 +122,7 @@ def test_check_asks_only_where_nccl_is_launched(
     testbed = SimpleNamespace(runner=SimpleNamespace(cluster=CLUSTER))
     target = Target(launcher=launcher, reason="test", backend=backend, python=sys.executable)
 
-    found = _with_history(request, store, target, testbed, new_driver=False)
+    found = _add_history(request, store, target, testbed, new_driver=False)
 
     assert (found.driver, found.driver_before) == (driver, "")
     assert said in capsys.readouterr().err

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.configuration import require_one_source, storage_flag, storage_url
-from ncclt.cli.options import AsJson, Fields, spread
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.options import AsJson, ClusterFilter, ClusterHere, Fields, Limit, ModelFilter, spread
+from ncclt.cli.render import Column, print_document, print_json, print_list, print_text, say
 from ncclt.core.budget import Budget
 from ncclt.core.option import Option
 from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob, TuningJob
@@ -46,8 +46,11 @@ def jobs() -> None:
     """Queue, list, follow and cancel tuning jobs."""
 
 
-def _queue(storage: str | None) -> JobQueue:
-    """Return the queue of a store; neither is made."""
+def _open_jobs(server: str | None) -> AbstractContextManager[RemoteJobs | JobQueue]:
+    """Return the jobs of a service, or the queue of a store; neither is made."""
+    if server:
+        return nullcontext(_open_remote(server))
+    storage = storage_url()
     require_extra("jobs")
     from ncclt.store import open_to_read
     from ncclt.store.job_queue import JobQueue
@@ -57,16 +60,17 @@ def _queue(storage: str | None) -> JobQueue:
     return JobQueue(locate(storage).url)
 
 
+def _open_remote(server: str) -> RemoteJobs:
+    require_one_source(server, storage_flag())
+    return RemoteJobs(server)
+
+
 @app.command("submit")
 @spread
 def submit(
     *,
-    cluster: Annotated[
-        str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.", autocompletion=cluster_names)
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
-    ] = None,
+    cluster: ClusterHere = None,
+    model: ModelFilter = None,
     shape: Annotated[
         Target,
         Fields(
@@ -85,9 +89,6 @@ def submit(
 
     With --stale, queue a job for each stale recommendation without one, of --cluster or all clusters.
     """
-    storage = storage_url()
-    from ncclt.store.clock import utc_now
-
     limits = TuningJob(
         id="",
         cluster="",
@@ -105,7 +106,7 @@ def submit(
                 "--stale takes workload and shape from the recommendations",
                 hint="leave out --model, --nodes, --gpus-per-node, --nccl-version and --again",
             )
-        _print_stale(_submit_stale(limits, cluster or None, server, storage), as_json=as_json)
+        _submit_stale(limits, cluster or None, server, as_json=as_json)
         return
     if not cluster or not model:
         raise UsageError("--cluster and --model are needed", hint="or --stale, for all stale recommendations")
@@ -117,11 +118,16 @@ def submit(
         gpus_per_node=shape.gpus_per_node,
         nccl_version=shape.nccl_version,
     )
-    if server:
-        _show(_open_remote(server).submit(job, again=again), as_json=as_json)
-        return
+    status = _open_remote(server).submit(job, again=again) if server else _queue_job(job, again=again)
+    _print_status(status, as_json=as_json)
+
+
+def _queue_job(job: TuningJob, *, again: bool) -> JobStatus:
+    """Queue a job in a store, which is made where it is missing."""
+    storage = storage_url()
     require_extra("jobs")
     from ncclt.store import open_store
+    from ncclt.store.clock import utc_now
     from ncclt.store.job_queue import JobQueue, new_job_id, prepare
 
     with open_store(storage) as store:
@@ -129,121 +135,108 @@ def submit(
         prepare(store.url)
         with JobQueue(store.url) as queue:
             status, _ = queue.submit(job)
-        if not store.jobs.workers(cluster):
-            say(f"ncclt: no worker serves {cluster}; start one there: ncclt admin worker --cluster {cluster}")
-    _show(status, as_json=as_json)
+        if not store.jobs.workers(job.cluster):
+            say(f"ncclt: no worker serves {job.cluster}; start one there: ncclt admin worker --cluster {job.cluster}")
+    return status
 
 
-def _submit_stale(
-    limits: TuningJob, cluster: str | None, server: str | None, storage: str | None
-) -> tuple[StaleJob, ...]:
-    if server:
-        return _open_remote(server).submit_stale(limits, cluster=cluster)
-    require_extra("jobs")
-    from ncclt.store import open_store
-    from ncclt.store.clock import utc_now
-    from ncclt.store.job_queue import JobQueue, prepare, submit_stale
-
-    with open_store(storage, makes=False) as store:
-        prepare(store.url)
-        with JobQueue(store.url) as queue:
-            return submit_stale(store, queue, limits, cluster=cluster, now=utc_now())
-
-
-def _print_stale(found: tuple[StaleJob, ...], *, as_json: bool) -> None:
-    """Print the job of each stale recommendation.
+def _submit_stale(limits: TuningJob, cluster: str | None, server: str | None, *, as_json: bool) -> None:
+    """Queue a job for each stale recommendation, and print them.
 
     Raises:
         ConflictError: there is one without a job.
     """
-    refused = [one for one in found if one.status is None]
-    if as_json:
-        print_json({"schema": 1, "stale": [one.to_document() for one in found]})
-    elif not found:
-        print("no stale recommendations")
+    if server:
+        stale = _open_remote(server).submit_stale(limits, cluster=cluster)
     else:
-        for one in found:
-            jobs = f"{one.model} on {one.cluster}, {one.nodes}x{one.gpus_per_node}, NCCL {one.nccl_version}"
-            if one.status is None:
-                print(f"refused: {jobs}: {one.refused}")
-            elif one.is_new:
-                print(f"{one.status.job.id} queued: {jobs}: {one.stale}")
-            else:
-                print(f"{one.status.job.id} already {_state(one.status)}: {jobs}: {one.stale}")
-    if refused:
+        require_extra("jobs")
+        from ncclt.store import open_store
+        from ncclt.store.clock import utc_now
+        from ncclt.store.job_queue import JobQueue, prepare, submit_stale
+
+        with open_store(storage_url(), makes=False) as store:
+            prepare(store.url)
+            with JobQueue(store.url) as queue:
+                stale = submit_stale(store, queue, limits, cluster=cluster, now=utc_now())
+    if as_json:
+        print_json({"schema": 1, "stale": stale})
+    elif not stale:
+        print_text("no stale recommendations")
+    else:
+        for entry in stale:
+            _print_stale(entry)
+    if refused := [entry.recommendation for entry in stale if entry.status is None]:
         raise ConflictError(
-            f"no job for {', '.join(one.recommendation for one in refused)}",
+            f"no job for {', '.join(refused)}",
             hint="`ncclt admin recommendations retire ID` ends a recommendation that cannot be tuned again",
         )
 
 
-def _open_remote(server: str) -> RemoteJobs:
-    require_one_source(server, storage_flag())
-    return RemoteJobs(server)
+def _print_stale(entry: StaleJob) -> None:
+    job = f"{entry.model} on {entry.cluster}, {entry.nodes}x{entry.gpus_per_node}, NCCL {entry.nccl_version}"
+    if entry.status is None:
+        print_text(f"refused: {job}: {entry.refused}")
+    else:
+        state = "queued" if entry.is_new else f"already {_format_state(entry.status)}"
+        print_text(f"{entry.status.job.id} {state}: {job}: {entry.stale}")
 
 
 @app.command("list")
 def list_jobs(
-    cluster: Annotated[str | None, typer.Option(help="Cluster of the jobs.", autocompletion=cluster_names)] = None,
+    cluster: ClusterFilter = None,
     state: Annotated[JobState | None, typer.Option(help="State of the jobs.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Max jobs.")] = 50,
+    limit: Limit = 50,
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    if server:
-        found = _open_remote(server).statuses(cluster=cluster, state=state, limit=limit)
-    else:
-        with _queue(storage_url()) as queue:
-            found = queue.statuses(cluster=cluster, state=state, limit=limit)
-    if as_json:
-        print_json({"schema": 1, "jobs": [one.to_document() for one in found]})
-        return
-    rows = [
-        (
-            one.job.id,
-            _state(one),
-            one.job.cluster,
-            one.job.model,
-            str(one.job.priority),
-            one.job.created[:19],
-            one.result.decision or one.result.reason if one.result else "",
-        )
-        for one in found
-    ]
-    print_table(("id", "state", "cluster", "model", "priority", "created", "result"), rows, numbers=("priority",))
+    with _open_jobs(server) as jobs:
+        statuses = jobs.statuses(cluster=cluster, state=state, limit=limit)
+    print_list(
+        "jobs",
+        statuses,
+        [
+            Column("id", lambda status: status.job.id),
+            Column("state", _format_state),
+            Column("cluster", lambda status: status.job.cluster),
+            Column("model", lambda status: status.job.model),
+            Column("priority", lambda status: status.job.priority, drop=2),
+            Column("created", lambda status: status.job.created[:19], drop=1),
+            Column("result", _describe_result),
+        ],
+        as_json=as_json,
+    )
 
 
 @app.command("show")
 def show(id: Id, server: Server = None, as_json: AsJson = False) -> None:
     """Show a job."""
-    if server:
-        _show(_open_remote(server).status(id), as_json=as_json, whole=True)
+    with _open_jobs(server) as jobs:
+        status = jobs.status(id)
+    if as_json:
+        _print_status(status, as_json=True)
         return
-    with _queue(storage_url()) as queue:
-        _show(queue.status(id), as_json=as_json, whole=True)
+    document = status.to_document()
+    request, result = document.pop("job"), document.pop("result") or {}
+    labelled = {f"result {key}" if key in request else key: value for key, value in result.items()}
+    print_document({**request, **labelled, **document})
 
 
 @app.command("cancel")
 def cancel(id: Id, server: Server = None, as_json: AsJson = False) -> None:
     """Cancel a job; a running one ends after its trial."""
-    if server:
-        _show(_open_remote(server).cancel(id), as_json=as_json)
-        return
-    with _queue(storage_url()) as queue:
-        _show(queue.cancel(id), as_json=as_json)
+    with _open_jobs(server) as jobs:
+        _print_status(jobs.cancel(id), as_json=as_json)
 
 
 @app.command("retry")
 def retry(id: Id, server: Server = None) -> None:
     """Queue an ended job again; its study resumes."""
-    if server:
-        _show(_open_remote(server).retry(id), as_json=False)
-        return
     from ncclt.store.clock import utc_now
 
-    with _queue(storage_url()) as queue:
-        _show(queue.retry(id, by="", now=utc_now())[0], as_json=False)
+    with _open_jobs(server) as jobs:
+        status = jobs.retry(id) if isinstance(jobs, RemoteJobs) else jobs.retry(id, by="", now=utc_now())[0]
+    _print_status(status, as_json=False)
 
 
 @app.command("logs")
@@ -254,46 +247,32 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print the log of a job."""
-    if server:
-        _print_events(_open_remote(server), id, follow=follow, as_json=as_json)
-        return
-    with _queue(storage_url()) as queue:
-        _print_events(queue, id, follow=follow, as_json=as_json)
+    number, has_ended = 0, False
+    with _open_jobs(server) as jobs:
+        while not has_ended:
+            has_ended = jobs.status(id).state.ended or not follow
+            for event in jobs.written(id, first=number):
+                number = event.number + 1
+                if as_json:
+                    print_json({"number": event.number, "kind": event.kind, **event.data})
+                elif event.kind == "log":
+                    sys.stdout.write(f"{event.data['line']}\n")
+                    sys.stdout.flush()
+            if not has_ended:
+                time.sleep(1.0)
 
 
-def _print_events(jobs: JobQueue | RemoteJobs, id: str, *, follow: bool, as_json: bool) -> None:
-    number = 0
-    while True:
-        ended = jobs.status(id).state.ended
-        for event in jobs.written(id, first=number):
-            number = event.number + 1
-            if as_json:
-                print_json({"number": event.number, "kind": event.kind, **event.data})
-            elif event.kind == "log":
-                sys.stdout.write(f"{event.data['line']}\n")
-                sys.stdout.flush()
-        if ended or not follow:
-            return
-        time.sleep(1.0)
+def _describe_result(status: JobStatus) -> str:
+    return (status.result.decision or status.result.reason) if status.result else ""
 
 
-def _state(status: JobStatus) -> str:
+def _format_state(status: JobStatus) -> str:
     return f"{status.state}, cancelling" if status.cancelling else status.state.value
 
 
-def _show(status: JobStatus, *, as_json: bool, whole: bool = False) -> None:
+def _print_status(status: JobStatus, *, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, **status.to_document()})
         return
-    if not whole:
-        sys.stdout.write(f"{status.job.id}\n")
-        say(f"ncclt: job {status.job.id} is {_state(status)}")
-        return
-    document: dict[str, Any] = status.to_document()
-    request: dict[str, Any] = document.pop("job")
-    result = {
-        f"result {key}" if key in request else key: value for key, value in (document.pop("result") or {}).items()
-    }
-    for key, value in {**request, **result, **document}.items():
-        if value not in (None, "", "schema"):
-            print(f"{key}: {value}")
+    sys.stdout.write(f"{status.job.id}\n")
+    say(f"ncclt: job {status.job.id} is {_format_state(status)}")

@@ -13,7 +13,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson
-from ncclt.cli.render import Column, print_json, print_table, say
+from ncclt.cli.render import Column, print_list, say
 from ncclt.core.api_key import PREFIX, USUAL_DAYS, Role, hash_secret, new_key, new_secret
 from ncclt.errors import UsageError, reason
 
@@ -62,11 +62,9 @@ def list_keys(as_json: AsJson = False) -> None:
 
     with open_to_read(storage_url()) as store:
         keys = list(store.keys.find().values())
-    if as_json:
-        print_json({"schema": 1, "keys": keys})
-        return
     now = utc_now()
-    print_table(
+    print_list(
+        "keys",
         keys,
         [
             Column("key", lambda key: key.id),
@@ -77,6 +75,7 @@ def list_keys(as_json: AsJson = False) -> None:
             Column("state", lambda key: "no longer valid" if key.invalid(now) else "valid"),
             Column("note", lambda key: key.note, drop=2),
         ],
+        as_json=as_json,
     )
 
 

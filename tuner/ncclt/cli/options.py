@@ -18,6 +18,18 @@ from ncclt.core.option import Group, Option, options_of
 
 Model = Annotated[str, typer.Option(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)]
 
+ModelFilter = Annotated[
+    str | None, typer.Option("--model", help="Workload, see `ncclt profile list`.", autocompletion=model_names)
+]
+
+ClusterFilter = Annotated[str | None, typer.Option("--cluster", help="Cluster.", autocompletion=cluster_names)]
+
+ClusterHere = Annotated[
+    str | None, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.", autocompletion=cluster_names)
+]
+
+Limit = Annotated[int, typer.Option(min=1, max=500, help="Max rows.")]
+
 ClusterName = Annotated[
     str, typer.Argument(help="Name of the cluster, see `ncclt cluster list`.", autocompletion=cluster_names)
 ]

@@ -18,6 +18,7 @@ from ncclt.measure.open_testbed import open_testbed
 from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
+    from ncclt.core.cluster import Cluster
     from ncclt.pipeline.tune import TuneResult
     from ncclt.store import Store
 
@@ -59,7 +60,7 @@ def tune(
     require_extra("tune")
     from ncclt import store
     from ncclt.cli.options import storage_option
-    from ncclt.cli.tune_view import TuneView
+    from ncclt.cli.tune import TuneProgress
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.pipeline.tune import tune as run
     from ncclt.store.clock import utc_now
@@ -69,10 +70,10 @@ def tune(
     target, budget = target or Target(), budget or Budget()
     target.require_known_names()
     own = storage if isinstance(storage, store.Store) else None
-    place = None if isinstance(storage, store.Store) else storage
+    url = None if isinstance(storage, store.Store) else storage
     if isinstance(workload, str):
         # An unknown name fails before a missing launcher or GPU, and makes no store.
-        with nullcontext(own) if own else store.open_to_read(place, would_be_made=True) as opened:
+        with nullcontext(own) if own else store.open_to_read(url, would_be_made=True) as opened:
             workload = opened.workloads.get(workload)
     target = target.resolved(os.environ, demo=demo)
     if target.lacks_allocation(os.environ):
@@ -80,19 +81,23 @@ def tune(
             "launcher='slurm' needs a Slurm allocation, and this process has none",
             hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
         )
-    with nullcontext(own) if own else store.open_store(place) as opened:
+    with nullcontext(own) if own else store.open_store(url) as opened:
         request = TuneRequest(workload=workload, budget=budget)
         testbed = open_testbed(target, opened.clusters.get, request.workload, environ=os.environ, seed=budget.seed)
         if testbed.is_launched and not force:
-            broken = examine_here(os.environ, Facts(cluster=testbed.runner.cluster)).blocking
-            if broken:
-                raise UsageError(
-                    "; ".join(f"{finding.id}: {finding.what}" for finding in broken),
-                    hint="`ncclt doctor` shows the repair; force=True tunes anyway",
-                )
-        with TuneView(testbed, hidden=not progress, blocks=budget.blocks) as view:
+            _require_healthy(testbed.runner.cluster)
+        with TuneProgress(testbed, hidden=not progress, blocks=budget.blocks) as watcher:
             result = run(
-                request, testbed, opened, watcher=view, interrupted=interrupted, clock=time.monotonic, now=utc_now
+                request, testbed, opened, watcher=watcher, interrupted=interrupted, clock=time.monotonic, now=utc_now
             )
-        named = f"sqlite:///{opened.path}" if own and opened.path else place
+        named = f"sqlite:///{opened.path}" if own and opened.path else url
         return replace(result, source=storage_option(named, opened.shown))
+
+
+def _require_healthy(cluster: Cluster) -> None:
+    """Raise UsageError if `ncclt doctor` finds what would invalidate every measurement on this machine."""
+    if blocking := examine_here(os.environ, Facts(cluster=cluster)).blocking:
+        raise UsageError(
+            "; ".join(f"{finding.id}: {finding.what}" for finding in blocking),
+            hint="`ncclt doctor` shows the repair; force=True tunes anyway",
+        )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclt.cli.configuration import storage_url
+from ncclt.cli.exits import EXIT_INTERRUPTED, StopRequest
 from ncclt.cli.options import AsJson, Fields, Model, Quiet, spread
-from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, print_table, say
+from ncclt.cli.render import Column, print_json, print_table, print_text, say
 from ncclt.core.option import Group
 from ncclt.core.recommendation import ORIGIN_WORDS
 from ncclt.measure.target import Target
@@ -62,23 +63,18 @@ def recheck(
     variables of the study, the gain over what you run today is measured too. Exit codes: 0 = fresh, 4 = stale,
     3 = nothing to recheck.
     """
-    from ncclt.core.study import Arm
     from ncclt.measure.open_testbed import open_testbed
-    from ncclt.prove.evidence import collect_evidence
-    from ncclt.prove.recheck import RecheckRequest, find_served_arm
-    from ncclt.prove.recheck import recheck as run
+    from ncclt.prove.recheck import RecheckRequest
     from ncclt.store import open_store
     from ncclt.store.shipped import is_demo
 
     target.require_known_names()
     with open_store(storage_url(), makes=False) as store:
-        from ncclt.store.clock import utc_now
-
         workload = store.workloads.get(model)  # an unknown name fails before a missing launcher or GPU
         target = target.resolved(os.environ, demo=is_demo(model))
         # A seed of its own for simulated noise: a recheck must not repeat the study's own launches.
         testbed = open_testbed(target, store.clusters.get, workload, environ=os.environ, seed=0, ask_driver=False)
-        published, study = _published(store, testbed, model, target.nccl_version)
+        published, study = _find_published(store, testbed, model, target.nccl_version)
         request = RecheckRequest(
             recommendation=published,
             study=study,
@@ -87,48 +83,66 @@ def recheck(
             blocks=blocks,
             tolerance=tolerance,
         )
-        request = _with_history(request, store, target, testbed, new_driver=new_driver)
-        arm, served = find_served_arm(published, collect_evidence(request.trials))
-        if arm is Arm.TABLE:
-            _require_expressible(served.policy, request, testbed)
-        store.require_writable()
-        hidden = quiet or as_json
-        if not hidden:
-            one = request.recommendation
-            say(f"ncclt: rechecking {one.id} (revision {one.revision}) of {one.model} on {one.cluster}")
-            say(f"ncclt: launches run on: {testbed.runner.name}, {testbed.reason}")
-        launches = count(1)
-
-        def watch(arm: Arm, result: TrialResult) -> None:
-            if not hidden:
-                say(f"ncclt: launch {next(launches)}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
-
-        today = published.today.variables if published.today else ()
-        if today and today != testbed.today:
-            shown = " ".join(f"{name}={value}" for name, value in today)
-            say(f"ncclt: the gain over what you run today is not measured: this shell does not set exactly {shown}")
-        with StopRequest() as stop:
-            found = run(
-                request,
-                testbed.by_arm.get(arm, testbed.runner),
-                interrupted=stop,
-                watch=watch,
-                now=utc_now,
-                by_today=testbed.by_today if today == testbed.today else None,
-            )
-        if found is None:
-            say("ncclt: interrupted: nothing was recorded")
-            raise typer.Exit(EXIT_INTERRUPTED)
-        store.records.add_recheck(found)
+        request = _add_history(request, store, target, testbed, new_driver=new_driver)
+        result = _measure(request, testbed, store, hidden=quiet or as_json)
     if as_json:
-        print_json(found.to_document())
+        print_json(result)
     else:
-        _print(found, study)
-    if found.reasons:
+        _print(result, study)
+    if result.reasons:
         raise typer.Exit(EXIT_STALE)
 
 
-def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | None) -> tuple[Recommendation, Study]:
+def _measure(request: RecheckRequest, testbed: Testbed, store: Store, *, hidden: bool) -> Recheck:
+    """Launch the recheck, show each launch on stderr, and store the result.
+
+    Raises:
+        Exit: interrupted.
+    """
+    from ncclt.core.study import Arm
+    from ncclt.prove.evidence import collect_evidence
+    from ncclt.prove.recheck import find_served_arm
+    from ncclt.prove.recheck import recheck as run
+    from ncclt.store.clock import utc_now
+
+    published = request.recommendation
+    arm, served = find_served_arm(published, collect_evidence(request.trials))
+    if arm is Arm.TABLE:
+        _require_expressible(served.policy, request, testbed)
+    store.require_writable()
+    if not hidden:
+        job = f"{published.model} on {published.cluster}"
+        say(f"ncclt: rechecking {published.id} (revision {published.revision}) of {job}")
+        say(f"ncclt: launches run on: {testbed.runner.name}, {testbed.reason}")
+    launches = count(1)
+
+    def watch(arm: Arm, result: TrialResult) -> None:
+        if not hidden:
+            say(f"ncclt: launch {next(launches)}, {arm}: {result.outcome}, {result.wall_s:.1f} s")
+
+    today = published.today.variables if published.today else ()
+    if today and today != testbed.today:
+        shown = " ".join(f"{name}={value}" for name, value in today)
+        say(f"ncclt: the gain over what you run today is not measured: this shell does not set exactly {shown}")
+    with StopRequest() as stop:
+        result = run(
+            request,
+            testbed.by_arm.get(arm, testbed.runner),
+            interrupted=stop,
+            watch=watch,
+            now=utc_now,
+            by_today=testbed.by_today if today == testbed.today else None,
+        )
+    if result is None:
+        say("ncclt: interrupted: nothing was recorded")
+        raise typer.Exit(EXIT_INTERRUPTED)
+    store.records.add_recheck(result)
+    return result
+
+
+def _find_published(
+    store: Store, testbed: Testbed, model: str, nccl_version: str | None
+) -> tuple[Recommendation, Study]:
     """Return the recommendation that is served here, a stale one too, and its study."""
     from ncclt.core.cluster import hash_site
     from ncclt.core.nccl_version import NcclVersion
@@ -149,8 +163,8 @@ def _published(store: Store, testbed: Testbed, model: str, nccl_version: str | N
     # The installed NCCL comes first; a recommendation measured with another version is then found stale.
     here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
     fitting = [r for r in published if not here.refusal(r.fingerprint)]
-    found = select(fitting or published, wanted, partly=True)
-    return found, store.studies.get(found.study)
+    recommendation = select(fitting or published, wanted, partly=True)
+    return recommendation, store.studies.get(recommendation.study)
 
 
 def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testbed) -> None:
@@ -172,16 +186,15 @@ def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testb
             )
 
 
-def _with_history(
+def _add_history(
     request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
     """Add earlier rechecks, and the driver of the nodes now and before; skip the query where nothing is launched."""
     from ncclt.measure.open_testbed import ask_drivers
     from ncclt.prove.recheck import driver_before
 
-    found = request.recommendation
-    earlier = store.records.rechecks(found.id)
-    before = driver_before(found, earlier)
+    earlier = store.records.rechecks(request.recommendation.id)
+    before = driver_before(request.recommendation, earlier)
     driver = ""
     if target.is_launched and target.backend == "nccl":
         driver, why_unknown = ask_drivers(testbed.runner.cluster, target, environ=os.environ)
@@ -192,30 +205,27 @@ def _with_history(
     return replace(request, driver=driver, driver_before=before, driver_may_differ=new_driver, earlier=earlier)
 
 
-def _print(found: Recheck, study: Study) -> None:
+def _print(recheck: Recheck, study: Study) -> None:
     from ncclt.prove.recheck import TODAY_GAIN
 
-    if found.changes:
+    if recheck.changes:
         print_table(
-            ("measured", "before", "now", "change, %", "noise, %", "state"),
+            recheck.changes,
             [
-                (
-                    change.what,
-                    f"{change.before:.4g}",
-                    f"{change.now:.4g}",
-                    f"{(change.ratio - 1) * 100:+.1f}",
-                    f"{change.noise * 100:.1f}",
-                    "changed" if change.changed else "same",
-                )
-                for change in found.changes
+                Column("measured", lambda change: change.what),
+                Column("before", lambda change: change.before),
+                Column("now", lambda change: change.now),
+                Column("change, %", lambda change: f"{(change.ratio - 1) * 100:+.1f}", right=True),
+                Column("noise, %", lambda change: f"{change.noise * 100:.1f}", right=True, drop=1),
+                Column("state", lambda change: "changed" if change.changed else "same"),
             ],
-            numbers=("before", "now", "change, %", "noise, %"),
         )
     demonstration = f" ({ORIGIN_WORDS[study.origin]} timings: a demonstration)" if study.label else ""
-    print(f"{found.freshness}: {found.model} on {found.cluster}{demonstration}, recommendation {found.recommendation}")
-    for reason in found.reasons:
-        print(f"  {reason}")
-    if any(change.changed and change.what == TODAY_GAIN for change in found.changes):
-        print("  The gain over what you run today has changed: tune again in this shell, with a new --study.")
-    if found.reasons:
-        print("  It is no longer served; tune again with a new --study, or recheck once the cause is repaired.")
+    job = f"{recheck.model} on {recheck.cluster}{demonstration}"
+    print_text(f"{recheck.freshness}: {job}, recommendation {recheck.recommendation}")
+    for reason in recheck.reasons:
+        print_text(f"  {reason}")
+    if any(change.changed and change.what == TODAY_GAIN for change in recheck.changes):
+        print_text("  The gain over what you run today has changed: tune again in this shell, with a new --study.")
+    if recheck.reasons:
+        print_text("  It is no longer served; tune again with a new --study, or recheck once the cause is repaired.")

@@ -2,120 +2,131 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.completion import cluster_names, model_names
+from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.options import AsJson, ClusterFilter, Limit, ModelFilter
+from ncclt.cli.render import Column, format_percent, print_facts, print_json, print_table, print_text, say
 from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.core.rollout import OPEN_STATES
 from ncclt.user_dirs import account_name
 
 if TYPE_CHECKING:
+    from ncclt.core.rollout import RollOut
+    from ncclt.prove.rollout import RollOutVerdict
     from ncclt.store import Store
 
 app = typer.Typer(help="List, approve, activate, pin and retire revisions.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Id of the revision, see `ncclt admin recommendations list`.")]
 Why = Annotated[str, typer.Option(help="Reason, for the history.")]
+LossLimit = Annotated[
+    float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before an arm is dropped.")
+]
 
 
 @app.command("list")
 def list_recommendations(
-    cluster: Annotated[str | None, typer.Option(help="Cluster of the revisions.", autocompletion=cluster_names)] = None,
-    model: Annotated[str | None, typer.Option(help="Workload of the revisions.", autocompletion=model_names)] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Max rows.")] = 50,
+    cluster: ClusterFilter = None,
+    model: ModelFilter = None,
+    limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
     """List published revisions with their states, newest first."""
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
-        found = store.revisions.statuses(cluster=cluster, model=model, limit=limit)
-        rolling = store.revisions.rollouts(cluster=cluster, model=model, state=OPEN_STATES)
-    arms = {arm.recommendation: one.id for one in rolling for arm in one.arms if arm.is_open or arm.is_served}
+        revisions = store.revisions.statuses(cluster=cluster, model=model, limit=limit)
+        rollouts = store.revisions.rollouts(cluster=cluster, model=model, state=OPEN_STATES)
+    rolling = {
+        arm.recommendation: rollout.id for rollout in rollouts for arm in rollout.arms if arm.is_open or arm.is_served
+    }
     if as_json:
-        documents = [one.to_document() | {"rollout": arms.get(one.id, "")} for one in found]
+        documents = [revision.to_document() | {"rollout": rolling.get(revision.id, "")} for revision in revisions]
         print_json({"schema": 1, "recommendations": documents})
         return
-    rows = [
-        (
-            one.id,
-            str(one.revision),
-            one.cluster,
-            one.model,
-            f"{one.nodes}x{one.gpus_per_node}",
-            one.nccl_version,
-            one.origin,
-            _state(one) + (f", in roll-out {arms[one.id]}" if one.id in arms else ""),
-            one.publisher,
-            one.created[:16].replace("T", " "),
-        )
-        for one in found
-    ]
-    header = ("id", "no", "cluster", "workload", "size", "nccl", "times", "state", "publisher", "created")
-    print_table(header, rows, numbers=("no",))
+    print_table(
+        revisions,
+        [
+            Column("id", lambda revision: revision.id),
+            Column("no", lambda revision: revision.revision, drop=3),
+            Column("cluster", lambda revision: revision.cluster),
+            Column("workload", lambda revision: revision.model),
+            Column("nodes x GPUs", _format_size, drop=5),
+            Column("nccl", lambda revision: revision.nccl_version, drop=2),
+            Column("times", lambda revision: revision.origin, drop=1),
+            Column(
+                "state",
+                lambda revision: ", in roll-out ".join(
+                    filter(None, (_format_state(revision), rolling.get(revision.id)))
+                ),
+            ),
+            Column("publisher", lambda revision: revision.publisher, drop=6),
+            Column("created", lambda revision: revision.created[:16].replace("T", " "), drop=4),
+        ],
+    )
 
 
 @app.command("show")
 def show(id: Id, as_json: AsJson = False) -> None:
     """Show a revision, its roll-outs and its history."""
     from ncclt.deliver.render.delivery import choose_form
-    from ncclt.prove.rollout import describe_cohort_bits, describe_cost, judge_stored
+    from ncclt.prove.rollout import describe_cohort_bits, judge_stored
     from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
-        one, rollouts, found = (
-            store.revisions.status(id),
-            store.revisions.rollouts(recommendation=id),
-            store.recommendations.get(id),
-        )
+        revision = store.revisions.status(id)
+        recommendation = store.recommendations.get(id)
         events = store.revisions.history(recommendation=id)
-        judged = {each.id: judge_stored(store, each) for each in rollouts}
-        bits = {each.id: describe_cohort_bits(store, each) for each in rollouts}
-    verdict = choose_form(found).proven.verdict
-    if as_json:
-        shown = [
-            each.to_document() | {"verdict": judged[each.id].to_document(), "numerics": bits[each.id]}
-            for each in rollouts
+        rollouts = [
+            (rollout, judge_stored(store, rollout), describe_cohort_bits(store, rollout))
+            for rollout in store.revisions.rollouts(recommendation=id)
         ]
-        history = [event.to_document() for event in events]
-        told = {"label": found.label, "verdict": verdict.to_document()}
-        print_json(one.to_document() | told | {"rollouts": shown, "history": history})
+    verdict = choose_form(recommendation).proven.verdict
+    if as_json:
+        documents = [
+            rollout.to_document() | {"verdict": judged, "numerics": bits} for rollout, judged, bits in rollouts
+        ]
+        facts = {"label": recommendation.label, "verdict": verdict, "rollouts": documents, "history": events}
+        print_json(revision.to_document() | facts)
         return
-    size = f"{one.nodes}x{one.gpus_per_node}"
-    print(f"revision {one.id}, number {one.revision}: {one.model} on {one.cluster} {size}, NCCL {one.nccl_version}")
-    if found.label:
-        print(f"{found.label}: nothing was measured on {one.cluster} itself")
-    print(f"verdict: {found.verdict_word(verdict)}: {verdict.reason}")
-    print(f"state: {_state(one)}{f': {one.stale}' if one.stale else ''}")
-    for each in rollouts:
-        against = f"revision {each.control}" if each.control else "the jobs' own settings"
-        verdict_now = judged[each.id]
-        print(f"roll-out {each.id}: {each.state}, against {against}, {describe_cost(verdict_now)}")
-        for arm, now in zip(each.arms, verdict_now.arms, strict=True):
-            counts = f"{count_noun(now.starts, 'start')}, {count_noun(now.reports, 'report')}"
-            state, share = arm.state.value, f"{100 * arm.share:.3g} % of the jobs"
-            if each.is_open and (arm.is_open or arm.is_served) and not each.percent_of(arm.recommendation):
-                state, share = "paused", f"0 instead of {share}"
-            print(f"  {arm.recommendation}: {state}, {share}, {counts}")
-            print(f"    {now.reason if arm.is_open else arm.reason}")
-        if bits[each.id]:
-            print(f"  warning: {bits[each.id]}")
+    job = f"{revision.model} on {revision.cluster} {_format_size(revision)}, NCCL {revision.nccl_version}"
+    print_text(f"revision {id}, number {revision.revision}: {job}")
+    if recommendation.label:
+        print_text(f"{recommendation.label}: nothing was measured on {revision.cluster} itself")
+    print_text(f"verdict: {recommendation.verdict_word(verdict)}: {verdict.reason}")
+    print_text(f"state: {': '.join(filter(None, (_format_state(revision), revision.stale)))}")
+    for rollout, judged, bits in rollouts:
+        _print_rollout(rollout, judged, bits)
     _print_history(events)
+
+
+def _print_rollout(rollout: RollOut, judged: RollOutVerdict, bits: str) -> None:
+    from ncclt.prove.rollout import describe_cost
+
+    control = f"revision {rollout.control}" if rollout.control else "the jobs' own settings"
+    print_text(f"roll-out {rollout.id}: {rollout.state}, against {control}, {describe_cost(judged)}")
+    for arm, verdict in zip(rollout.arms, judged.arms, strict=True):
+        counts = f"{count_noun(verdict.starts, 'start')}, {count_noun(verdict.reports, 'report')}"
+        state, share = arm.state.value, f"{format_percent(arm.share)} of the jobs"
+        if rollout.is_open and (arm.is_open or arm.is_served) and not rollout.percent_of(arm.recommendation):
+            state, share = "paused", f"0 instead of {share}"
+        print_text(f"  {arm.recommendation}: {state}, {share}, {counts}")
+        print_text(f"    {verdict.reason if arm.is_open else arm.reason}")
+    if bits:
+        print_text(f"  warning: {bits}")
 
 
 @app.command("history")
 def history(
-    cluster: Annotated[str | None, typer.Option(help="Cluster of the revisions.", autocompletion=cluster_names)] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Max rows.")] = 50,
+    cluster: ClusterFilter = None,
+    limit: Limit = 50,
     before: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Entry before which to continue.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -125,9 +136,9 @@ def history(
     with open_to_read(storage_url()) as store:
         events = store.revisions.history(cluster=cluster, before=before, limit=limit)
     if as_json:
-        print_json({"schema": 1, "history": [event.to_document() for event in events]})
-        return
-    _print_history(events)
+        print_json({"schema": 1, "history": events})
+    else:
+        _print_history(events)
 
 
 @app.command("approve")
@@ -136,9 +147,7 @@ def approve(
     percent: Annotated[
         int | None, typer.Option(min=1, max=100, help="Percentage of jobs; default: the cluster's rule.")
     ] = None,
-    loss_limit: Annotated[
-        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before an arm is dropped.")
-    ] = None,
+    loss_limit: LossLimit = None,
     max_cost: Annotated[float, typer.Option(min=0, max=1, help="Max cost, as a share of the jobs' GPU hours.")] = 0.005,
     why: Why = "",
 ) -> None:
@@ -171,8 +180,8 @@ def activate(id: Id, why: Why = "") -> None:
 
     def work(store: Store, by: Actor) -> str:
         if store.revisions.status(id).state is RevisionState.RETIRED:
-            return _with_ended("active again", store.revisions.roll_back(id, by))
-        return _with_ended("active for all jobs", store.revisions.activate(id, by))
+            return _add_ended("active again", store.revisions.roll_back(id, by))
+        return _add_ended("active for all jobs", store.revisions.activate(id, by))
 
     _change(id, why, storage_url(), work)
 
@@ -188,7 +197,7 @@ def pin(id: Id, off: Annotated[bool, typer.Option("--off", help="Unpin it instea
         if off:
             store.revisions.unpin(id, by)
             return "no longer pinned"
-        return _with_ended("pinned", store.revisions.pin(id, by))
+        return _add_ended("pinned", store.revisions.pin(id, by))
 
     _change(id, why, storage_url(), work)
 
@@ -204,8 +213,8 @@ def pause(
 
     with open_store(storage_url(), makes=False) as store:
         change = store.revisions.resume_rollout if off else store.revisions.pause_rollout
-        for one in store.revisions.rollouts(recommendation=rollout, state=OPEN_STATES, limit=1):
-            rollout = one.id
+        for opened in store.revisions.rollouts(recommendation=rollout, state=OPEN_STATES, limit=1):
+            rollout = opened.id
         change(rollout, Actor(who=account_name(), why=why))
     say(f"ncclt: the roll-out {rollout} is {'resumed' if off else 'paused'}; services see it within a second")
 
@@ -217,7 +226,7 @@ def retire(id: Id, why: Why = "") -> None:
     Without an active revision, jobs keep their own settings. A roll-out that compares with it, or has no other arm,
     ends.
     """
-    _change(id, why, storage_url(), lambda store, by: _with_ended("retired", store.revisions.retire(id, by)))
+    _change(id, why, storage_url(), lambda store, by: _add_ended("retired", store.revisions.retire(id, by)))
 
 
 @app.command("rules")
@@ -230,9 +239,7 @@ def rules(
         bool | None, typer.Option(help="Require a gain in `ncclt verify`.", show_default=False)
     ] = None,
     percent: Annotated[int | None, typer.Option(min=1, max=100, help="Percentage of jobs in a new roll-out.")] = None,
-    loss_limit: Annotated[
-        float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before an arm is dropped.")
-    ] = None,
+    loss_limit: LossLimit = None,
     delivery: Annotated[
         bool | None,
         typer.Option(help="Serve active revisions; otherwise jobs keep their own settings.", show_default=False),
@@ -248,7 +255,7 @@ def rules(
     storage = storage_url()
     from ncclt.store import open_store, open_to_read
 
-    given: dict[str, Any] = {
+    changes = {
         "require_approval": require_approval,
         "require_verification": require_verification,
         "percent": percent,
@@ -256,56 +263,65 @@ def rules(
         "delivery": delivery,
         "approve_wins": approve_wins,
     }
-    wanted = {name: value for name, value in given.items() if value is not None}
-    with open_store(storage) if wanted else open_to_read(storage) as store:
+    changes = {name: value for name, value in changes.items() if value is not None}
+    with open_store(storage) if changes else open_to_read(storage) as store:
         store.clusters.get(cluster)
-        found = store.revisions.rules(cluster)
-        if wanted:
-            found = replace(found, **wanted)
-            store.revisions.set_rules(found, Actor(who=account_name(), why=why))
+        publication = store.revisions.rules(cluster)
+        if changes:
+            publication = replace(publication, **changes)  # type: ignore[arg-type]
+            store.revisions.set_rules(publication, Actor(who=account_name(), why=why))
     if as_json:
-        print_json(found.to_document())
+        print_json(publication)
         return
-    print(f"{cluster}: approval by another person: {'required' if found.require_approval else 'not required'}")
-    print(f"verification of step times: {'required' if found.require_verification else 'not required'}")
-    print(f"new revisions: for {found.percent} % of the jobs at first, loss limit {found.loss_limit * 100:g} %")
-    print(f"wins on step times: {'await approval' if found.approve_wins else 'go to all jobs at once'}")
-    print("delivery to jobs: " + ("on" if found.delivery else "off; all jobs keep their own settings"))
+    required = {True: "required", False: "not required"}
+    print_facts(
+        [
+            ("approval by another person", required[publication.require_approval]),
+            ("verification of step times", required[publication.require_verification]),
+            ("new revisions", f"for {publication.percent} % of the jobs at first"),
+            ("loss limit", format_percent(publication.loss_limit)),
+            ("wins on step times", "await approval" if publication.approve_wins else "go to all jobs at once"),
+            ("delivery to jobs", "on" if publication.delivery else "off; all jobs keep their own settings"),
+        ]
+    )
 
 
-def _change(id: str, why: str, storage: str | None, work: Callable[[Store, Actor], str]) -> None:
+def _change(id: str, why: str, storage: str | None, change: Callable[[Store, Actor], str]) -> None:
     from ncclt.store import open_store
 
     with open_store(storage, makes=False) as store:
-        done = work(store, Actor(who=account_name(), why=why))
-    say(f"ncclt: the revision {id} is {done}; services see it within a second")
+        state = change(store, Actor(who=account_name(), why=why))
+    say(f"ncclt: the revision {id} is {state}; services see it within a second")
 
 
-def _with_ended(said: str, ended: tuple[str, ...]) -> str:
+def _add_ended(state: str, ended: tuple[str, ...]) -> str:
     """Add the roll-outs that a change ended to its message."""
-    return f"{said}; this ended the roll-out{'s' if len(ended) > 1 else ''} {', '.join(ended)}" if ended else said
+    return f"{state}; this ended the roll-out{'s' if len(ended) > 1 else ''} {', '.join(ended)}" if ended else state
 
 
-def _state(one: RevisionStatus) -> str:
-    marks = [*(["pinned"] if one.pinned else []), *(["awaits verification"] if one.unverified else [])]
-    return ", ".join([one.state.value, *marks])
+def _format_size(revision: RevisionStatus) -> str:
+    return f"{revision.nodes}x{revision.gpus_per_node}"
 
 
-def _print_history(events: tuple[HistoryEvent, ...]) -> None:
+def _format_state(revision: RevisionStatus) -> str:
+    marks = ("pinned" if revision.pinned else "", "awaits verification" if revision.unverified else "")
+    return ", ".join(filter(None, (revision.state.value, *marks)))
+
+
+def _print_history(events: Sequence[HistoryEvent]) -> None:
     if not events:
-        sys.stdout.write("no history: nothing has changed yet\n")
+        print_text("no history: nothing has changed yet")
         return
-    rows = [
-        (
-            str(one.number),
-            one.created[:19].replace("T", " "),
-            one.action.value,
-            one.cluster,
-            one.model,
-            one.recommendation,
-            one.who,
-            one.why,
-        )
-        for one in events
-    ]
-    print_table(("entry", "when", "action", "cluster", "workload", "revision", "who", "why"), rows, numbers=("entry",))
+    print_table(
+        events,
+        [
+            Column("entry", lambda event: str(event.number), right=True),
+            Column("when", lambda event: event.created[:19].replace("T", " "), drop=2),
+            Column("action", lambda event: event.action.value),
+            Column("cluster", lambda event: event.cluster, drop=3),
+            Column("workload", lambda event: event.model),
+            Column("revision", lambda event: event.recommendation),
+            Column("who", lambda event: event.who, drop=1),
+            Column("why", lambda event: event.why),
+        ],
+    )

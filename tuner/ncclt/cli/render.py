@@ -3,9 +3,9 @@
 A command parses, calls one function of `pipeline`, and passes its result on:
 
     if as_json:
-        print_json({"schema": 1, "keys": keys})  # records become their `to_document`, at any depth
+        print_json({"schema": 1, "study": study})  # records become their `to_document`, at any depth
         return
-    print_headline("2 keys")                     # bold on a terminal
+    print_headline("2 keys")                       # bold on a terminal
     print_facts([("Store", store.shown), ("Use", command)], commands=("Use",))
     print_table(
         keys,                                    # any rows: records with a `cell` per column, or sequences without
@@ -17,6 +17,8 @@ A command parses, calls one function of `pipeline`, and passes its result on:
         ],
         caption="oldest first",
     )
+    print_list("keys", keys, columns, as_json=as_json)  # a command that lists: the table or its JSON
+    print_document(plan)                         # a plan: `key: value` lines of the document that --json prints
     note("…")                                    # "note: …" on stdout, folded on a terminal
     say("ncclt: …")                              # a line on stderr, likewise; `print_text` = the same on stdout
 
@@ -35,17 +37,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Self, TextIO, cast
 
 from ncclt.cli.stdio import Styled, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ncclt.launch.launcher import LaunchPlan
 
 _PIPED_WIDTH = 200
 """Columns of a table that no terminal shows."""
@@ -56,8 +61,12 @@ _USUAL_WIDTH = 80
 _READABLE = 20
 """Characters to which a text is folded at most before a column is dropped."""
 
-_LABEL = 12
-"""Longest label that sentences of other facts are aligned with."""
+_LABEL = 9
+"""Characters of a label; the sentence of a longer one begins further right."""
+
+
+_LONGEST_WORD, _SHOWN_OF_WORD = 160, 24
+"""Characters of a word that is shown whole, and of what is shown of a longer one: srun takes scripts as words."""
 
 
 def say(text: str) -> None:
@@ -86,13 +95,13 @@ def print_facts(facts: Iterable[tuple[str, str]], *, commands: Collection[str] =
     """Write (label, sentence) to stdout, one line each.
 
     Args:
-        facts: most important first.
+        facts: most important first; one without a sentence is left out.
         commands: labels of sentences to copy: bold, and never folded.
     """
-    rows = [(label, sentence) for label, sentence in facts if sentence]
-    width = max((len(label) + 1 for label, _ in rows if len(label) <= _LABEL), default=0)
-    for label, sentence in rows:
-        head = f"{label + ':':<{width}} "
+    for label, sentence in facts:
+        if not sentence:
+            continue
+        head = f"{label + ':':<{_LABEL}} "
         if label in commands:
             print_headline(head + sentence)
         else:
@@ -104,6 +113,23 @@ def print_json(document: Any) -> None:
     is_utf = "utf" in (sys.stdout.encoding or "utf").lower()
     text = json.dumps(document, indent=2, ensure_ascii=not is_utf, default=lambda record: record.to_document())
     sys.stdout.write(text + "\n")
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    """Write a document to stdout as `key: value`, without its schema and what is not set; no word of it is folded."""
+    for key, value in document.items():
+        if key == "schema" or value in (None, ""):
+            continue
+        items = [f"{name}={shlex.quote(text)}" for name, text in value.items()] if isinstance(value, Mapping) else value
+        if not isinstance(items, list):
+            lines = [f"{key}: {items}"]
+        elif key.endswith("argv"):
+            lines = [f"{key}: {shlex.join(items)}"]
+        elif any(" " in str(item) for item in items):
+            lines = [f"{key}:", *(f"  {item}" for item in items)]
+        else:
+            lines = [f"{key}: {' '.join(map(str, items)) or 'none'}"]
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +205,14 @@ def print_table(rows: Iterable[Any], columns: Sequence[Column], *, caption: str 
         _write_folded(line, sys.stderr if to_stderr else sys.stdout)
 
 
+def print_list(name: str, records: Sequence[Any], columns: Sequence[Column], *, as_json: bool) -> None:
+    """Write records as a table, or as a document that holds them under a name."""
+    if as_json:
+        print_json({"schema": 1, name: records})
+    else:
+        print_table(records, columns)
+
+
 def _read_column(column: Column, place: int, records: Sequence[Any]) -> _TextColumn:
     values = [column.cell(record) if column.cell else record[place] for record in records]
     numbers = [value for value in values if isinstance(value, int | float)]
@@ -226,6 +260,45 @@ def _print_stacked(columns: Sequence[_TextColumn], stream: TextIO) -> None:
         stream.write("\n")
 
 
+def build_launch_document(setting: str, plan: LaunchPlan) -> dict[str, Any]:
+    """Return a launch as a JSON object."""
+    return {
+        "setting": setting,
+        "argv": list(plan.argv),
+        "set_env": dict(plan.set_env),
+        "unset_env": list(plan.unset_env),
+        "files": dict(plan.files),
+        "timeout_s": plan.timeout_s,
+    }
+
+
+def print_launches(rows: Iterable[Mapping[str, Any]], *, texts: bool) -> None:
+    """Write launches; of a file its size, unless its text is wanted, and what equals the launch before only once."""
+    from ncclt.core.message import format_bytes
+    from ncclt.core.plural import count_noun
+
+    before: Mapping[str, Any] = {}
+    for row in rows:
+        print(f"launch of {row['setting']}, at most {row['timeout_s']:.0f} s:")
+        if row["unset_env"] and row["unset_env"] != before.get("unset_env"):
+            print(f"  unset {' '.join(row['unset_env'])}")
+        for name, value in row["set_env"].items() if row["set_env"] != before.get("set_env") else ():
+            print(f"  {name}={shlex.quote(value)}")
+        words = [
+            word if texts or len(word) <= _LONGEST_WORD else f"{word[:_SHOWN_OF_WORD]}… ({len(word)} characters)"
+            for word in row["argv"]
+        ]
+        print("  the same command" if row["argv"] == before.get("argv") else f"  {shlex.join(words)}")
+        for name, text in row["files"].items():
+            if text == before.get("files", {}).get(name):
+                continue
+            lines = text.splitlines()
+            print(f"  file {name}: {count_noun(len(lines), 'line')}, {format_bytes(len(text.encode()))}")
+            if texts:
+                print("".join(f"    {line}\n" for line in lines), end="")
+        before = row
+
+
 class ProgressBar:
     """Progress on stderr: a bar on a terminal, elsewhere one line per phase, nothing if hidden."""
 
@@ -245,7 +318,7 @@ class ProgressBar:
         self._task = self._progress.add_task("", total=None, text="")
         self._phase = ""
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> Self:
         """Start the bar."""
         self._progress.start()
         return self

@@ -1,7 +1,10 @@
-"""`ncclt studies`: list studies and their results."""
+"""`ncclt studies`: list studies and their results, and the text of a result wherever a command prints it."""
 
 from __future__ import annotations
 
+import math
+import shlex
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,22 +13,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt import __version__
-from ncclt.cli.completion import cluster_names, model_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, StepsPerDay, StudyKey, storage_option
-from ncclt.cli.output import note, print_json, print_table
+from ncclt.cli.options import (
+    AsJson,
+    ClusterFilter,
+    ModelFilter,
+    StepsPerDay,
+    StudyKey,
+    storage_option,
+    words_of,
+)
+from ncclt.cli.render import (
+    Column,
+    draw_bar,
+    format_factor,
+    format_number,
+    format_percent,
+    note,
+    print_facts,
+    print_headline,
+    print_json,
+    print_table,
+    print_text,
+)
+from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
+from ncclt.core.message import format_sizes
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision
 from ncclt.core.study import StudyState, gpu_seconds
-from ncclt.deliver.render.delivery import choose_form
+from ncclt.deliver.render.delivery import choose_form, describe_channels
 from ncclt.errors import NotFoundError, UsageError
-from ncclt.nccl.tuner_plugin import find
+from ncclt.measure.target import Target
+from ncclt.nccl.p2p_chunk import default_process_wide
+from ncclt.nccl.tuner_plugin import find as find_plugin
+from ncclt.prove.confirm import confirmed_times
 from ncclt.prove.payback import describe_cost
+from ncclt.prove.study_summary import StudySummary, build_message_rows, summarize_study
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
+    from ncclt.core.message import Message
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study, StudyEntry, Trial
+    from ncclt.prove.study_summary import MessageRow
+
+_ROWS, _BAR = 20, 3
+"""Messages of the table at most, and characters of its bars."""
 
 app = typer.Typer(help="List and show studies.", no_args_is_help=True)
 
@@ -37,8 +70,8 @@ def studies() -> None:
 
 @app.command("list")
 def list_studies(
-    cluster: Annotated[str | None, typer.Option(help="Cluster of the studies.", autocompletion=cluster_names)] = None,
-    model: Annotated[str | None, typer.Option(help="Workload of the studies.", autocompletion=model_names)] = None,
+    cluster: ClusterFilter = None,
+    model: ModelFilter = None,
     limit: Annotated[int, typer.Option(help="Max studies to list.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -48,28 +81,61 @@ def list_studies(
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
     with open_to_read(storage_url()) as store:
-        page = store.studies.page(limit=limit, cluster=cluster, model=model)
+        entries = store.studies.page(limit=limit, cluster=cluster, model=model).items
     if as_json:
-        print_json({"schema": 1, "studies": [_summary_row(s) for s in page.items]})
+        print_json({"schema": 1, "studies": [_entry_document(entry) for entry in entries]})
         return
-    rows = [
-        (
-            s.study.id,
-            s.study.workload.name,
-            s.study.cluster.name,
-            f"{s.study.cluster.nodes} x {s.study.cluster.gpus_per_node}",
-            s.study.label.partition(":")[0].lower() or s.study.launcher,
-            str(s.trials),
-            _outcome(s) if s.study.state is StudyState.DONE else s.study.state.value,
-            s.study.updated[:10],
-        )
-        for s in page.items
-    ]
     print_table(
-        ("id", "model", "cluster", "nodes x GPUs", "trials on", "trials", "result", "updated"),
-        rows,
-        numbers=("trials",),
+        entries,
+        [
+            Column("id", lambda entry: entry.study.id),
+            Column("model", lambda entry: entry.study.workload.name),
+            Column("cluster", lambda entry: entry.study.cluster.name),
+            Column(
+                "nodes x GPUs",
+                lambda entry: f"{entry.study.cluster.nodes} x {entry.study.cluster.gpus_per_node}",
+                drop=2,
+            ),
+            Column("trials on", lambda entry: entry.study.label.partition(":")[0].lower() or entry.study.launcher),
+            Column("trials", lambda entry: entry.trials, drop=3),
+            Column("result", _describe_result),
+            Column("updated", lambda entry: entry.study.updated[:10], drop=1),
+        ],
     )
+
+
+def _describe_size(entry: StudyEntry) -> str:
+    return f"{entry.study.cluster.nodes} x {entry.study.cluster.gpus_per_node}"
+
+
+def _describe_result(entry: StudyEntry) -> str:
+    if entry.study.state is not StudyState.DONE:
+        return entry.study.state.value
+    recommendation = entry.recommendation
+    if recommendation is None:
+        return "-"
+    verdict = choose_form(recommendation).proven.verdict
+    gain = f" {format_factor(verdict.speedup)}" if verdict.decision is Decision.TUNED else ""
+    return f"{recommendation.verdict_word(verdict)}{gain}{' STALE' if recommendation.stale else ''}"
+
+
+def _entry_document(entry: StudyEntry) -> dict[str, Any]:
+    study, recommendation = entry.study, entry.recommendation
+    return {
+        "id": study.id,
+        "name": study.name,
+        "model": study.workload.name,
+        "cluster": study.cluster.name,
+        "nodes": study.cluster.nodes,
+        "gpus_per_node": study.cluster.gpus_per_node,
+        "launcher": study.launcher,
+        "simulated": study.simulated,
+        "label": study.label,
+        "state": study.state.value,
+        "trials": entry.trials,
+        "verdict": recommendation.table.verdict if recommendation else None,
+        "updated": study.updated,
+    }
 
 
 @app.command("show")
@@ -85,125 +151,120 @@ def show(
     """Show a study: trials, verdict, gain and its next command."""
     storage = storage_url()
     from ncclt.core.trial import ON_STEPS
-    from ncclt.prove.study_summary import summarize_study
+    from ncclt.pipeline.on_jobs import describe_study
+    from ncclt.prove.proof import evidence_document
     from ncclt.store import open_to_read
 
     if plot and (evidence or as_json):
         raise UsageError("--plot cannot be combined with --evidence or --json", hint="give one of them")
-
     with open_to_read(storage) as store:
         study = store.studies.get(key)
         trials = store.trials.find(study.id)
-        shown, newest = store.shown, next(iter(store.recommendations.find(study=study.id)), None)
-        place = store.revisions.publication(newest.id) if newest else ""
-        on_jobs = []
-        if study.launcher in ON_STEPS:
-            from ncclt.pipeline.on_jobs import describe_study
-
-            on_jobs = describe_study(study, store)
-    source = storage_option(storage, shown)
-    if on_jobs and (plot or evidence):
-        raise NotFoundError(
-            f"study {study.name} has no trials: its evidence is the step times of jobs", hint=on_jobs[-1]
-        )
-    if plot:
-        print_picture(study, trials, newest)
-        return
-    if evidence:
-        from ncclt.prove.proof import evidence_document
-
+        newest = next(iter(store.recommendations.find(study=study.id)), None)
+        publication = store.revisions.publication(newest.id) if newest else ""
+        on_jobs = describe_study(study, store) if study.launcher in ON_STEPS else []
+        source = storage_option(storage, store.shown)
+    if plot or evidence:
+        if on_jobs:
+            raise NotFoundError(
+                f"study {study.name} has no trials: its evidence is the step times of jobs", hint=on_jobs[-1]
+            )
         if newest is None:
             raise NotFoundError(
                 f"study {study.name} has no verdict yet", hint="run the same `ncclt tune` command to resume"
             )
+        if plot:
+            print_picture(study, trials, newest)
+            return
         document = evidence_document(newest, trials, study.workload)
-        if as_json:
-            print_json(document)
-        else:
-            print_evidence(document)
+        print_json(document) if as_json else print_evidence(document)
         return
     summary = None
     if newest:
         # Documents name no store and no machine, here as in `tune --json`.
-        use = choose_form(newest) if as_json else choose_form(newest, source=source, build=find() is None)
+        use = choose_form(newest) if as_json else choose_form(newest, source=source, build=find_plugin() is None)
         summary = summarize_study(study, trials, newest, use=use, steps_per_day=steps_per_day)
     if as_json:
-        print_json(
-            {
-                "schema": 1,
-                **replace(study, printed_costs=None).to_document(),
-                "label": study.label,
-                "recommendation": newest.to_document() if newest else None,
-                "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
-                **(summary.to_document() if summary else {}),
-                "trials": [trial_row(t, study.cluster) for t in trials],
-            }
-        )
+        _print_document(study, trials, newest, summary)
         return
-    mark = f" ({study.label})" if study.label else ""
-    print(f"{study.name}{mark}\n{study.state}: {study.reason or 'no verdict yet'}")
+    label = f" ({study.label})" if study.label else ""
+    print_text(f"{study.name}{label}\n{study.state}: {study.reason or 'no verdict yet'}")
     if on_jobs:
-        print("\n".join(on_jobs))
+        print_text("\n".join(on_jobs))
         return
     if newest is None:
-        print(f"cost of {count_noun(len(trials), 'trial')}: {describe_cost(study, trials, None)}")
-    time = f"µs per {study.workload.unit}"
-    print_table(
-        ("#", "phase", "setting", "outcome", time, "detail"),
-        [
-            (
-                str(t.number),
-                t.phase.value + (f" {t.arm} {t.block}" if t.arm else ""),
-                t.label,
-                t.result.outcome.value,
-                f"{t.score_us:.1f}" if t.score_us is not None else "-",
-                t.result.detail.splitlines()[-1] if t.result.detail else "",
-            )
-            for t in trials
-        ],
-        numbers=("#", time),
-    )
+        print_text(f"cost of {count_noun(len(trials), 'trial')}: {describe_cost(study, trials, None)}")
+    _print_trials(study, trials)
     if newest and summary:
-        from ncclt.cli.summary_view import command_again_of, print_details, print_summary
-        from ncclt.prove.confirm import confirmed_times
-        from ncclt.prove.study_summary import build_message_rows
-
-        print()
+        print_text("")
         print_details(
             summary, study, build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
         )
-        if place:
-            note(place)
-        print()
-        print_summary(summary, again=command_again_of(study, newest, source), source=source, details=True)
+        if publication:
+            note(publication)
+        print_text("")
+        print_summary(summary, again=_reconstruct_command(study, newest, source), source=source, details=True)
 
 
-def print_picture(study: Study, trials: Sequence[Trial], found: Recommendation | None) -> None:
+def _print_document(
+    study: Study, trials: Sequence[Trial], newest: Recommendation | None, summary: StudySummary | None
+) -> None:
+    print_json(
+        {
+            "schema": 1,
+            **replace(study, printed_costs=None).to_document(),
+            "label": study.label,
+            "recommendation": newest,
+            "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
+            **(summary.to_document() if summary else {}),
+            "trials": [build_trial_document(trial, study.cluster) for trial in trials],
+        }
+    )
+
+
+def _print_trials(study: Study, trials: Sequence[Trial]) -> None:
+    print_table(
+        trials,
+        [
+            Column("#", lambda trial: trial.number),
+            Column("phase", lambda trial: trial.phase.value + (f" {trial.arm} {trial.block}" if trial.arm else "")),
+            Column("setting", lambda trial: trial.label),
+            Column("outcome", lambda trial: trial.result.outcome.value),
+            Column(f"µs per {study.workload.unit}", lambda trial: trial.score_us),
+            Column("detail", lambda trial: (trial.result.detail.splitlines() or [""])[-1], drop=1),
+        ],
+    )
+
+
+def print_picture(study: Study, trials: Sequence[Trial], newest: Recommendation) -> None:
     """Print the time of one call of each message as bars: the default above the policy; at most 80 columns."""
-    from ncclt.core.message import format_sizes
-    from ncclt.prove.confirm import confirmed_times
-    from ncclt.prove.study_summary import build_message_rows
-
-    if found is None:
-        raise NotFoundError(f"study {study.name} has no verdict yet", hint="run the same command to resume")
-    print(f"{study.workload.name} on {study.cluster.name}: µs per call, default (░) and policy (█)")
+    print_text(f"{study.workload.name} on {study.cluster.name}: µs per call, default (░) and policy (█)")
     for line in textwrap.wrap(study.label, 80, break_on_hyphens=False):
-        print(line)
-    rows = build_message_rows(found, trials, study.workload, confirmed_times(trials).default)
-    longest = max(row.default_us for row in rows)
-    sizes = format_sizes(row.calls.message.size_bytes for row in rows)
+        print_text(line)
+    rows = build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
+    longest_us = max(row.default_us for row in rows)
+    names = _name_messages(rows)
     for row in sorted(rows, key=lambda row: row.calls.message):
-        message = row.calls.message
-        name = f"{message.collective} {sizes[message.size_bytes]}{'~' if row.interpolated else ''}"
-        chosen = f" {row.setting.label}" if not row.setting.is_default else ""
-        for text, time_us, block, after in (
-            (name, row.default_us, "░", ""),
-            ("", row.tuned_us, "█", f" {row.default_us / row.tuned_us:.2f}x{chosen}"),
+        setting = f" {row.setting.label}" if not row.setting.is_default else ""
+        for name, time_us, block, gain in (
+            (names[row.calls.message], row.default_us, "░", ""),
+            ("", row.tuned_us, "█", f" {format_factor(row.default_us / row.tuned_us)}{setting}"),
         ):
-            print(f"{text:<26}{time_us:>10.1f} {block * max(1, round(18 * time_us / longest)):<18}{after}".rstrip())
+            bar = block * max(1, round(18 * time_us / longest_us))
+            sys.stdout.write(f"{name:<26}{format_number(time_us):>10} {bar:<18}{gain}".rstrip() + "\n")
 
 
-def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
+def _name_messages(rows: Sequence[MessageRow]) -> dict[Message, str]:
+    """Return collective and size of each message, marked where its time is interpolated."""
+    sizes = format_sizes(row.calls.message.size_bytes for row in rows)
+    return {
+        row.calls.message: f"{row.calls.message.collective} {sizes[row.calls.message.size_bytes]}"
+        + ("~" if row.interpolated else "")
+        for row in rows
+    }
+
+
+def build_trial_document(trial: Trial, cluster: Cluster) -> dict[str, Any]:
     """Return a trial as a JSON object, without its samples.
 
     Args:
@@ -228,87 +289,193 @@ def trial_row(trial: Trial, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _outcome(summary: StudyEntry) -> str:
-    found = summary.recommendation
-    if found is None:
-        return "-"
-    verdict = choose_form(found).proven.verdict
-    gain = f" {verdict.speedup:.3f}x" if verdict.decision is Decision.TUNED else ""
-    return f"{found.verdict_word(verdict)}{gain}{' STALE' if found.stale else ''}"
-
-
-def _summary_row(summary: StudyEntry) -> dict[str, Any]:
-    study, found = summary.study, summary.recommendation
-    return {
-        "id": study.id,
-        "name": study.name,
-        "model": study.workload.name,
-        "cluster": study.cluster.name,
-        "nodes": study.cluster.nodes,
-        "gpus_per_node": study.cluster.gpus_per_node,
-        "launcher": study.launcher,
-        "simulated": study.simulated,
-        "label": study.label,
-        "state": study.state.value,
-        "trials": summary.trials,
-        "verdict": found.table.verdict.to_document() if found else None,
-        "updated": study.updated,
-    }
-
-
 def print_evidence(document: dict[str, Any]) -> None:
     """Print a table per arm with its verdict, recomputed from the launches."""
-    if mark := ORIGIN_WORDS.get(document["origin"]):
-        print(f"demonstration on {mark} timings")
+    if origin := ORIGIN_WORDS.get(document["origin"]):
+        print_text(f"demonstration on {origin} timings")
     for arm in document["arms"]:
-        print(f"\n{arm['arm']}: {arm['verdict']['decision']}: {arm['verdict']['reason']}")
+        print_text(f"\n{arm['arm']}: {arm['verdict']['decision']}: {arm['verdict']['reason']}")
         if not arm["blocks"] and arm["same"] is None:
-            print("no A/B test")
+            print_text("no A/B test")
             continue
         print_table(
-            (
-                "block",
-                "default, ms",
-                "policy, ms",
-                "log ratios",
-                "speed-up so far",
-                "95 % interval",
-                "decision",
-            ),
+            arm["blocks"],
             [
-                (
-                    str(block["block"] + 1),
-                    _joined(block["default_us"], 1e-3, "{:.4g}"),
-                    _joined(block["policy_us"], 1e-3, "{:.4g}"),
-                    _joined(block["log_ratios"], 1, "{:+.3f}"),
-                    f"{block['speedup']:.3f}",
-                    f"{block['interval'][0]:.3f} to {block['interval'][1]:.3f}"
-                    if all(block["interval"])
-                    else "none yet",
-                    block["decision"],
-                )
-                for block in arm["blocks"]
+                Column("block", lambda block: block["block"] + 1),
+                Column("default, ms", lambda block: _join(block["default_us"], "{:.4g}", 1e-3), drop=2, right=True),
+                Column("policy, ms", lambda block: _join(block["policy_us"], "{:.4g}", 1e-3), drop=2, right=True),
+                Column("log ratios", lambda block: _join(block["log_ratios"], "{:+.3f}"), drop=1, right=True),
+                Column("speed-up so far", lambda block: f"{block['speedup']:.3f}", right=True),
+                Column("95 % interval", lambda block: _format_ends(block["interval"]) or "none yet"),
+                Column("decision", lambda block: block["decision"]),
             ],
-            numbers=("block", "default, ms", "policy, ms", "log ratios", "speed-up so far"),
         )
         _print_recomputed(arm)
         if over := arm.get("over_today"):
-            print(f"over what you run today: {over['verdict']['decision']}: {over['verdict']['reason']}")
+            print_text(f"over what you run today: {over['verdict']['decision']}: {over['verdict']['reason']}")
             _print_recomputed(over)
     if today := document["today"]:
         names, default = ", ".join(today["variables"]), today["over_today"]
         verdict = default["verdict"]
-        print(f"\nNCCL default over what you run today ({names}): {verdict['decision']}: {verdict['reason']}")
+        print_text(f"\nNCCL default over what you run today ({names}): {verdict['decision']}: {verdict['reason']}")
         _print_recomputed(default)
 
 
 def _print_recomputed(judged: Mapping[str, Any]) -> None:
     if judged["same"]:
-        print("recomputed: same")
+        print_text("recomputed: same")
     else:
-        print(f"recomputed: DIFFERENT: {judged['recomputed']['decision']}: {judged['recomputed']['reason']}")
+        print_text(f"recomputed: DIFFERENT: {judged['recomputed']['decision']}: {judged['recomputed']['reason']}")
         note(f"judged by ncclt {__version__}; another version may judge by other rules")
 
 
-def _joined(values: Sequence[float], factor: float, form: str) -> str:
+def _join(values: Sequence[float], form: str, factor: float = 1) -> str:
     return " ".join(form.format(value * factor) for value in values)
+
+
+def _format_ends(interval: Sequence[float | None]) -> str:
+    """Return an interval; empty if it has no end."""
+    low, high = interval
+    return f"{low:.3f} to {high:.3f}" if low and high and math.isfinite(high) else ""
+
+
+def print_summary(summary: StudySummary, *, again: str, source: str, details: bool = False) -> None:
+    """Print the headline and the facts of a study, one line each; at most 12 lines without details.
+
+    Args:
+        again: the command that continues an undecided study.
+        source: options that name the store, with a space before each.
+        details: they stand above.
+    """
+    print_headline(summary.headline)
+    lines = summary.lines(again=again, source=source, details=details)
+    shown = [line for line in lines if line[0] != "Details" or not details]
+    print_facts(shown, commands=("Use", "Continue", "Details", "Page"))
+
+
+def print_details(summary: StudySummary, study: Study, rows: Sequence[MessageRow], notes: Sequence[str] = ()) -> None:
+    """Print the table of messages, the gain per part, and the remarks on the result.
+
+    Args:
+        rows: of its messages, most time per step first.
+        notes: further ones, first.
+    """
+    print_messages(rows, study)
+    if summary.parts:
+        print_text("")
+        _print_parts(summary, study)
+    print_text("")
+    remarks = (*notes, *summary.notes, summary.other, describe_channels(summary.use.proven.effective))
+    for sentence in dict.fromkeys(remarks):
+        if sentence and sentence not in (*summary.warnings, *dict(summary.facts).values()):
+            note(sentence)
+
+
+def _print_parts(summary: StudySummary, study: Study) -> None:
+    """Print the gain of every part of a merged workload."""
+    caption = f"in one step of {study.workload.name}: {study.workload.provenance.detail['parts']}"
+    if summary.use.form is None and any(part.speedup for part in summary.parts):
+        caption += "\nthe policy is not delivered: keeping the NCCL default"
+    print_table(
+        summary.parts,
+        [
+            Column("part", lambda part: part.name),
+            Column("weight", lambda part: f"{part.weight:g}", right=True, drop=2),
+            Column("default\nµs/step", lambda part: part.default_us, right=True, drop=1),
+            Column("policy\nµs/step", lambda part: part.policy_us, right=True, drop=1),
+            Column("speed-up", lambda part: part.speedup and format_factor(part.speedup), right=True),
+            Column("95 % interval", lambda part: (part.interval and _format_ends(part.interval)) or "-", right=True),
+            Column("", lambda part: part.note),
+        ],
+        caption=caption,
+    )
+
+
+def build_command_again(model: str, target: Target, budget: Budget, source: str, *, searched_enough: bool) -> str:
+    """Return the command that continues an undecided study in any folder.
+
+    The proof gets twice as many blocks, at least `MIN_BLOCKS`: fewer would decide nothing either. A search that ended
+    early (`searched_enough` is false) gets the usual budget, or twice as many trials, instead.
+    """
+    words = ["ncclt", "tune", "--model", model, *words_of(target)]
+    if searched_enough:
+        budget = replace(budget, blocks=max(MIN_BLOCKS, 2 * budget.blocks), more=None)
+    else:
+        usual = Budget()
+        trials = usual.trials if budget.trials < usual.trials else 2 * budget.trials
+        budget = replace(budget, trials=trials, seconds=None, gpu_hours=None, steps=None, more=None)
+    words += words_of(budget)
+    return shlex.join(words) + source
+
+
+def _reconstruct_command(study: Study, newest: Recommendation, source: str) -> str:
+    """Return the same for a stored study, which does not keep the options of its launches.
+
+    Args:
+        newest: its newest revision.
+    """
+    blocks = max(newest.table.verdict.blocks, MAX_BLOCKS)
+    if not study.simulated:
+        limit = f"--blocks {2 * blocks}" if newest.is_searched_enough else f"--trials {2 * Budget().trials}"
+        return f"the same `ncclt tune` command with {limit}"
+    cluster = study.cluster
+    target = Target(
+        cluster=cluster.name,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        nccl_version=cluster.nccl_version,
+        launcher=study.launcher,
+    )
+    default = default_process_wide(cluster, (calls.message for calls in study.workload.messages))
+    budget = Budget(
+        process_wide=None if study.process_wide == default else study.process_wide,
+        seed=study.seed,
+        sampler=study.sampler,
+        deterministic=study.deterministic,
+        study=study.name,
+        blocks=blocks,
+    )
+    return build_command_again(study.workload.name, target, budget, source, searched_enough=newest.is_searched_enough)
+
+
+def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
+    """Print default against policy per message; the last line adds all of them up.
+
+    Args:
+        rows: most time per step first.
+    """
+    unit, shown, names = study.workload.unit, rows[:_ROWS], _name_messages(rows[:_ROWS])
+    default_us, policy_us = (
+        sum(row.calls.calls_per_step * time_us for row, time_us in zip(rows, times, strict=True))
+        for times in ([row.default_us for row in rows], [row.tuned_us for row in rows])
+    )
+    # Where nothing is saved in all, bars would draw noise.
+    most_us = max(row.saved_us for row in rows) if default_us > policy_us else math.inf
+    table: list[tuple[Any, ...]] = []
+    for row in shown:
+        setting = replace(row.setting, parameters=())
+        label = "NCCL default" if setting.is_default else setting.label
+        times = (f"{row.calls.calls_per_step:g}", row.default_us, row.tuned_us, row.saved_us)
+        table.append((names[row.calls.message], *times, draw_bar(row.saved_us / most_us, _BAR), label))
+    table.append((f"all, per {unit}", "", default_us, policy_us, default_us - policy_us, "", ""))
+    caption = []
+    if len(rows) > _ROWS:
+        hidden_us = sum(row.calls.calls_per_step * row.default_us for row in rows[_ROWS:])
+        share = format_percent(hidden_us / default_us)
+        caption.append(f"{len(rows) - _ROWS} more messages, with {share} of the time")
+    if parameters := dict(parameter for row in rows for parameter in row.setting.parameters):
+        caption.append("all with " + ", ".join(f"NCCL_{name}={value}" for name, value in parameters.items()))
+    if any(row.interpolated for row in shown):
+        caption.append("~ size not recorded: interpolated (log-log) between its neighbours")
+    if study.label:
+        caption.append(study.label)
+    columns = [
+        Column("message"),
+        Column(f"calls\nper {unit}", right=True, drop=1),
+        Column("default\nµs/call"),
+        Column("policy\nµs/call"),
+        Column(f"saved\nµs/{unit}"),
+        Column("", drop=2),
+        Column("setting"),
+    ]
+    print_table(table, columns, caption="\n".join(caption))

@@ -2,43 +2,91 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import signal
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.launch_view import print_launches
+from ncclt.cli.exits import EXIT_INTERRUPTED, StopRequest
 from ncclt.cli.options import AsJson, Model, Quiet, StepsPerDay, Verbose, spread, storage_option
-from ncclt.cli.output import EXIT_INTERRUPTED, StopRequest, print_json, say
+from ncclt.cli.render import (
+    ProgressBar,
+    build_launch_document,
+    print_document,
+    print_json,
+    print_launches,
+    print_text,
+    say,
+)
+from ncclt.cli.studies import build_command_again, build_trial_document, print_details, print_summary
 from ncclt.core.budget import Budget
-from ncclt.core.option import Group
+from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
 from ncclt.core.rollout import MAX_COST
-from ncclt.errors import UsageError, hide_passwords, require_extra
-from ncclt.launch.process.process_tree import MARK_VARIABLE
-from ncclt.measure.redact import words_without_secrets
-from ncclt.measure.target import Target
+from ncclt.core.study import Phase, gpu_seconds
+from ncclt.core.trial import Outcome
+from ncclt.deliver.render.delivery import describe_channels
+from ncclt.errors import UsageError, require_extra
+from ncclt.launch.slurm.job import job_loss
+from ncclt.measure.target import ON_REQUEST, Target
+from ncclt.nccl.compile import variables_for_setting
+from ncclt.nccl.switching import split_setting
+from ncclt.nccl.tuner_plugin import find as find_plugin
+from ncclt.prove.payback import describe_ceiling, describe_cost
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
+    from ncclt.core.printed_costs import PrintedCosts
+    from ncclt.core.setting import Setting
+    from ncclt.core.study import Study, Trial
     from ncclt.core.workload import Workload
     from ncclt.measure.testbed import Testbed
     from ncclt.pipeline.tune import TuneRequest, TuneResult
+    from ncclt.prove.verdict import Pairs
+    from ncclt.search.loop import Progress as SearchProgress
+    from ncclt.search.space import SearchSpace
     from ncclt.store import Store
 
 app = typer.Typer()
 
+TUNE_SCHEMA = 1
+"""Version of the document that `tune --json` prints."""
+
 ON_JOBS_SCHEMA = 1
 """Version of the document that `tune --on-jobs --json` prints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """How a study is run; the `Option` of each field describes it.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    init_log: Annotated[
+        Path | None,
+        Option("Path to an NCCL log (INIT,ENV,TUNING) of such a job, for its cost table.", group=Group.WHAT),
+    ] = None
+    force: Annotated[
+        bool, Option("Tune despite errors found by `ncclt doctor`.", flag="--force", group=Group.LAUNCH)
+    ] = False
+    no_wait: Annotated[bool, Option("Submit the batch job and exit.", flag="--no-wait", group=Group.LAUNCH)] = False
+    on_jobs: Annotated[
+        bool, Option("Launch nothing: let real jobs try candidates in a roll-out.", flag="--on-jobs")
+    ] = False
+    max_cost: Annotated[
+        float, Option("Max cost of --on-jobs, as a share of the jobs' GPU hours.", group=Group.BUDGET)
+    ] = MAX_COST
+    dry_run: Annotated[bool, Option("Print the plan; run and store nothing.", flag="--dry-run")] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_cost <= 1:
+            raise UsageError(f"--max-cost must be 0 to 1, not {self.max_cost:g}")
 
 
 @app.command()
@@ -48,32 +96,8 @@ def tune(
     model: Model,
     target: Target,
     budget: Budget,
-    init_log: Annotated[
-        Path | None,
-        typer.Option(
-            help="Path to an NCCL log (INIT,ENV,TUNING) of such a job, for its cost table.",
-            rich_help_panel=Group.WHAT,
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Tune despite errors found by `ncclt doctor`.", rich_help_panel=Group.LAUNCH),
-    ] = False,
-    no_wait: Annotated[
-        bool,
-        typer.Option("--no-wait", help="Submit the batch job and exit.", rich_help_panel=Group.LAUNCH),
-    ] = False,
+    options: TuneOptions,
     steps_per_day: StepsPerDay = None,
-    on_jobs: Annotated[
-        bool, typer.Option("--on-jobs", help="Launch nothing: let real jobs try candidates in a roll-out.")
-    ] = False,
-    max_cost: Annotated[
-        float,
-        typer.Option(
-            help="Max cost of --on-jobs, as a share of the jobs' GPU hours.", min=0, max=1, rich_help_panel=Group.BUDGET
-        ),
-    ] = MAX_COST,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; run and store nothing.")] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -85,67 +109,42 @@ def tune(
     study prints its result again. Several processes that run the same command share the study. Outside an allocation,
     --launcher slurm submits the study as one batch job.
     """
-    storage = storage_url()
+    storage, dry_run = storage_url(), options.dry_run
     require_extra("tune")
-    from ncclt.measure.open_testbed import choose_cluster, open_testbed
-    from ncclt.pipeline.tune import TuneRequest, build_study, find_finished
+    from ncclt.measure.open_testbed import open_testbed
+    from ncclt.pipeline.tune import TuneRequest
     from ncclt.store import open_store, open_to_read
     from ncclt.store.shipped import is_demo
 
-    costs = None
-    if init_log is not None:
-        from ncclt.health.doctor.files import read_printed_costs_file
-
-        costs = read_printed_costs_file(init_log)
+    costs = _read_costs(options.init_log)
     target.require_known_names()
     with open_to_read(storage, would_be_made=True) as store:
-        workload = store.workloads.get(
-            model
-        )  # an unknown name fails before a missing launcher or GPU, and makes no store
-    if on_jobs:
-        _tune_on_jobs(workload, target, budget, storage, max_cost=max_cost, dry_run=dry_run, as_json=as_json)
+        # An unknown name fails before a missing launcher or GPU, and makes no store.
+        workload = store.workloads.get(model)
+    if options.on_jobs:
+        _tune_on_jobs(workload, target, budget, storage, options, as_json=as_json)
         return
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         target = target.resolved(os.environ, demo=is_demo(model), submits=True)
         request = TuneRequest(workload=workload, budget=budget, printed_costs=costs)
-        if no_wait and not target.launcher_class.job_variable:
+        if options.no_wait and not target.launcher_class.job_variable:
             raise UsageError("--no-wait needs --launcher slurm, which submits batch jobs")
         if target.lacks_allocation(os.environ):
-            cluster = choose_cluster(target, store.clusters.get)
-            # What the job would refuse in its queue is refused here.
-            if costs is not None:
-                costs.require(cluster)
-            target.require(cluster)
-            alone = replace(target, parallel=1)  # the nodes that would run at once are the job's
-            testbed = open_testbed(
-                alone, store.clusters.get, request.workload, environ=os.environ, seed=budget.seed, ask=False
-            )
-            finished = find_finished(request, testbed, store)
-            if finished is None or dry_run:
-                study = "" if budget.more else build_study(request, testbed, testbed.cut(request.workload)[0]).id
-                raise typer.Exit(submit_study(cluster, store, target, wait=not no_wait, study=study, dry_run=dry_run))
+            result, exit_code = _find_or_submit(request, target, store, options), 0
         else:
             testbed = open_testbed(
-                target, store.clusters.get, request.workload, environ=os.environ, seed=budget.seed, ask=not dry_run
+                target, store.clusters.get, workload, environ=os.environ, seed=budget.seed, ask=not dry_run
             )
-            finished = None
-        if dry_run:
-            print_plan(plan_of(request, testbed), as_json=as_json, texts=verbose)
-            return
-        from ncclt.cli.summary_view import command_again
-        from ncclt.cli.tune_view import print_result, result_document
-
-        if finished is not None:
-            result, exit_code = finished, 0
-        else:
-            result, exit_code = run_study(request, testbed, store, force=force, hidden=quiet or as_json)
+            if dry_run:
+                print_plan(build_plan_document(request, testbed), as_json=as_json, texts=verbose)
+                return
+            result, exit_code = run_study(request, testbed, store, force=options.force, hidden=quiet or as_json)
         if as_json:
-            print_json(result_document(result, steps_per_day=steps_per_day))
+            print_json(build_result_document(result, steps_per_day=steps_per_day))
         else:
             source = storage_option(storage, store.shown)
-            found = result.recommendation
-            enough = found is None or found.is_searched_enough
-            again = command_again(model, target, budget, source, searched_enough=enough)
+            enough = result.recommendation is None or result.recommendation.is_searched_enough
+            again = build_command_again(model, target, budget, source, searched_enough=enough)
             shown = replace(result, source=source)
             print_result(shown, store, again=again, steps_per_day=steps_per_day, quiet=quiet, verbose=verbose)
         if result.recommendation is not None:
@@ -154,25 +153,59 @@ def tune(
             raise typer.Exit(exit_code)
 
 
+def _read_costs(init_log: Path | None) -> PrintedCosts | None:
+    if init_log is None:
+        return None
+    from ncclt.health.doctor.files import read_printed_costs_file
+
+    return read_printed_costs_file(init_log)
+
+
+def _find_or_submit(request: TuneRequest, target: Target, store: Store, options: TuneOptions) -> TuneResult:
+    """Return the result of a finished study; submit any other as a batch job.
+
+    Raises:
+        Exit: it was submitted, with the exit code of the job.
+        UsageError: what the job would refuse in its queue is refused here.
+    """
+    from ncclt.cli.submit import submit_study
+    from ncclt.measure.open_testbed import choose_cluster, open_testbed
+    from ncclt.pipeline.tune import build_study, find_finished
+
+    cluster, budget = choose_cluster(target, store.clusters.get), request.budget
+    if request.printed_costs is not None:
+        request.printed_costs.require(cluster)
+    target.require(cluster)
+    serial = replace(target, parallel=1)  # the nodes that would run at once are the job's
+    testbed = open_testbed(
+        serial, store.clusters.get, request.workload, environ=os.environ, seed=budget.seed, ask=False
+    )
+    finished = find_finished(request, testbed, store)
+    if finished is None or options.dry_run:
+        study = "" if budget.more else build_study(request, testbed, testbed.cut(request.workload)[0]).id
+        wait, dry_run = not options.no_wait, options.dry_run
+        raise typer.Exit(submit_study(cluster, store, target, wait=wait, study=study, dry_run=dry_run))
+    return finished
+
+
 def _tune_on_jobs(
     workload: Workload,
     target: Target,
     budget: Budget,
     storage: str | None,
+    options: TuneOptions,
     *,
-    max_cost: float,
-    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Publish candidates without evidence and open their roll-out, or show them."""
     from ncclt.core.revision import Actor
     from ncclt.measure.open_testbed import choose_cluster
-    from ncclt.nccl.tuner_plugin import find as find_plugin
     from ncclt.nccl.variables import site_variables
     from ncclt.pipeline.on_jobs import describe_started, plan_on_jobs, start_on_jobs
     from ncclt.store import open_store, open_to_read
     from ncclt.user_dirs import account_name
 
+    dry_run, max_cost = options.dry_run, options.max_cost
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
         cluster = choose_cluster(target, store.clusters.get)
         cluster = replace(cluster, site_variables=site_variables(os.environ))
@@ -180,9 +213,9 @@ def _tune_on_jobs(
         plan = plan_on_jobs(workload, cluster, store, by_plugin=by_plugin, deterministic=budget.deterministic)
         rollout = "" if dry_run else start_on_jobs(plan, store, by=Actor(who=account_name()), max_cost=max_cost)
     if as_json:
-        candidates = [{"id": one.id, "policy": one.table.policy.to_document()} for one in plan.candidates]
-        shown = {"control": plan.control, "max_cost": max_cost, "rollout": rollout or None}
-        print_json({"schema": ON_JOBS_SCHEMA, "candidates": candidates, **shown})
+        candidates = [{"id": arm.id, "policy": arm.table.policy} for arm in plan.candidates]
+        facts = {"control": plan.control, "max_cost": max_cost, "rollout": rollout or None}
+        print_json({"schema": ON_JOBS_SCHEMA, "candidates": candidates, **facts})
         return
     for line in plan.lines():
         print(line)
@@ -192,8 +225,8 @@ def _tune_on_jobs(
 
 def say_state(store: Store, id: str) -> None:
     """Write to stderr if a revision is not active for all jobs, or has replaced another one."""
-    if words := store.revisions.publication(id):
-        say(f"ncclt: {words}")
+    if publication := store.revisions.publication(id):
+        say(f"ncclt: {publication}")
 
 
 def run_study(
@@ -205,15 +238,14 @@ def run_study(
         UsageError: `ncclt doctor` finds what would invalidate every measurement, and `force` is false.
         Exit: it was killed.
     """
-    from ncclt.cli.tune_view import TuneView
     from ncclt.pipeline.tune import tune as run
     from ncclt.store.clock import utc_now
 
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force, hidden=hidden)
-    with StopRequest() as stop, TuneView(testbed, hidden=hidden, blocks=request.budget.blocks) as view:
+    with StopRequest() as stop, TuneProgress(testbed, hidden=hidden, blocks=request.budget.blocks) as progress:
         try:
-            result = run(request, testbed, store, watcher=view, interrupted=stop, clock=time.monotonic, now=utc_now)
+            result = run(request, testbed, store, watcher=progress, interrupted=stop, clock=time.monotonic, now=utc_now)
         except KeyboardInterrupt:
             say("ncclt: killed; every completed trial is saved, run the same command to resume")
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -244,21 +276,161 @@ def _examine(cluster: Cluster, *, force: bool, hidden: bool) -> None:
         )
 
 
-def plan_of(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
-    """Build the plan of a study without measuring or storing anything."""
-    from ncclt.cli.tune_view import plan_document
-    from ncclt.measure.runner import RealRunner
-    from ncclt.pipeline.tune import build_study
-    from ncclt.prove.study_summary import describe_rounded
-    from ncclt.search.space import build_space
+class TuneProgress(ProgressBar):
+    """Progress of a study on stderr."""
 
-    workload, notes = testbed.cut(request.workload)
-    if isinstance(testbed.runner, RealRunner):
-        rounded = testbed.runner.find_rounded(calls.message for calls in workload.messages)
-        notes += tuple(filter(None, (describe_rounded(rounded),)))
-    study = build_study(request, testbed, workload)
-    space = build_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
-    return plan_document(study, testbed, space, request, notes)
+    def __init__(self, testbed: Testbed, *, hidden: bool, blocks: int) -> None:
+        super().__init__(hidden=hidden)
+        self._testbed = testbed
+        self._blocks = blocks
+        self._proof = ""
+        self._block = -1
+
+    def opened(self, study: Study, resumed: int) -> None:
+        """Print where trials run, and on what."""
+        if self.is_hidden:
+            return
+        from ncclt.search.space import describe_space
+
+        cluster = study.cluster
+        say(f"ncclt: {_describe_place(study, self._testbed.reason)}")
+        say(
+            f"ncclt: {study.workload.name} on {cluster.name}: {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, "
+            f"NCCL {cluster.nccl_version}, {count_noun(len(study.workload.messages), 'message')}"
+        )
+        space = describe_space(self._testbed, study.workload, study.process_wide, deterministic=study.deterministic)
+        say(f"ncclt: Search space: {space}")
+        if study.today:
+            variables = " ".join(f"{name}={value}" for name, value in study.today)
+            say(f"ncclt: The A/B test also measures what you run today: {variables}")
+        if ceiling := describe_ceiling(study.workload):
+            say(f"ncclt: Tuning can save {ceiling}")
+        if resumed:
+            say(f"ncclt: Resuming study {study.name} after {count_noun(resumed, 'trial')}")
+
+    def searched(self, progress: SearchProgress) -> None:
+        """Show one launch of the search."""
+        gain = progress.default_us / progress.policy_us
+        self._show(
+            "search",
+            f"Searching: up to {count_noun(progress.budget, 'trial')}",
+            f"{progress.done} of up to {progress.budget}, {gain:.2f}x so far",
+            progress.trial,
+            share=(progress.done, progress.budget),
+        )
+
+    def confirmed(self, trial: Trial, done: int, total: int) -> None:
+        """Show one launch of the confirmation."""
+        name = "NCCL default" if trial.is_default else trial.label
+        self._show("confirm", "Confirming the best candidates", f"repeating {name}", trial, share=(done, total))
+
+    def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
+        """Show one launch of the A/B test: its block, and the gain of the blocks before it."""
+        if not self.is_hidden and blocks != self._block:
+            from ncclt.prove.verdict import format_interval
+
+            gain = f", {format_interval(pairs)} so far" if pairs is not None else ""
+            self._block, self._proof = blocks, f"block {blocks + 1} of up to {self._blocks}{gain}"
+        line = f"Validating: A/B test against the NCCL default, up to {count_noun(self._blocks, 'block')}"
+        self._show("validate", line, self._proof, trial, share=(blocks, self._blocks))
+
+    def _show(self, phase: str, line: str, live: str, trial: Trial, *, share: tuple[int, int]) -> None:
+        """Show one launch: on a terminal in the bar, elsewhere as the first one of its phase."""
+        if trial.result.outcome is not Outcome.OK:
+            reason = trial.result.detail.splitlines()[-1] if trial.result.detail else ""
+            self.say(f"ncclt: trial {trial.number} ({trial.label}): {trial.result.outcome}: {reason}")
+        self.show(phase, line, live, done=share[0], total=share[1])
+
+
+def _describe_place(study: Study, reason: str) -> str:
+    """Describe the place of the trials, with the reason for it."""
+    if study.simulated:
+        place = f"{study.label}: timings from a model of {study.cluster.name}"
+    elif study.label:
+        place = f"replaying recorded {study.cluster.gpu} timings"
+    else:
+        place = f"running trials with {study.launcher}"
+    text = place if reason in ("", ON_REQUEST) else f"{reason}: {place}"
+    return text if text.startswith(study.cluster.name) else f"{text[0].upper()}{text[1:]}"
+
+
+def print_result(
+    result: TuneResult,
+    store: Store,
+    *,
+    again: str,
+    steps_per_day: int | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Print the result of a run: its summary, and before it the details if asked for.
+
+    Args:
+        result: of the run; its source is the option by which other commands find the store.
+        again: the command that continues an undecided study.
+        steps_per_day: of the job; None = as for `estimate_gain`.
+    """
+    study, source = result.study, result.source
+    summary = result.summarize(source=source, build=find_plugin() is None, steps_per_day=steps_per_day)
+    if result.finished and not quiet:
+        say("ncclt: This study is finished: showing its result; --continue N adds trials")
+    if summary is not None:
+        if verbose:
+            print_details(summary, study, result.messages, (f"search: {result.stop}", *result.notes))
+            print_text("")
+        print_summary(summary, again=again, source=source, details=verbose)
+    elif result.left:
+        say("ncclt: Another worker of this study confirms and validates the result; this one is done")
+    else:
+        if not quiet and (cost := describe_cost(study, result.trials, None)):
+            say(f"ncclt: Cost of this study so far: {cost}")
+        _loss, requeued = job_loss(os.environ)
+        todo = "" if requeued else "; run the same command to resume"
+        say(f"ncclt: Stopped: {result.stop}. Saved {count_noun(len(result.trials), 'trial')} in {store.shown}{todo}")
+
+
+def build_result_document(result: TuneResult, *, steps_per_day: int | None) -> dict[str, Any]:
+    """Return the document of `tune --json`, without times of day, hosts or stores: equal seeds give equal documents.
+
+    Args:
+        steps_per_day: as for `print_result`.
+    """
+    study, recommendation, verdict = result.study, result.recommendation, result.verdict
+    cluster = study.cluster
+    summary = result.summarize(steps_per_day=steps_per_day)
+    document: dict[str, Any] = summary.to_document() if summary else {"payback_steps": None}
+    return {
+        "schema": TUNE_SCHEMA,
+        "study": study.name,
+        "study_id": study.id,
+        "cluster": cluster.name,
+        "model": study.workload.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nccl_version": cluster.nccl_version,
+        "launcher": study.launcher,
+        "simulated": study.simulated,
+        "label": study.label,
+        "state": study.state.value,
+        "stopped": result.stop,
+        "verdict": verdict.decision.value if verdict else None,
+        "reason": verdict.reason if verdict else result.stop,
+        "speedup": verdict.speedup if verdict else None,
+        "interval": verdict.to_document()["interval"] if verdict else None,
+        "blocks": verdict.blocks if verdict else 0,
+        "policy": recommendation.table.policy.to_document() if recommendation else None,
+        "variables": recommendation.variables.to_document() if recommendation and recommendation.variables else None,
+        "channels": describe_channels(recommendation.table.effective) if recommendation else "",
+        "recommendation": {"id": recommendation.id, "revision": recommendation.revision} if recommendation else None,
+        "messages": [row.to_document() for row in result.messages],
+        "trials": [build_trial_document(t, cluster) for t in result.trials if t.phase is Phase.SEARCH],
+        "gpu_hours": gpu_seconds(result.trials, cluster) / 3600,
+        **document,
+        "coverage": recommendation.coverage.to_document() if recommendation and recommendation.coverage else None,
+        "launches": {phase.value: sum(t.phase is phase for t in result.trials) for phase in Phase},
+        **({"best_possible": {"speedup": result.exhaustive[0]}} if result.exhaustive else {}),
+        "notes": list(dict.fromkeys([*result.notes, *(document["notes"] if summary else ())])),
+    }
 
 
 def print_plan(document: dict[str, Any], *, as_json: bool, texts: bool) -> None:
@@ -267,127 +439,78 @@ def print_plan(document: dict[str, Any], *, as_json: bool, texts: bool) -> None:
         print_json(document)
         return
     launches = document.pop("launches", [])
-    for key, value in document.items():
-        if isinstance(value, list):
-            print(f"{key}: {', '.join(value)}" if key == "parameters" else f"{key}:" if value else f"{key}: none")
-            for item in value if key != "parameters" else ():
-                print(f"  {item}")
-        elif key != "schema":
-            print(f"{key}: {value}")
+    print_document(document)
     print_launches(launches, texts=texts)
     if launches and not texts:
         print("--verbose shows the files and whole commands")
 
 
-def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, study: str, dry_run: bool) -> int:
-    """Submit this very command line as one job, or find the job of the same study, and follow it.
+def build_plan_document(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
+    """Return the plan of a study, for `--dry-run`, without measuring or storing anything."""
+    from ncclt.measure.runner import RealRunner
+    from ncclt.pipeline.tune import build_study
+    from ncclt.prove.study_summary import describe_rounded
+    from ncclt.search.space import build_space, count_excluded
 
-    Returns:
-        the job's exit code.
+    workload, notes = testbed.cut(request.workload)
+    if isinstance(testbed.runner, RealRunner):
+        rounded = testbed.runner.find_rounded(calls.message for calls in workload.messages)
+        notes += tuple(filter(None, (describe_rounded(rounded),)))
+    study = build_study(request, testbed, workload)
+    cluster = study.cluster
+    space = build_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
+    launches = _build_launch_documents(testbed, space, workload)
+    missing = count_excluded(testbed, workload, study.process_wide, deterministic=study.deterministic)
+    return {
+        "schema": TUNE_SCHEMA,
+        "study": study.name,
+        "launcher": study.launcher,
+        "why": testbed.reason,
+        "simulated": study.simulated,
+        "label": study.label,
+        **({"sampler": study.sampler} if study.sampler else {}),
+        "cluster": cluster.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nccl_version": cluster.nccl_version,
+        "messages": [f"{c.message.label} x {c.calls_per_step:g}" for c in workload.messages],
+        "settings": len(space.distinct),
+        **({"left_out": [f"{n} setting{'s' * (n > 1)}: {why}" for why, n in missing.items()]} if missing else {}),
+        "parameters": list(space.distributions),
+        "trials": request.budget.trials,
+        "first": [f"{s.label}: {_describe_force(s, testbed, workload)}" for s in space.anchors()],
+        "notes": list(notes),
+        **({"launches": launches} if launches else {}),
+    }
 
-    Args:
-        cluster: sized to one trial; the job gets its nodes once for each trial that runs at the same time.
-        store: the job must reach it too.
-        target: resolved.
-        study: id of the study, as far as it is known without its nodes; empty = a job that runs is not looked for.
 
-    Raises:
-        UsageError: sbatch is missing or refuses, or the nodes would not see the store, or not its password.
+def _describe_force(setting: Setting, testbed: Testbed, workload: Workload) -> str:
+    """Return the means that force a setting: the tuner plugin, variables, or both."""
+    version, collectives = testbed.runner.cluster.version, workload.collectives
+    rules, remainder = split_setting(setting, version=version, collectives=collectives, plugin=testbed.by_plugin)
+    variables = variables_for_setting(remainder, version=version, collectives=collectives).variables
+    return " ".join([*(["by the plugin"] if rules else []), *(f"{name}={value}" for name, value in variables)])
+
+
+def _build_launch_documents(testbed: Testbed, space: SearchSpace, workload: Workload) -> list[dict[str, Any]]:
+    """Return the launches of the default, of the first setting after it and of today's settings, where there are any.
+
+    Persistent ranks are started once for the first two.
     """
-    from ncclt.launch.launcher import JobShape
-    from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit_and_follow
-    from ncclt.measure.open_testbed import describe_variables
+    from ncclt.core.setting import DEFAULT
+    from ncclt.measure import LaunchedRunner, PersistentRunner
 
-    path = None if "NCCLT_STORE_IS_SHARED" in os.environ else store.path
-    if path is not None and (why := node_local_folder(path)):
-        refusal = UsageError(
-            f"the job would keep its trials where they cannot be found again: {why}",
-            hint="name a store that all nodes see with --storage, or set NCCLT_STORE_IS_SHARED=1 if they see this",
-        )
-        if not dry_run:
-            raise refusal
-        say(f"ncclt: without --dry-run, this stops: {refusal.message}\n  hint: {refusal.hint}")
-    options = target.launcher_options
-    extra = options.get("sbatch_arg", ())
-    names_gpus = any(argument.startswith(("--gpus", "--gres")) for argument in extra)
-    words = [word for word in sys.argv[1:] if word not in ("--dry-run", "--verbose", "-v")]
-    if store.path is None:
-        words = _storage_by_environment(words)
-    request = BatchRequest(
-        command=(sys.executable, "-m", "ncclt", *words),
-        shape=JobShape(nodes=cluster.nodes * target.parallel, processes_per_node=cluster.gpus_per_node),
-        gpus_per_node=None if target.backend == "gloo" or names_gpus else cluster.gpus_per_node,
-        time_limit=options.get("time_limit"),
-        job_name="ncclt-tune",
-        folder=Path.cwd(),
-        extra=extra,
-        variables=_variables(store, words, extra, os.environ),
-        comment=f"ncclt {hashlib.sha256(f'{study} {store.shown}'.encode()).hexdigest()[:12]}" if study else "",
-    )
-    if dry_run:
-        plan = plan_batch(request)
-        print(f"# {' '.join(plan.argv)}\n{plan.script}", end="")
-        return 0
-    export = _exported(extra, os.environ)
-    inherited = os.environ if "ALL" in export else {name: os.environ[name] for name in export if name in os.environ}
-    for note in describe_variables(target, inherited):
-        say(f"ncclt: {note}")
-    # The job outlives this program; on SIGTERM and SIGHUP `submit_and_follow` says so.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _leave)
-    return submit_and_follow(request, wait=wait, show=sys.stdout.write, say=sys.stderr.write)
-
-
-def _storage_by_environment(words: list[str]) -> list[str]:
-    """Remove --storage where its URL holds a password, and pass the URL in the environment, which the job inherits.
-
-    Slurm shows the script of a job to other users, and every user of a node sees its command lines.
-    """
-    left = []
-    following = iter(words)
-    for word in following:
-        name, equals, url = word.partition("=")
-        if name != "--storage" or hide_passwords(url := url if equals else next(following, "")) == url:
-            left += [word] if equals or name != "--storage" else [word, url]
-        else:
-            os.environ["NCCLT_STORAGE"] = url
-    return left
-
-
-_FOLDERS = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
-"""Variables that say where the files of a user are."""
-
-
-def _variables(
-    store: Store, words: Sequence[str], sbatch_args: Sequence[str], environ: Mapping[str, str]
-) -> tuple[tuple[str, str], ...]:
-    """Return the variables of the script: every option that comes from a variable, and the store.
-
-    Raises:
-        UsageError: one of them is secret, and the job would not inherit it.
-    """
-    names = [name for name in environ if (name.startswith("NCCLT_") and name != MARK_VARIABLE) or name in _FOLDERS]
-    found = {name: environ[name] for name in sorted(names)}
-    if store.path is not None and not any(word.partition("=")[0] == "--storage" for word in words):
-        found["NCCLT_STORAGE"] = f"sqlite:///{store.path.absolute()}"
-    secret = [
-        name for name, value in found.items() if words_without_secrets((f"{name}={value}",))[0] != f"{name}={value}"
+    runner = testbed.searching[0]
+    if not isinstance(runner, LaunchedRunner | PersistentRunner):
+        return []
+    messages = [calls.message for calls in workload.messages]
+    settings = () if testbed.persistent else space.anchors()[:1]
+    rows = [
+        build_launch_document(setting.label, plan)
+        for setting, padded in ((DEFAULT, testbed.find_padded(workload)), *((setting, ()) for setting in settings))
+        for plan in runner.plans(setting, [*messages, *padded])
     ]
-    export = _exported(sbatch_args, environ)
-    if dropped := [name for name in secret if name not in export and "ALL" not in export]:
-        raise UsageError(
-            f"--export={','.join(export)} keeps {', '.join(dropped)} from the job, and a script must not hold secrets",
-            hint="use --launcher-option sbatch-arg=--export=ALL, or put the password into ~/.pgpass",
-        )
-    return tuple((name, value) for name, value in sorted(found.items()) if name not in secret)
-
-
-def _exported(sbatch_args: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that a job inherits; `ALL` stands for every one."""
-    exports = [word.partition("=")[2] for word in sbatch_args if word.startswith("--export=")]
-    return [environ.get("SBATCH_EXPORT", "ALL"), *exports][-1].split(",")
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    today = testbed.by_today
+    if isinstance(today, LaunchedRunner | PersistentRunner):
+        rows += [build_launch_document("today", plan) for plan in today.plans(DEFAULT, messages)]
+    return rows

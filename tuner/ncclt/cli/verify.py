@@ -7,14 +7,15 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, Fields, Quiet, spread
-from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, note, print_json, print_table, say
+from ncclt.cli.exits import EXIT_INTERRUPTED, interruptible
+from ncclt.cli.options import AsJson, Fields, ModelFilter, Quiet, spread
+from ncclt.cli.render import Column, print_document, print_json, print_table, print_text, say
 from ncclt.cli.stdio import Styled
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
@@ -56,10 +57,7 @@ def verify(
     command: Annotated[
         list[str] | None, typer.Argument(help="Command of the training, such as: torchrun ... train.py")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Name of the workload whose recommendation to test.", autocompletion=model_names),
-    ] = None,
+    model: ModelFilter = None,
     recommendation: Annotated[str | None, typer.Option(help="Id of the revision to test, such as a candidate.")] = None,
     *,
     target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base", _OF_THE_JOB)],
@@ -90,57 +88,85 @@ def verify(
     """
     storage = storage_url()
     from ncclt.launch.local import LocalLauncher
-    from ncclt.launch.process.session import KEEP_BYTES as WHOLE
+    from ncclt.launch.process.session import KEEP_BYTES as ALL_OUTPUT
     from ncclt.measure.target import gpus_visible
     from ncclt.nccl.variables import split_variables
-    from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
     from ncclt.prove.tuned_arm import prepare_comparison, require_measurable
     from ncclt.store import open_store
 
-    workload, argv, own_variables = model or "", tuple(command or ()), split_variables(os.environ)
-    own = bool(env or base or against is not None)
-    if recommendation and own:
+    argv, has_sides = tuple(command or ()), bool(env or base or against is not None)
+    if recommendation and has_sides:
         raise UsageError("--recommendation cannot be combined with --env, --base or --against", hint="give one of them")
-    published = None if own else _recommendation(workload, target, storage, id=recommendation)
+    published = None if has_sides else _find_recommendation(model or "", target, storage, id=recommendation)
     if published is not None:
         require_measurable(published, argv, gpus_visible=gpus_visible())
     if not argv:
         raise UsageError("give the training's command after --", hint="for example: -- torchrun ... train.py")
     launcher = LocalLauncher(
-        keep_env=own_variables.of_trials,
-        keep_bytes=WHOLE if verbose else KEEP_BYTES,
+        keep_env=split_variables(os.environ).of_trials, keep_bytes=ALL_OUTPUT if verbose else KEEP_BYTES
     )
     with ExitStack() as stack:
         if published is None:
-            base_argv = split_command(against)
-            request = VerifyRequest(
-                argv=argv,
-                base_argv=base_argv,
-                # The user's own tuning is part of both sides, and shown and kept as such.
-                base_env=parse_variables("--base", base or [], own=own_variables.tuning),
-                tuned_env=parse_variables("--env", env or [], own=own_variables.tuning),
-                cluster=target.cluster or "",
-                model=workload,
-                # Variables that neither side inherits; it may still set them itself.
-                removed_env=launcher.plan(argv, variables=own_variables.tuning, timeout_s=how.timeout_s).unset_env,
-                notes=(_SAME_WORK,) if base_argv else (),
+            # The user's own tuning is part of both sides, and shown and kept as such.
+            own = split_variables(os.environ).tuning
+            request = build_request(
+                argv,
+                split_command(against),
+                base_env=parse_variables("--base", base or [], own=own),
+                tuned_env=parse_variables("--env", env or [], own=own),
                 how=how,
-                open_mpi=open_mpi_sides(argv, base_argv, environ=os.environ),
+                launcher=launcher,
             )
+            notes = (_SAME_WORK,) if request.base_argv else ()
+            request = replace(request, cluster=target.cluster or "", model=model or "", notes=notes)
         else:
             request = stack.enter_context(
                 prepare_comparison(published, argv, how=how, launcher=launcher, environ=os.environ, planned=dry_run)
             )
         if dry_run:
-            _print_plan(request, as_json=as_json)
+            document = _plan_document(request)
+            print_json(document) if as_json else print_document(document)
             return
         with open_store(storage) as store:
             verification = compare(request, launcher, store, hidden=quiet or as_json, verbose=verbose)
-            where = store.shown
+            location = store.shown
     if as_json:
-        print_json(verification.to_document())
+        print_json(verification)
     else:
-        print_verification(verification, where, quiet=quiet)
+        print_verification(verification, location, quiet=quiet)
+
+
+def build_request(
+    argv: tuple[str, ...],
+    base_argv: tuple[str, ...],
+    *,
+    base_env: Variables,
+    tuned_env: Variables,
+    how: Comparison,
+    launcher: Launcher,
+) -> VerifyRequest:
+    """Return the comparison of two commands or environments as a user gives them.
+
+    Args:
+        argv: command of the side that is tested.
+        base_argv: command of the baseline; empty = the same.
+        base_env, tuned_env: variables of both sides.
+        how: number, length and limits of the launches.
+        launcher: of both; neither side inherits the tuning variables of this shell, but it may set them itself.
+    """
+    from ncclt.nccl.variables import split_variables
+    from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
+
+    own = split_variables(os.environ).tuning
+    return VerifyRequest(
+        argv=argv,
+        base_argv=base_argv,
+        base_env=base_env,
+        tuned_env=tuned_env,
+        removed_env=launcher.plan(argv, variables=own, timeout_s=how.timeout_s).unset_env,
+        how=how,
+        open_mpi=open_mpi_sides(argv, base_argv, environ=os.environ),
+    )
 
 
 def compare(
@@ -178,8 +204,8 @@ def compare(
         # A store that cannot be written is an error before the training runs, not an hour later.
         store.require_writable()
         if not hidden:
-            for name, words in _sides(request).items():
-                say(f"ncclt: {name}: {words}")
+            for name, side in describe_sides(request, names).items():
+                say(f"ncclt: {name}: {side}")
             if request.removed_env:
                 say(f"ncclt: removed from both sides: {', '.join(request.removed_env)}")
             for sentence in request.notes:
@@ -190,12 +216,8 @@ def compare(
             done = error.done if earlier is not None else None
             if done is not None:
                 store.records.add_verification(done)
-            kept = (
-                f"{count_noun(len(done.launches), 'launch', 'launches')} of whole blocks saved"
-                if done
-                else "nothing saved"
-            )
-            say(f"ncclt: interrupted: the running launch was ended; {kept}")
+            launches = done and f"{count_noun(len(done.launches), 'launch', 'launches')} of whole blocks"
+            say(f"ncclt: interrupted: the running launch was ended; {launches or 'nothing'} saved")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         store.records.add_verification(verification)
     return verification
@@ -218,7 +240,7 @@ def split_command(command: str | None) -> tuple[str, ...]:
     return words
 
 
-def _recommendation(model: str, target: Target, storage: str | None, *, id: str | None) -> Recommendation:
+def _find_recommendation(model: str, target: Target, storage: str | None, *, id: str | None) -> Recommendation:
     from ncclt.core.cluster import hash_site
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.recommendation import Request
@@ -274,22 +296,19 @@ def _side_names(are_commands: bool) -> dict[Side, str]:
     return dict(zip(Side, names, strict=True))
 
 
-def _sides(request: VerifyRequest) -> dict[str, str]:
-    """Describe each side by its variables, and by its command where there are two."""
-    shown = {}
-    for side, name in _side_names(bool(request.base_argv)).items():
+def describe_sides(request: VerifyRequest, names: Mapping[Side, str]) -> dict[str, str]:
+    """Describe each side by its variables, and by its command where there are two, without secrets."""
+    sides = {}
+    for side, name in names.items():
         argv, variables = request.side(side)
-        command = shlex.join(words_without_secrets(argv))
-        if not request.base_argv:
-            shown[name] = format_variables(variables)
-        else:
-            shown[name] = f"{command} ({format_variables(variables)})" if variables else command
-    return shown
+        text = format_variables(variables)
+        command = shlex.join(words_without_secrets(argv, environ={**os.environ, **dict(variables)}))
+        sides[name] = f"{command} ({text})" if request.base_argv else text
+    return sides
 
 
-def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
-    """Print the planned launches."""
-    document: dict[str, Any] = {
+def _plan_document(request: VerifyRequest) -> dict[str, Any]:
+    return {
         "schema": PLAN_SCHEMA,
         "argv": list(words_without_secrets(request.argv)),
         **({"base_argv": list(words_without_secrets(request.base_argv))} if request.base_argv else {}),
@@ -302,40 +321,26 @@ def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
         "steps": request.how.steps,
         "notes": list(request.notes),
     }
-    if as_json:
-        print_json(document)
-        return
-    if not request.base_argv:
-        print(f"command: {shlex.join(words_without_secrets(request.argv))}")
-    print(f"launches: up to {len(request.order)}: {' '.join(request.order)}")
-    print(f"steps: {request.how.steps} of each launch, after {request.how.warmup} of warm-up")
-    for name, words in _sides(request).items():
-        print(f"{name}: {words}")
-    print(f"removed from both: {', '.join(request.removed_env) or 'nothing'}")
-    for sentence in request.notes:
-        note(sentence)
 
 
-def print_verification(verification: Verification, where: str, *, quiet: bool) -> None:
+def print_verification(verification: Verification, location: str, *, quiet: bool) -> None:
     """Print the step times of both sides, the verdict, and the failures and notes on stderr."""
     from ncclt.core.verification import PERCENTILES, Side
 
-    names = _side_names(bool(verification.base_argv))
-
-    header = ("side", "launches", "steps", *(f"p{percent} ms" for percent in PERCENTILES))
-    rows = []
+    names, launches = _side_names(bool(verification.base_argv)), verification.launches
+    rows: list[list[object]] = []
     for side in Side:
-        launches = sum(1 for launch in verification.launches if launch.side is side)
-        times = [f"{time_us / 1e3:.3f}" for time_us in verification.percentiles(side).values()]
-        count = str(len(verification.step_us(side)))
-        rows.append((names[side], str(launches), count, *(times or ["-"] * len(PERCENTILES))))
-    print_table(header, rows, numbers=header[1:])
-    print(f"verdict: {verification.word}: {verification.verdict.reason}")
-    for launch in verification.launches:
+        times: list[float | None] = [time_us / 1e3 for time_us in verification.percentiles(side).values()]
+        count = sum(launch.side is side for launch in launches)
+        rows.append([names[side], count, len(verification.step_us(side)), *(times or [None] * len(PERCENTILES))])
+    percentiles = [Column(f"p{percent} ms") for percent in PERCENTILES]
+    print_table(rows, [Column("side"), Column("launches", drop=1), Column("steps"), *percentiles])
+    print_text(f"verdict: {verification.word}: {verification.verdict.reason}")
+    for launch in launches:
         if launch.failure:
             say(f"ncclt: launch {launch.order + 1}, {names[launch.side]}, failed: {launch.failure}")
     if quiet:
         return
     for sentence in verification.notes:
         say(f"note: {sentence}")
-    say(f"ncclt: stored verification {verification.id} in {where}")
+    say(f"ncclt: stored verification {verification.id} in {location}")
