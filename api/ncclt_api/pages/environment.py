@@ -32,37 +32,27 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # A function `format_time` is the filter `time`.
     environment.filters |= {
-        "ago": wording.format_age,
+        name.removeprefix("format_"): function for name, function in vars(wording).items() if name.startswith("format_")
+    }
+    environment.filters |= {
         "badge_class": wording.badge_class,
-        "bandwidth": wording.format_bandwidth,
-        "change": wording.format_change,
         "channels": describe_channels,
         "code": wording.with_code,
         "command": wording.whole_options,
-        "count": wording.format_count,
         "count_noun": count_noun,
-        "hours": wording.format_hours,
-        "interval": wording.format_interval,
         "job_note": wording.note_job,
         "message": wording.describe_message,
         "middle": wording.cut_in_the_middle,
         "phase": wording.PHASES.__getitem__,
         "picture": interval_picture,
         "quoted": shlex.quote,
-        "range": wording.format_range,
         "result": build_result,
         "sentence": wording.write_sentence,
         "shade": shade,
-        "shape": wording.format_shape,
         "size": format_bytes,
-        "speedup": wording.format_speedup,
-        "state": wording.format_state,
-        "time": wording.format_time,
-        "us": wording.format_us,
         "use": wording.describe_use,
-        "when": wording.format_when,
-        "whole": wording.format_whole,
         # Jinja's own fails on text that is no Unicode.
         "urlencode": lambda text: quote(readable(str(text)), safe=""),
     }

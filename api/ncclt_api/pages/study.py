@@ -35,7 +35,6 @@ from ncclt_api.pages.recommendation import describe_delivery, find_served, list_
 from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
 from ncclt_api.pages.study_charts import (
     MessageLine,
-    SizeTimes,
     arm_times,
     best_setting_rows,
     interpolated_messages,
@@ -158,23 +157,23 @@ def build_study_view(
         server: address of this service for the command shown; empty = the command names none.
     """
     scores = median_scores(trials)
-    best = min(scores, key=lambda setting: scores[setting], default=DEFAULT)
+    ranked = sorted(scores, key=lambda setting: scores[setting])
+    best = ranked[0] if ranked else DEFAULT
+    single = next((setting for setting in ranked if setting != DEFAULT), None)
     proof = [trial for trial in trials if trial.phase is Phase.PROVE]
     evidence = collect_evidence(proof)
     # A verdict without an A/B test means that the search found no candidate worth one.
     summary = None
     if recommendation:
-        summary = summarize_study(
-            study, trials, recommendation, use=choose_form(recommendation, source=server_option(server))
-        )
+        use = choose_form(recommendation, source=server_option(server))
+        summary = summarize_study(study, trials, recommendation, use=use)
     arm = evidence.proven_arm(summary.use.form if summary else None)
     policy = summary.use.proven.policy if summary else None
-    single = min((one for one in scores if one != DEFAULT), key=lambda one: scores[one], default=None)
-    compared_settings = _candidates(scores, policy)
-    searched = measured(_samples(trials, {DEFAULT, best, *([single] if single else [])}, compared_settings))
-    default = arm_times(evidence, Arm.DEFAULT, "NCCL default", "default")
+    candidates = _select_candidates(ranked, policy)
+    searched = measured(_sample_trials(trials, {DEFAULT, best, *([single] if single else [])}, candidates))
     if summary and evidence.times_us(arm):
         compared, rows = "policy", policy_rows(study, evidence, summary.use.proven, arm)
+        default = arm_times(evidence, Arm.DEFAULT, "NCCL default", "default")
     else:
         compared, rows = "best setting", best_setting_rows(study, searched, best)
         default = setting_times(searched, DEFAULT, "NCCL default", "default")
@@ -183,16 +182,12 @@ def build_study_view(
         shown.append(setting_times(searched, single, f"best single setting, {single.label}", "best"))
     if evidence.times_us(arm):
         shown.append(arm_times(evidence, arm, "policy", "policy"))
-    candidates: dict[Setting, SizeTimes] = {
-        setting: setting_times(searched, setting, setting.label, "quiet") for setting in compared_settings
-    }
+    candidate_times = {setting: setting_times(searched, setting, setting.label, "quiet") for setting in candidates}
     launched = {launch.arm for launch in evidence.launches}
-    gain = summary.gain if summary else None
-    verdict = summary.use.proven.verdict if summary else None
     return StudyView(
         study=study,
         recommendation=recommendation,
-        heading=_heading(study, recommendation, summary, best_us=scores.get(best), default_us=scores.get(DEFAULT)),
+        heading=_build_heading(study, recommendation, summary, scores.get(best), scores.get(DEFAULT)),
         compared=compared,
         rows=rows,
         interpolated=interpolated_messages(proof if compared == "policy" else searched, study.workload),
@@ -200,12 +195,12 @@ def build_study_view(
         arms=tuple(arm for arm in Arm if arm in launched),
         history=search_chart(trials, scores.get(DEFAULT), evidence.launches, per=study.workload.per),
         summary=summary,
-        cost=describe_cost(study, trials, gain),
-        wins=wins_chart(study, policy, default, candidates),
+        cost=describe_cost(study, trials, summary.gain if summary else None),
+        wins=wins_chart(study, policy, default, candidate_times),
         curves=size_curves(study, shown) if default.of else {},
         proof=proof_charts(
             average_unchanged(evidence.whole_blocks(arm), study.workload),
-            min_effect=verdict.min_effect if verdict else MIN_EFFECT,
+            min_effect=summary.use.proven.verdict.min_effect if summary else MIN_EFFECT,
             per=study.workload.per,
         ),
         costs=phase_costs(study, trials) if trials else (),
@@ -213,41 +208,43 @@ def build_study_view(
     )
 
 
-def _candidates(scores: Mapping[Setting, float], policy: Policy | None) -> list[Setting]:
+def _select_candidates(ranked: Sequence[Setting], policy: Policy | None) -> list[Setting]:
     """Return the settings whose times are compared size by size; `MOST_CANDIDATES` at most.
 
-    The best of each algorithm, protocol and number of channels first, the fastest per step before others.
+    Those of the policy, then the best of each algorithm and protocol, then that of each number of channels too.
+
+    Args:
+        ranked: the fastest per step first.
+        policy: None = there is none yet.
     """
-    wanted = {(rule.algorithm, rule.protocol, rule.channels) for rule in (policy.rules if policy else ())}
-    ordered = sorted((one for one in scores if one != DEFAULT), key=lambda one: scores[one])
-    best: dict[tuple[object, ...], Setting] = {}
-    for setting in ordered:
-        best.setdefault((setting.algorithm, setting.protocol, setting.channels), setting)
-    families: dict[tuple[object, ...], Setting] = {}
-    for setting in ordered:
-        families.setdefault((setting.algorithm, setting.protocol), setting)
-    first = [setting for key, setting in best.items() if key in wanted]
-    return list(dict.fromkeys([*first, *families.values(), *best.values()]))[:MOST_CANDIDATES]
+    in_policy = {(rule.algorithm, rule.protocol, rule.channels) for rule in (policy.rules if policy else ())}
+    by_channels: dict[tuple[object, ...], Setting] = {}
+    by_family: dict[tuple[object, ...], Setting] = {}
+    for setting in ranked:
+        if setting != DEFAULT:
+            by_channels.setdefault((setting.algorithm, setting.protocol, setting.channels), setting)
+            by_family.setdefault((setting.algorithm, setting.protocol), setting)
+    first = [setting for key, setting in by_channels.items() if key in in_policy]
+    return list(dict.fromkeys([*first, *by_family.values(), *by_channels.values()]))[:MOST_CANDIDATES]
 
 
-def _samples(trials: Sequence[Trial], often: Collection[Setting], rarely: Collection[Setting]) -> list[Trial]:
+def _sample_trials(trials: Sequence[Trial], often: Collection[Setting], rarely: Collection[Setting]) -> list[Trial]:
     """Return trials of some settings, evenly over the study where there are many: by number, each once."""
-    mine: dict[Setting, list[Trial]] = {setting: [] for setting in (*often, *rarely)}
+    by_setting: dict[Setting, list[Trial]] = {setting: [] for setting in (*often, *rarely)}
     for trial in trials:
-        if trial.tries_setting and trial.score_us is not None and trial.setting in mine:
-            mine[trial.setting].append(trial)
+        if trial.tries_setting and trial.score_us is not None and trial.setting in by_setting:
+            by_setting[trial.setting].append(trial)
     picked = []
-    for setting, found in mine.items():
+    for setting, launches in by_setting.items():
         most = MOST_REPEATS if setting in often else _REPEATS_OF_A_CANDIDATE
-        picked += found[:: max(1, -(-len(found) // most))]
+        picked += launches[:: max(1, -(-len(launches) // most))]
     return sorted(picked, key=lambda trial: trial.number)
 
 
-def _heading(
+def _build_heading(
     study: Study,
     recommendation: Recommendation | None,
     summary: StudySummary | None,
-    *,
     best_us: float | None,
     default_us: float | None,
 ) -> Heading:
@@ -255,7 +252,7 @@ def _heading(
         if recommendation.stale:
             sentence = f"No longer served: {recommendation.stale}. Tune again, or run `ncclt recheck` after the repair."
             return Heading(status="stale", label="stale", sentence=sentence)
-        return _verdict_heading(summary.use.proven.verdict, recommendation)
+        return _describe_verdict(summary.use.proven.verdict, recommendation)
     so_far = ""
     if best_us and default_us and best_us < default_us:
         so_far = f" Best setting so far: {format_speedup(default_us / best_us)}, not validated."
@@ -269,13 +266,13 @@ def _heading(
     return Heading(status="open", label="no verdict", sentence=f"No verdict. {study.reason}".strip())
 
 
-def _verdict_heading(verdict: Verdict, found: Recommendation) -> Heading:
-    label = format_state(found.verdict_word(verdict))
+def _describe_verdict(verdict: Verdict, revision: Recommendation) -> Heading:
+    label = format_state(revision.verdict_word(verdict))
     if verdict.decision is Decision.TUNED:
-        origin = f" on {found.origin} times" if found.label else ""
+        origin = f" on {revision.origin} times" if revision.label else ""
         gain = f"{format_speedup(verdict.speedup)} faster than the NCCL default{origin}"
         saving = f"{format_saving(verdict)} less communication time"
-        sentence = f"{gain}: {verdict.reason if found.has_step_times else saving}."
+        sentence = f"{gain}: {verdict.reason if revision.has_step_times else saving}."
     elif verdict.decision is Decision.UNDECIDED:
         sentence = f"Keeping the NCCL default: the A/B test is undecided: {verdict.reason}."
     elif verdict.decision is Decision.UNTRIED:
@@ -311,15 +308,17 @@ def build_blocks(evidence: LaunchEvidence, workload: Workload) -> tuple[Block, .
             sides = zip(*pairs[first : first + LAUNCHES_PER_BLOCK], strict=True)
             times_us = [[launch.time_us for launch in side if launch.time_us is not None] for side in sides]
             ratios[pairs[first][1].block // LAUNCHES_PER_BLOCK, arm] = block_speedups(*times_us)[0]
+    by_block: dict[int, list[ArmLaunch]] = {}
+    for launch in evidence.launches:
+        by_block.setdefault(launch.block // LAUNCHES_PER_BLOCK, []).append(launch)
     blocks = []
-    for number in sorted({launch.block // LAUNCHES_PER_BLOCK for launch in evidence.launches}):
-        mine = [launch for launch in evidence.launches if launch.block // LAUNCHES_PER_BLOCK == number]
-        arms = {launch.arm for launch in mine}
+    for number, launches in sorted(by_block.items()):
+        arms = {launch.arm for launch in launches}
         blocks.append(
             Block(
                 number=number,
-                launches={arm: tuple(launch for launch in mine if launch.arm is arm) for arm in arms},
-                order=tuple(launch.arm for launch in mine),
+                launches={arm: tuple(launch for launch in launches if launch.arm is arm) for arm in arms},
+                order=tuple(launch.arm for launch in launches),
                 ratios={arm: ratios[number, arm] for arm in arms if (number, arm) in ratios},
             )
         )
@@ -347,17 +346,17 @@ class PhaseCost:
 def phase_costs(study: Study, trials: Sequence[Trial]) -> tuple[PhaseCost, ...]:
     """Return the cost of each phase with launches, and of all."""
 
-    def row(phase: str, mine: Sequence[Trial]) -> PhaseCost:
+    def add_up(phase: str, launches: Sequence[Trial]) -> PhaseCost:
         return PhaseCost(
             phase=phase,
-            launches=len(mine),
-            failed=sum(1 for trial in mine if trial.score_us is None),
-            wall_s=sum(trial.result.wall_s for trial in mine),
-            gpu_hours=gpu_seconds(mine, study.cluster) / 3600,
+            launches=len(launches),
+            failed=sum(1 for trial in launches if trial.score_us is None),
+            wall_s=sum(trial.result.wall_s for trial in launches),
+            gpu_hours=gpu_seconds(launches, study.cluster) / 3600,
         )
 
-    parts = {phase: [trial for trial in trials if trial.phase is phase] for phase in PHASES}
-    return (*(row(PHASES[phase], mine) for phase, mine in parts.items() if mine), row("all", trials))
+    parts = {name: [trial for trial in trials if trial.phase is phase] for phase, name in PHASES.items()}
+    return (*(add_up(name, launches) for name, launches in parts.items() if launches), add_up("all", trials))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,18 +440,18 @@ def _log_validation(trials: Sequence[Trial]) -> Iterator[LogEntry]:
         yield LogEntry(time=proof[0].started, event="A/B test started", detail=f"interleaved launches of {arms}")
 
 
-def _log_result(found: Recommendation) -> Iterator[LogEntry]:
-    forms = [("Tuner table", found.table)] + ([("Plain variables", found.variables)] if found.variables else [])
-    for name, form in forms:
-        label = format_state(found.verdict_word(form.verdict))
-        yield LogEntry(time=found.created, event=f"{name}: {label}", detail=form.verdict.reason)
-    is_tuned = any(form.verdict.decision is Decision.TUNED for _, form in forms)
-    detail = "available to jobs of this fingerprint" if is_tuned and not found.label else "keeping the NCCL default"
-    if found.is_untried:
+def _log_result(revision: Recommendation) -> Iterator[LogEntry]:
+    forms = {"Tuner table": revision.table} | ({"Plain variables": revision.variables} if revision.variables else {})
+    for name, form in forms.items():
+        label = format_state(revision.verdict_word(form.verdict))
+        yield LogEntry(time=revision.created, event=f"{name}: {label}", detail=form.verdict.reason)
+    is_tuned = any(form.verdict.decision is Decision.TUNED for form in forms.values())
+    detail = "available to jobs of this fingerprint" if is_tuned and not revision.label else "keeping the NCCL default"
+    if revision.is_untried:
         detail = "available to jobs of its roll-out alone"
-    yield LogEntry(time=found.created, event=f"Revision {found.revision} published", detail=detail)
-    if found.stale:
-        yield LogEntry(time="", event="No longer served", detail=found.stale)
+    yield LogEntry(time=revision.created, event=f"Revision {revision.revision} published", detail=detail)
+    if revision.stale:
+        yield LogEntry(time="", event="No longer served", detail=revision.stale)
 
 
 TABS = {"result": "Result", "sizes": "Sizes", "search": "Search", "trials": "Trials", "jobs": "Real jobs"}
@@ -461,7 +460,7 @@ TABS = {"result": "Result", "sizes": "Sizes", "search": "Search", "trials": "Tri
 _AT_REST = timedelta(seconds=5)
 """Time without a change after which two trials of one millisecond cannot be mixed up."""
 
-_MOST_KEPT = 16
+_MOST_CACHED = 16
 
 
 class StudyPages:
@@ -469,7 +468,7 @@ class StudyPages:
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
-        self._kept = lru_cache(maxsize=_MOST_KEPT)(self._read)
+        self._cached = lru_cache(maxsize=_MOST_CACHED)(self._read)
 
     def __call__(
         self, study: Study, *, server: str, choice: TrialChoice, now: datetime, tab: str = "", use: str = ""
@@ -488,39 +487,47 @@ class StudyPages:
             UsageError: the choice names a message that the workload does not have.
         """
         store = self._store()
-        published = store.recommendations.find(study=study.id)
-        found = published[0] if published else None
+        revision = next(iter(store.recommendations.find(study=study.id)), None)
         at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
-        read = self._kept if at_rest else self._read
-        served = find_served(store, found) if found else None
-        verifications = store.records.verifications(recommendation=found.id, limit=LAST_SHOWN) if found else ()
-        return {
-            "view": read(study.id, study.updated, study.state, (found.id, found.stale) if found else None, server),
+        read = self._cached if at_rest else self._read
+        values: dict[str, Any] = {
+            "view": read(
+                study.id, study.updated, study.state, (revision.id, revision.stale) if revision else None, server
+            ),
             "trials": build_table(store, study, choice),
-            "verifications": verifications,
-            "step_charts": verification_charts(verifications[0]) if verifications else (),
-            "attestations": store.records.attestations([found.id], limit=LAST_SHOWN) if found else (),
             "now": now,
-            "instead": served if served and found and served.study != study.id and not served.stale else None,
-            "delivery": describe_delivery(store, found, served) if found else None,
-            "snippets": list_snippets(found, source=server_option(server))
-            if found and served and served.id == found.id
-            else (),
             "wanted": use,
             "is_live": study.state is StudyState.RUNNING,
             "tab": tab,
             "tabs": TABS,
+        }
+        return values | self._read_use(store, revision, server)
+
+    def _read_use(self, store: Store, revision: Recommendation | None, server: str) -> dict[str, Any]:
+        """Return how jobs use a revision, and what they reported."""
+        if revision is None:
+            empty = dict.fromkeys(("verifications", "step_charts", "attestations", "snippets"), ())
+            return {**empty, "instead": None, "delivery": None}
+        served = find_served(store, revision)
+        verifications = store.records.verifications(recommendation=revision.id, limit=LAST_SHOWN)
+        is_served = served is not None and served.id == revision.id
+        return {
+            "verifications": verifications,
+            "step_charts": verification_charts(verifications[0]) if verifications else (),
+            "attestations": store.records.attestations([revision.id], limit=LAST_SHOWN),
+            "instead": served if served and served.study != revision.study and not served.stale else None,
+            "delivery": describe_delivery(store, revision, served),
+            "snippets": list_snippets(revision, source=server_option(server)) if is_served else (),
         }
 
     def _read(
         self, id: str, _updated: str, _state: StudyState, _published: tuple[str, str] | None, server: str
     ) -> StudyView:
         store = self._store()
-        published = store.recommendations.find(study=id)
         return build_study_view(
             store.studies.get(id),
             store.trials.with_proof(id),
-            published[0] if published else None,
+            next(iter(store.recommendations.find(study=id)), None),
             measured=partial(store.trials.with_measurements, id),
             server=server,
         )

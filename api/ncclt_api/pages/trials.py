@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
@@ -19,7 +19,7 @@ from ncclt.core.algorithms import Algorithm
 from ncclt.core.api_key import Role
 from ncclt.core.message import Message
 from ncclt.core.study import Phase, Study, Trial
-from ncclt.core.trial import Outcome
+from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import UsageError
 from ncclt.store.store import Store
 from ncclt.store.trials import Order, TrialFilter, TrialPart
@@ -58,15 +58,8 @@ class TrialChoice(BaseModel):
 
     def query(self, **changes: Any) -> str:
         """Return it as the query of an address with some changes; empty parts are left out."""
-        chosen: Mapping[str, Any] = {
-            "phase": self.phase,
-            "outcome": self.outcome,
-            "message": self.message,
-            "algorithm": self.algorithm,
-            "sort": self.sort if self.sort != "number" else "",
-            "page": self.page if self.page > 1 else "",
-        }
-        text = urlencode({name: value for name, value in {**chosen, **changes}.items() if value}, errors="replace")
+        chosen = self.model_dump(include=set(TrialChoice.model_fields), exclude_defaults=True) | changes
+        text = urlencode({name: value for name, value in chosen.items() if value}, errors="replace")
         return f"?{text}" if text else ""
 
 
@@ -153,7 +146,7 @@ def build_filter(study: Study, choice: TrialChoice) -> TrialFilter:
     Raises:
         UsageError: the workload has no such message.
     """
-    keys = {message_key(one.message): one.message for one in study.workload.messages}
+    keys = {message_key(row.message): row.message for row in study.workload.messages}
     if choice.message and choice.message not in keys:
         raise UsageError("the workload has no such message", hint="select one in the list of trials")
     return TrialFilter(
@@ -181,41 +174,45 @@ def build_table(store: Store, study: Study, choice: TrialChoice) -> TrialTable:
         number=min(choice.page, pages),
         pages=pages,
         message=describe_message(only.message) if only.message else "",
-        messages=[(message_key(one.message), describe_message(one.message)) for one in study.workload.messages],
+        messages=[(message_key(row.message), describe_message(row.message)) for row in study.workload.messages],
     )
 
 
 _AT_ONCE = 500
 
-_COLUMNS = (
-    "study",
-    "label",
-    "trial",
-    "phase",
-    "arm",
-    "block",
-    "setting",
-    "repeat",
-    "outcome",
-    "time_per_step_us",
-    "wall_s",
-    "started",
-    "place",
-    "collective",
-    "dtype",
-    "size_bytes",
-    "group_size",
-    "spans_nodes",
-    "calls_per_step",
-    "time_us",
-    "busbw_gbps",
-    "wrong",
-    "interpolated",
-    "measured_bytes",
-    "samples_us",
-    "detail",
-    "commands",
-)
+_TRIAL_COLUMNS: Mapping[str, Callable[[Study, Trial], object]] = {
+    "study": lambda study, _: study.id,
+    "label": lambda study, _: study.label,
+    "trial": lambda _, trial: trial.number,
+    "phase": lambda _, trial: trial.phase.value,
+    "arm": lambda _, trial: trial.arm.value if trial.arm else "",
+    "block": lambda _, trial: trial.block,
+    "setting": lambda _, trial: trial.label,
+    "repeat": lambda _, trial: trial.repeat,
+    "outcome": lambda _, trial: trial.result.outcome.value,
+    "time_per_step_us": lambda _, trial: trial.score_us,
+    "wall_s": lambda _, trial: trial.result.wall_s,
+    "started": lambda _, trial: trial.started,
+    "place": lambda _, trial: trial.result.place,
+}
+_MESSAGE_COLUMNS: Mapping[str, Callable[[Measurement, Mapping[Message, float]], object]] = {
+    "collective": lambda row, _: row.message.collective.value,
+    "dtype": lambda row, _: row.message.dtype,
+    "size_bytes": lambda row, _: row.message.size_bytes,
+    "group_size": lambda row, _: row.message.group_size,
+    "spans_nodes": lambda row, _: row.message.spans_nodes,
+    "calls_per_step": lambda row, calls: calls.get(row.message, ""),
+    "time_us": lambda row, _: row.time_us,
+    "busbw_gbps": lambda row, _: row.busbw_gbps,
+    "wrong": lambda row, _: row.wrong,
+    "interpolated": lambda row, _: row.interpolated,
+    "measured_bytes": lambda row, _: row.measured_bytes,
+    "samples_us": lambda row, _: " ".join(map(repr, row.samples_us)),
+}
+_OUTPUT_COLUMNS: Mapping[str, Callable[[Trial], object]] = {
+    "detail": lambda trial: trial.result.detail,
+    "commands": lambda trial: "\n".join(trial.result.commands),
+}
 
 
 def trials_as_json(store: Store, study: Study, only: TrialFilter) -> Iterator[str]:
@@ -235,11 +232,11 @@ def trials_as_csv(store: Store, study: Study, only: TrialFilter) -> Iterator[str
     """Yield CSV with a row per message of each trial; a trial that measured none has one row."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\r\n")
-    rows.writerow(_COLUMNS)
-    calls = {one.message: one.calls_per_step for one in study.workload.messages}
+    rows.writerow([*_TRIAL_COLUMNS, *_MESSAGE_COLUMNS, *_OUTPUT_COLUMNS])
+    calls = {row.message: row.calls_per_step for row in study.workload.messages}
     for part in _parts(store, study, only):
         for trial in part:
-            rows.writerows(_rows(study, trial, calls))
+            rows.writerows(_build_csv_rows(study, trial, calls))
         yield text.getvalue()
         text.seek(0)
         text.truncate()
@@ -253,51 +250,21 @@ def _parts(store: Store, study: Study, only: TrialFilter) -> Iterator[Sequence[T
         skip += len(items)
 
 
-def _rows(study: Study, trial: Trial, calls: Mapping[Message, float]) -> Iterator[list[object]]:
-    result = trial.result
-    head = [
-        study.id,
-        _cell(study.label),
-        trial.number,
-        trial.phase.value,
-        trial.arm.value if trial.arm else "",
-        trial.block,
-        _cell(trial.label),
-        trial.repeat,
-        result.outcome.value,
-        trial.score_us,
-        result.wall_s,
-        _cell(trial.started),
-        _cell(result.place),
-    ]
-    tail = [_cell(result.detail), _cell("\n".join(result.commands))]
-    for one in result.measurements:
-        message = one.message
-        samples = " ".join(map(repr, one.samples_us))
-        yield [
-            *head,
-            message.collective.value,
-            _cell(message.dtype),
-            message.size_bytes,
-            message.group_size,
-            message.spans_nodes,
-            calls.get(message, ""),
-            one.time_us,
-            one.busbw_gbps,
-            one.wrong,
-            one.interpolated,
-            one.measured_bytes,
-            samples,
-            *tail,
-        ]
-    if not result.measurements:
-        yield [*head, *[""] * 12, *tail]
+def _build_csv_rows(study: Study, trial: Trial, calls: Mapping[Message, float]) -> Iterator[list[object]]:
+    head = [_protect(read(study, trial)) for read in _TRIAL_COLUMNS.values()]
+    tail = [_protect(read(trial)) for read in _OUTPUT_COLUMNS.values()]
+    for measurement in trial.result.measurements:
+        yield [*head, *(_protect(read(measurement, calls)) for read in _MESSAGE_COLUMNS.values()), *tail]
+    if not trial.result.measurements:
+        yield [*head, *[""] * len(_MESSAGE_COLUMNS), *tail]
 
 
-def _cell(text: str) -> str:
-    """Return a text that a spreadsheet does not read as a formula (owasp.org, CSV Injection)."""
-    shown: str = readable(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@", "\t", "\r")) else shown
+def _protect(cell: object) -> object:
+    """Return a cell that a spreadsheet does not read as a formula (owasp.org, CSV Injection)."""
+    if not isinstance(cell, str):
+        return cell
+    text: str = readable(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def describe_forcing(study: Study, trial: Trial) -> str:
@@ -312,27 +279,30 @@ def describe_forcing(study: Study, trial: Trial) -> str:
 def samples_chart(trial: Trial) -> Chart | None:
     """Draw the samples of each message as a strip, relative to their median: one axis serves 4 KiB and 1 GiB."""
     measured = trial.result.measurements
-    if all(len(one.samples_us) < 2 for one in measured):
+    if all(len(measurement.samples_us) < 2 for measurement in measured):
         return None  # it would be a dot at 1 for each message
-    x, y, notes, rows = [], [], [], []
-    for place, one in enumerate(measured, start=1):
-        label, count = describe_message(one.message), len(one.samples_us)
+    points, rows = [], []
+    for place, measurement in enumerate(measured, start=1):
+        samples_us, median_us = measurement.samples_us, measurement.time_us
+        label, count = describe_message(measurement.message), len(samples_us)
         # Dots of a strip stand side by side, in the order in which they were taken.
-        x += [place + 0.6 * (at + 0.5) / count - 0.3 for at in range(count)]
-        y += [sample / one.time_us if one.time_us else None for sample in one.samples_us]
-        notes += [f"{label}: {format_us(sample)} µs" for sample in one.samples_us]
-        spread = statistics.stdev(one.samples_us) / one.time_us if count > 1 and one.time_us else None
-        least, most = min(one.samples_us), max(one.samples_us)
-        share = f"{100 * spread:.1f} %" if spread is not None else NONE
-        rows.append((label, str(count), format_us(least), format_us(one.time_us), format_us(most), share))
-    dots = Line(label="sample", tone="policy", mark="dot", x=x, y=y, notes=notes)
+        points += [
+            (
+                place + 0.6 * (number + 0.5) / count - 0.3,
+                sample_us / median_us if median_us else None,
+                f"{label}: {format_us(sample_us)} µs",
+            )
+            for number, sample_us in enumerate(samples_us)
+        ]
+        spread = f"{100 * statistics.stdev(samples_us) / median_us:.1f} %" if count > 1 and median_us else NONE
+        rows.append((label, str(count), *map(format_us, (min(samples_us), median_us, max(samples_us))), spread))
     return Chart(
         id="samples-chart",
         title="Samples by message",
         description="One dot per sample, relative to the median of its message; in the order of the table.",
         x=Axis(label="message", unit="count", low=0.5, high=len(measured) + 0.5),
         y=Axis(label="time / median", unit="ratio"),
-        lines=[dots],
+        lines=[Line.through("sample", "policy", "dot", points)],
         table=ChartTable(
             columns=("Message", "Samples", "Min µs", "Median µs", "Max µs", "Standard deviation"), rows=rows
         ),

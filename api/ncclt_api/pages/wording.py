@@ -160,11 +160,11 @@ def format_whole(count: int) -> str:
     return f"{count:,}".replace(",", "\u202f")
 
 
-def format_age(iso: str, now: datetime) -> str:
+def format_ago(iso: str, now: datetime) -> str:
     """Write how long ago an ISO time was; empty or unreadable times give a dash.
 
     >>> from datetime import timezone
-    >>> format_age("2026-01-01T00:00:00+00:00", datetime(2026, 1, 1, 2, tzinfo=timezone.utc))
+    >>> format_ago("2026-01-01T00:00:00+00:00", datetime(2026, 1, 1, 2, tzinfo=timezone.utc))
     '2 h ago'
     """
     try:

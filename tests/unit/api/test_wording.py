@@ -53,4 +53,4 @@ def test_ages_are_rounded_down():
         ("", "–"),
         ("yesterday", "–"),
     ):
-        assert wording.format_age(iso, NOW) == expected
+        assert wording.format_ago(iso, NOW) == expected
