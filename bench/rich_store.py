@@ -16,7 +16,6 @@ import hashlib
 import itertools
 import math
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -27,10 +26,11 @@ from sqlalchemy import insert
 
 import ncclt
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
+from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
+from ncclt.core.preflight import ExpectedSize, FabricFinding, Part, Preflight, ProbeReading, Section, State
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.core.revision import Action, Actor
@@ -40,18 +40,13 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import Provenance, Workload
 from ncclt.deliver.attest import attest
-from ncclt.health.preflight.checkup import SIZES, Depth, PreflightRequest, preflight
-from ncclt.health.preflight.expectation import expectation
-from ncclt.health.preflight.probes import Probes
 from ncclt.prove.rollout import judge_stored
 from ncclt.store import Store, open_store
 from ncclt.store.documents import to_text
 from ncclt.store.studies import study_row
 from ncclt.store.tables import history, job_starts, job_times, measurements, recommendations, studies, trials
 from ncclt.store.trials import measurement_row, trial_row
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "fakes"))
-from fleet import Fleet, parse_fault
+from ncclt.testing.samples import sample_cluster, sample_recommendation
 
 HOSTILE = ("<script>alert('x')</script>", "\"'&amp;</bdi>", "cluster-\u202egnp.exe", "w" * 5000)
 """Names that must stay text: markup, quotes, right-to-left, far too long."""
@@ -101,53 +96,59 @@ SMALL = Size(studies=60, measurements=6_000, long=600, replays=0)
 """For tests: seconds."""
 
 
+RANGES = (
+    (0, 256 << 10, Algorithm.TREE, Protocol.LL, 8),
+    ((256 << 10) + 1, 8 * MIB, Algorithm.TREE, Protocol.LL128, 16),
+    (8 * MIB + 1, None, Algorithm.RING, Protocol.SIMPLE, 24),
+)
+"""Rules of the policies: first and last size, algorithm of all_reduce, protocol, channels."""
+
+DECISIONS = {
+    "tuned": (Decision.TUNED, "communication is faster by {:+.1f} % in {} blocks"),
+    "kept": (Decision.KEEP_DEFAULT, "a gain of 2 % is refuted: {:+.1f} % in {} blocks"),
+    "undecided": (Decision.UNDECIDED, "neither proven nor refuted: {:+.1f} % in {} blocks"),
+}
+"""How a study ends -> its decision and the reason, given the gain and the number of blocks."""
+
+
 def own_clusters() -> list[Cluster]:
     """Return clusters that somebody could have added; the last ones have the hostile names."""
-    base = Cluster(
-        name="hall-a",
-        nodes=4,
+    hall_a = replace(
+        sample_cluster("hall-a", nodes=4),
         gpus_per_node=8,
         gpu="H100-SXM5-80GB",
         compute_capability=90,
         link_class="nvswitch",
         link_gbps=450.0,
-        fabric="infiniband",
         nics_per_node=8,
         nic_gbps=50.0,
-        gpudirect=True,
-        nccl_version="2.28.9",
         topology_hash="5d0f1b7c92aa",
         driver="570.86.15",
         description="Four nodes of hall A, rail-optimised NDR.",
-        sources=("generated for tests",),
     )
-    return [
-        base,
-        replace(base, name="hall-b", gpu="H200-SXM5-141GB", driver="580.65.06", description="Hall B."),
-        replace(
-            base,
-            name="lab",
-            nodes=1,
-            gpu="A100-SXM4-80GB",
-            compute_capability=80,
-            link_gbps=300.0,
-            fabric="none",
-            nics_per_node=0,
-            nic_gbps=0.0,
-            topology_hash="",
-            description="The box in the lab.",
-        ),
-        *(
-            replace(base, name=name, nodes=2, gpus_per_node=4, description="A name like this happens.")
-            for name in HOSTILE[:3]
-        ),
-    ]
+    hall_b = replace(hall_a, name="hall-b", gpu="H200-SXM5-141GB", driver="580.65.06", description="Hall B.")
+    lab = replace(hall_a, name="lab", nodes=1, gpu="A100-SXM4-80GB", compute_capability=80, link_gbps=300.0)
+    lab = replace(
+        lab, fabric="none", nics_per_node=0, nic_gbps=0.0, topology_hash="", description="The box in the lab."
+    )
+    hostile = replace(hall_a, nodes=2, gpus_per_node=4, description="A name like this happens.")
+    return [hall_a, hall_b, lab, *(replace(hostile, name=name) for name in HOSTILE[:3])]
 
 
 def own_workloads(shipped: Sequence[Workload]) -> list[Workload]:
     """Return workloads that somebody could have imported, with recorded times; the last ones have hostile names."""
-    found = []
-    for name, of, factor, step_ms in (
+    origin = Provenance(
+        source="kineto",
+        created="2026-10-02",
+        world_size=32,
+        ranks_read=(0, 8, 16, 24),
+        steps=20,
+        detail={"framework": "FSDP2", "torch": "2.9.1", "files": "rank0.json.gz and 3 more"},
+        notes=("Generated for tests, not recorded.",),
+    )
+    by_name = {workload.name: workload for workload in shipped}
+    workloads = []
+    for name, base, factor, step_ms in (
         ("chat-13b", "llama-7b", 1.9, 840.0),
         ("chat-13b-r2", "llama-7b", 1.7, 802.0),
         ("search-encoder", "bert-large", 0.8, 212.0),
@@ -155,35 +156,15 @@ def own_workloads(shipped: Sequence[Workload]) -> list[Workload]:
         (HOSTILE[0], "bert", 1.0, 90.0),
         (HOSTILE[3], "bert", 1.0, 90.0),
     ):
-        base = next(one for one in shipped if one.name == of)
-        calls = tuple(
-            replace(
-                one,
-                message=replace(one.message, size_bytes=max(8, int(one.message.size_bytes * factor) // 8 * 8)),
-                recorded_us=30.0 + one.message.size_bytes * factor / 90e3,
-            )
-            for one in base.messages
-        )
-        sent = sum((one.recorded_us or 0.0) * one.calls_per_step for one in calls)
-        origin = Provenance(
-            source="kineto",
-            created="2026-10-02",
-            world_size=32,
-            ranks_read=(0, 8, 16, 24),
-            steps=20,
-            detail={"framework": "FSDP2", "torch": "2.9.1", "files": "rank0.json.gz and 3 more"},
-            notes=("Generated for tests, not recorded.",),
-        )
-        found.append(
-            Workload(
-                name=name,
-                provenance=origin,
-                messages=calls,
-                step_time_us=max(1.4 * sent, 1e3 * step_ms),
-                exposed_us=0.31 * sent,
-            )
-        )
-    return found
+        messages = []
+        for calls in by_name[base].messages:
+            size_bytes = calls.message.size_bytes
+            message = replace(calls.message, size_bytes=max(8, int(size_bytes * factor) // 8 * 8))
+            messages.append(replace(calls, message=message, recorded_us=30.0 + size_bytes * factor / 90e3))
+        sent_us = sum((calls.recorded_us or 0.0) * calls.calls_per_step for calls in messages)
+        workload = Workload(name=name, provenance=origin, messages=tuple(messages))
+        workloads.append(replace(workload, step_time_us=max(1.4 * sent_us, 1e3 * step_ms), exposed_us=0.31 * sent_us))
+    return workloads
 
 
 class Times:
@@ -196,16 +177,11 @@ class Times:
         self.gain = {"kept": 1.0, "undecided": 1.015}.get(key.rpartition("/")[2], 1.03 + 0.16 * self.random.random())
         self._factor: dict[Setting, tuple[float, float]] = {DEFAULT: (1.0, 1.0)}
 
-    def time_us(self, setting: Setting, message: Message, *, is_policy: bool = False) -> float:
-        latency, share = self._factor.setdefault(
-            setting, (self.random.uniform(0.95 / self.gain, 1.6), self.random.uniform(0.5, 1.0))
-        )
-        base = self.latency_us + message.size_bytes / self.gbps / 1e3
-        if is_policy:
-            time = base / self.gain
-        else:
-            time = latency * self.latency_us + message.size_bytes / (self.gbps * share) / 1e3
-        return time * self.random.lognormvariate(0.0, 0.012)
+    def time_us(self, setting: Setting, message: Message, *, is_policy: bool) -> float:
+        drawn = (self.random.uniform(0.95 / self.gain, 1.6), self.random.uniform(0.5, 1.0))
+        latency, share = (1 / self.gain, self.gain) if is_policy else self._factor.setdefault(setting, drawn)
+        time_us = latency * self.latency_us + message.size_bytes / (self.gbps * share) / 1e3
+        return time_us * self.random.lognormvariate(0.0, 0.012)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,41 +194,33 @@ class Template:
     published: Recommendation | None
 
 
-def policy_of(workload: Workload) -> Policy:
+def build_policy(workload: Workload) -> Policy:
     """Return a policy with up to three ranges per collective."""
-    rules = []
-    for collective in sorted(c for c in workload.collectives if c.is_tunable):
-        tree = Algorithm.TREE if collective is Collective.ALL_REDUCE else Algorithm.RING
-        rules += [
-            Rule(collective=collective, max_bytes=256 << 10, algorithm=tree, protocol=Protocol.LL, channels=8),
-            Rule(
-                collective=collective,
-                min_bytes=(256 << 10) + 1,
-                max_bytes=8 * MIB,
-                algorithm=tree,
-                protocol=Protocol.LL128,
-                channels=16,
-            ),
-            Rule(
-                collective=collective,
-                min_bytes=8 * MIB + 1,
-                algorithm=Algorithm.RING,
-                protocol=Protocol.SIMPLE,
-                channels=24,
-            ),
-        ]
+    rules = [
+        Rule(
+            collective=collective,
+            min_bytes=start,
+            max_bytes=end,
+            algorithm=algorithm if collective is Collective.ALL_REDUCE else Algorithm.RING,
+            protocol=protocol,
+            channels=channels,
+        )
+        for collective in sorted(collective for collective in workload.collectives if collective.is_tunable)
+        for start, end, algorithm, protocol, channels in RANGES
+    ]
     return Policy(rules=tuple(rules))
 
 
-def template(workload: Workload, cluster: Cluster, ending: str, *, seed: int, searched: int) -> Template:
+def build_template(workload: Workload, cluster: Cluster, ending: str, *, seed: int, searched: int) -> Template:
     """Make up one study."""
-    simulated, launcher = origin_of(cluster)
+    is_measured = bool(cluster.topology_hash) or cluster.name == "lab" or cluster.name in HOSTILE
+    is_recorded = not is_measured and "x" in cluster.name.rpartition("-")[2]
     study = Study(
         id="",
         name="",
         cluster=cluster,
-        launcher=launcher,
-        simulated=simulated,
+        launcher="slurm" if is_measured else "replay" if is_recorded else "simulate",
+        simulated=not is_measured and not is_recorded,
         process_wide=(),
         seed=seed,
         workload=replace(workload, messages=workload.messages[:12]).placed(
@@ -262,108 +230,76 @@ def template(workload: Workload, cluster: Cluster, ending: str, *, seed: int, se
         reason="converged, 10 trials without a better one",
     )
     times = Times(cluster, f"{cluster.name}/{workload.name}/{cluster.nccl_version}/{seed}/{ending}")
-    policy, rows = policy_of(study.workload), [_trial(study, times, 0, DEFAULT)]
-    rows += [
-        _trial(study, times, number, DEFAULT if number % 12 == 0 else times.random.choice(SETTINGS))
-        for number in range(1, searched)
+    policy = build_policy(study.workload)
+    rows = [
+        _build_trial(study, times, number, DEFAULT if number % 12 == 0 else times.random.choice(SETTINGS))
+        for number in range(searched)
     ]
-    proven = ending in ("tuned", "kept", "undecided")
-    launches = PROOF_LAUNCHES if proven else 0
-    for block in range(launches):
-        arms = (Arm.DEFAULT, Arm.TABLE) if block % 2 == 0 else (Arm.TABLE, Arm.DEFAULT)
-        for arm in arms:
-            rows.append(_trial(study, times, len(rows), DEFAULT, arm=arm, block=block, policy=policy))
-    published = _published(study, policy, rows, ending, times.gain) if proven else None
-    return Template(
-        study=study,
-        trials=[trial_row("", row) for row in rows],
-        measured=[
-            measurement_row("", row.number, position, one)
-            for row in rows
-            for position, one in enumerate(row.result.measurements)
-        ],
-        published=published,
-    )
+    for block in range(PROOF_LAUNCHES if ending in DECISIONS else 0):
+        for arm in (Arm.DEFAULT, Arm.TABLE)[:: -1 if block % 2 else 1]:
+            trial = _build_trial(study, times, len(rows), DEFAULT, policy=policy if arm is Arm.TABLE else None, arm=arm)
+            rows.append(replace(trial, block=block))
+    measured = [
+        measurement_row("", row.number, position, measurement)
+        for row in rows
+        for position, measurement in enumerate(row.result.measurements)
+    ]
+    published = _judge(study, policy, rows, ending, times.gain) if ending in DECISIONS else None
+    return Template(study=study, trials=[trial_row("", row) for row in rows], measured=measured, published=published)
 
 
-def origin_of(cluster: Cluster) -> tuple[bool, str]:
-    """Return whether the studies of a cluster are simulated, and their launcher."""
-    if cluster.topology_hash or cluster.name == "lab" or cluster.name in HOSTILE:
-        return False, "slurm"
-    return (False, "replay") if "x" in cluster.name.rpartition("-")[2] else (True, "simulate")
-
-
-def _trial(
-    study: Study,
-    times: Times,
-    number: int,
-    setting: Setting,
-    *,
-    arm: Arm | None = None,
-    block: int = 0,
-    policy: Policy | None = None,
+def _build_trial(
+    study: Study, times: Times, number: int, setting: Setting, *, policy: Policy | None = None, arm: Arm | None = None
 ) -> Trial:
-    phase = Phase.PROVE if arm else Phase.SEARCH
-    launched = policy if arm is Arm.TABLE else None
-    if arm is None and number and times.random.random() < 0.06:
-        outcome = times.random.choice(list(FAILURES))
-        result = TrialResult(outcome=outcome, detail=FAILURES[outcome], wall_s=31.0)
-        return Trial(number=number, phase=phase, setting=setting, repeat=0, result=result, score_us=None)
-    found = []
-    for calls in study.workload.messages:
-        time = times.time_us(setting, calls.message, is_policy=launched is not None)
-        found.append(Measurement(message=calls.message, samples_us=(round(time, 3), round(1.01 * time, 3))))
-    score = sum(calls.calls_per_step * one.time_us for calls, one in zip(study.workload.messages, found, strict=True))
-    return Trial(
+    trial = Trial(
         number=number,
-        phase=phase,
+        phase=Phase.PROVE if arm else Phase.SEARCH,
         setting=setting,
         repeat=0,
-        score_us=score,
+        result=TrialResult(outcome=Outcome.OK, wall_s=9.5, place="node[01-04]"),
+        score_us=None,
         arm=arm,
-        block=block,
-        policy=launched,
-        result=TrialResult(outcome=Outcome.OK, measurements=tuple(found), wall_s=9.5, place="node[01-04]"),
+        policy=policy,
     )
+    if arm is None and number and times.random.random() < 0.06:
+        outcome = times.random.choice(list(FAILURES))
+        return replace(trial, result=TrialResult(outcome=outcome, detail=FAILURES[outcome], wall_s=31.0))
+    score_us, measured = 0.0, []
+    for calls in study.workload.messages:
+        time_us = times.time_us(setting, calls.message, is_policy=policy is not None)
+        measurement = Measurement(message=calls.message, samples_us=(round(time_us, 3), round(1.01 * time_us, 3)))
+        measured.append(measurement)
+        score_us += calls.calls_per_step * measurement.time_us
+    return replace(trial, score_us=score_us, result=replace(trial.result, measurements=tuple(measured)))
 
 
-def _published(study: Study, policy: Policy, rows: list[Trial], ending: str, gain: float) -> Recommendation:
-    decision = {"tuned": Decision.TUNED, "kept": Decision.KEEP_DEFAULT, "undecided": Decision.UNDECIDED}[ending]
-    default = sorted(row.score_us or 0.0 for row in rows if row.arm is Arm.DEFAULT)[PROOF_LAUNCHES // 2]
-    tuned = sorted(row.score_us or 0.0 for row in rows if row.arm is Arm.TABLE)[PROOF_LAUNCHES // 2]
-    speedup = default / tuned
+def _judge(study: Study, policy: Policy, rows: list[Trial], ending: str, gain: float) -> Recommendation:
+    decision, reason = DECISIONS[ending]
+    default_us, policy_us = (
+        sorted(row.score_us or 0.0 for row in rows if row.arm is arm)[PROOF_LAUNCHES // 2]
+        for arm in (Arm.DEFAULT, Arm.TABLE)
+    )
+    speedup, blocks = default_us / policy_us, PROOF_LAUNCHES // 2
     half = 0.008 + 0.02 * abs(math.sin(97 * gain)) + (0.02 if decision is Decision.UNDECIDED else 0.0)
     if decision is Decision.TUNED:
         half = min(half, 0.8 * (speedup - 1))
-    percent = 100 * (speedup - 1)
-    reason = {
-        Decision.TUNED: f"communication is faster by {percent:+.1f} % in {PROOF_LAUNCHES // 2} blocks",
-        Decision.KEEP_DEFAULT: f"a gain of 2 % is refuted: {percent:+.1f} % in {PROOF_LAUNCHES // 2} blocks",
-        Decision.UNDECIDED: f"neither proven nor refuted after {PROOF_LAUNCHES // 2} blocks: {percent:+.1f} %",
-    }[decision]
     verdict = Verdict(
         decision=decision,
-        reason=reason,
+        reason=reason.format(100 * (speedup - 1), blocks),
         speedup=speedup,
         interval=(speedup - half, speedup + half),
-        blocks=PROOF_LAUNCHES // 2,
-        default_us=default,
-        policy_us=tuned,
+        blocks=blocks,
+        default_us=default_us,
+        policy_us=policy_us,
     )
-    return Recommendation(
-        id="",
-        revision=0,
-        study="",
-        cluster=study.cluster.name,
-        model=study.workload.name,
+    return replace(
+        sample_recommendation("", cluster=study.cluster.name, model=study.workload.name),
         workload_digest=study.workload.digest(),
         collectives=study.workload.collectives,
         fingerprint=study.cluster.fingerprint(),
         table=PolicyVerdict(policy=policy, verdict=verdict),
-        variables=None,
         simulated=study.simulated,
         launcher=study.launcher,
-        created="",
         recorded=study.label if study.launcher == "replay" else "",
         dtypes=study.workload.dtypes,
     )
@@ -371,6 +307,10 @@ def _published(study: Study, policy: Policy, rows: list[Trial], ending: str, gai
 
 def _id(*parts: object) -> str:
     return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:12]
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds")
 
 
 class _Writer:
@@ -381,24 +321,17 @@ class _Writer:
         self.revisions: dict[tuple[str, str, str], int] = {}
         self.newest: dict[tuple[str, str], Recommendation] = {}
 
-    def write(self, made: Sequence[tuple[Template, Study]]) -> None:
+    def write(self, planned: Sequence[tuple[Template, Study]]) -> None:
         rows: dict[Any, list[dict[str, Any]]] = {studies: [], trials: [], measurements: [], recommendations: []}
-        for of, study in made:
+        for template, study in planned:
             rows[studies].append(study_row(study))
-            rows[trials] += [{**row, "study": study.id, "started": study.created} for row in of.trials]
-            rows[measurements] += [{**row, "study": study.id} for row in of.measured]
-            if of.published is not None and study.state is StudyState.DONE:
-                rows[recommendations].append(self._recommended(of.published, study))
+            rows[trials] += [{**row, "study": study.id, "started": study.created} for row in template.trials]
+            rows[measurements] += [{**row, "study": study.id} for row in template.measured]
+            if template.published is not None and study.state is StudyState.DONE:
+                rows[recommendations].append(self._publish(template.published, study))
+        action = {"who": "nina", "why": "", "action": Action.PUBLISHED.value}
         rows[history] = [
-            {
-                "cluster": row["cluster"],
-                "model": row["model"],
-                "recommendation": row["id"],
-                "who": "nina",
-                "why": "",
-                "action": Action.PUBLISHED.value,
-                "created": row["created"],
-            }
+            {**{name: row[name] for name in ("cluster", "model", "created")}, "recommendation": row["id"], **action}
             for row in rows[recommendations]
         ]
         with self.store._database.alone() as connection:
@@ -406,24 +339,19 @@ class _Writer:
                 if values:
                     connection.execute(insert(table), values)
 
-    def _recommended(self, base: Recommendation, study: Study) -> dict[str, Any]:
+    def _publish(self, base: Recommendation, study: Study) -> dict[str, Any]:
         fingerprint = base.fingerprint.digest()
         key = (base.cluster, base.model, fingerprint)
-        self.revisions[key] = self.revisions.get(key, 0) + 1
-        one = replace(
-            base, id=_id("revision", study.id), revision=self.revisions[key], study=study.id, created=study.updated
-        )
-        self.newest[base.cluster, base.model] = one
+        number = self.revisions[key] = self.revisions.get(key, 0) + 1
+        id = _id("revision", study.id)
+        revision = replace(base, id=id, revision=number, study=study.id, created=study.updated)
+        self.newest[base.cluster, base.model] = revision
+        shown = ("id", "revision", "study", "cluster", "model", "created")
         return {
-            "id": one.id,
-            "revision": one.revision,
-            "study": one.study,
-            "cluster": one.cluster,
-            "model": one.model,
+            **{name: getattr(revision, name) for name in shown},
             "fingerprint": fingerprint,
-            "created": one.created,
-            "origin": one.origin.value,
-            "document": to_text(one.to_document()),
+            "origin": revision.origin.value,
+            "document": to_text(revision.to_document()),
             "state": "active",
             "pinned": False,
             "unverified": False,
@@ -436,9 +364,9 @@ def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> No
     for cluster in own_clusters():
         if size.hostile or cluster.name not in HOSTILE:
             store.clusters.add(cluster)
-    for one in own_workloads([workload for workload, _ in store.workloads.entries()]):
-        if size.hostile or one.name not in HOSTILE:
-            store.workloads.add(one)
+    for workload in own_workloads([workload for workload, _ in store.workloads.entries()]):
+        if size.hostile or workload.name not in HOSTILE:
+            store.workloads.add(workload)
     for model, name in REPLAYED[: size.replays]:
         target = ncclt.Target(cluster=name, launcher="replay")
         ncclt.tune(model, target, ncclt.Budget(trials=24, seed=0), storage=store.url)
@@ -452,125 +380,98 @@ def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> No
         and chance.random() < (0.3 if "x" in cluster.name else 0.85)
     ]
     pairs.sort(key=lambda pair: not pair[0].topology_hash)  # the first ones are measured, and surely in use
-    writer = _Writer(store)
-    made: list[tuple[Template, Study]] = []
-    for planned in _planned(pairs, size, moment, chance):
-        made.append(planned)
-        if len(made) == 100:
-            writer.write(made)
-            made = []
-    writer.write(made)
-    _write_long(writer, clusters, models, size.long, moment)
+    writer, planned = _Writer(store), _plan(pairs, size, moment, chance)
+    while batch := list(itertools.islice(planned, 100)):
+        writer.write(batch)
+    writer.write([_plan_long(store, size.long, moment)])
     _write_records(store, writer, moment)
     _write_rollouts(store, writer, moment)
 
 
-def _planned(
+def _plan(
     pairs: Sequence[tuple[Cluster, Workload]], size: Size, moment: datetime, chance: random.Random
 ) -> Iterator[tuple[Template, Study]]:
     """Give the studies of a year, oldest first; the last ones are running."""
-    known: dict[object, Template] = {}
+    templates: dict[object, Template] = {}
     running = max(3, size.studies // 400)
-    each = size.measurements / size.studies
+    states = {"running": StudyState.RUNNING, "interrupted": StudyState.INTERRUPTED}
+    reasons = {"running": "", "interrupted": "interrupted by SIGTERM"}
     for number in range(size.studies):
         cluster, model = pairs[number % len(pairs)] if number < len(pairs) else chance.choice(pairs)
         days = 360 * (1 - (number + 1) / (size.studies + 1)) ** 1.3
         age = min(len(VERSIONS) - 1, int((360 - days) / 360 * len(VERSIONS)))
-        is_running = number >= size.studies - running
         usual = ENDINGS[int(_id(cluster.name, model.name), 16) % len(ENDINGS[:-1])]
+        is_running = number >= size.studies - running
         ending = "running" if is_running else usual if chance.random() < USUAL else chance.choice(ENDINGS)
         key = (cluster.name, model.name, VERSIONS[age], ending, chance.randrange(2))
-        if key not in known:
-            sent = min(12, len(model.messages))
-            proof = 0 if ending in ("running", "interrupted") else 2 * PROOF_LAUNCHES
-            searched = max(14, round(each / sent) - proof)
-            known[key] = template(
-                model, replace(cluster, nccl_version=VERSIONS[age]), ending, seed=key[-1], searched=searched
-            )
-        of = known[key]
-        state = {"running": StudyState.RUNNING, "interrupted": StudyState.INTERRUPTED}.get(ending, StudyState.DONE)
-        begun = moment - timedelta(
-            days=0 if is_running else days, minutes=5 + 7 * (size.studies - number if is_running else 0)
+        if key not in templates:
+            launches = round(size.measurements / size.studies / min(12, len(model.messages)))
+            searched = max(14, launches - (2 * PROOF_LAUNCHES if ending in DECISIONS else 0))
+            placed = replace(cluster, nccl_version=VERSIONS[age])
+            templates[key] = build_template(model, placed, ending, seed=key[-1], searched=searched)
+        template = templates[key]
+        ago = timedelta(minutes=5 + 7 * (size.studies - number)) if is_running else timedelta(days=days, minutes=5)
+        study = replace(
+            template.study,
+            id=_id(number),
+            name=f"{model.name[:40]}-{cluster.name[:40]}-{number}",
+            state=states.get(ending, StudyState.DONE),
+            reason=reasons.get(ending, template.study.reason),
+            created=_iso(moment - ago),
+            updated=_iso(moment - ago + timedelta(minutes=4 if is_running else 40)),
         )
-        changed = begun + timedelta(minutes=4 if is_running else 40)
-        yield (
-            of,
-            replace(
-                of.study,
-                id=_id(number),
-                name=f"{model.name[:40]}-{cluster.name[:40]}-{number}",
-                state=state,
-                reason="" if is_running else "interrupted by SIGTERM" if ending == "interrupted" else of.study.reason,
-                created=begun.isoformat(timespec="seconds"),
-                updated=changed.isoformat(timespec="seconds"),
-            ),
-        )
+        yield template, study
 
 
-def _write_long(
-    writer: _Writer, clusters: Sequence[Cluster], models: Sequence[Workload], count: int, moment: datetime
-) -> None:
-    cluster = next(one for one in clusters if one.name == "hall-a")
-    workload = next(one for one in models if one.name == "search-encoder")
-    of = template(
-        replace(workload, messages=workload.messages[:5]),
-        cluster,
-        "tuned",
-        seed=99,
-        searched=count - 2 * PROOF_LAUNCHES,
-    )
-    begun = moment - timedelta(days=2)
-    study = replace(
-        of.study,
-        id="10000" + "a" * 7,
-        name="ten-thousand-trials",
-        created=begun.isoformat(timespec="seconds"),
-        updated=(begun + timedelta(hours=30)).isoformat(timespec="seconds"),
-    )
-    writer.write([(of, study)])
+def _plan_long(store: Store, count: int, moment: datetime) -> tuple[Template, Study]:
+    """Return a study of many trials."""
+    workload, cluster = store.workloads.get("search-encoder"), store.clusters.get("hall-a")
+    workload = replace(workload, messages=workload.messages[:5])
+    template = build_template(workload, cluster, "tuned", seed=99, searched=count - 2 * PROOF_LAUNCHES)
+    study = replace(template.study, id="10000" + "a" * 7, name="ten-thousand-trials")
+    ends = (moment - timedelta(days=2), moment - timedelta(hours=18))
+    return template, replace(study, created=_iso(ends[0]), updated=_iso(ends[1]))
 
 
 def _write_records(store: Store, writer: _Writer, moment: datetime) -> None:
-    """Add checks, jobs' attestations and preflights."""
-    for number, found in enumerate(writer.newest.values()):
-        when = (moment - timedelta(hours=3 + number)).isoformat(timespec="seconds")
+    """Add rechecks, attestations of jobs, and preflights."""
+    for number, revision in enumerate(writer.newest.values()):
+        when = _iso(moment - timedelta(hours=3 + number))
         kind = number % 9
         if kind in (2, 5):
-            stale = kind == 5
-            store.records.add_recheck(
-                Recheck(
-                    id=_id("recheck", found.id),
-                    recommendation=found.id,
-                    cluster=found.cluster,
-                    model=found.model,
-                    freshness=Freshness.STALE if stale else Freshness.FRESH,
-                    changes=(),
-                    launches=6,
-                    reasons=("the gain is lost: 1.07 before, 0.99 now",) if stale else (),
-                    launcher="slurm",
-                    created=when,
-                    driver="570.86.15",
-                )
+            recheck = Recheck(
+                id=_id("recheck", revision.id),
+                recommendation=revision.id,
+                cluster=revision.cluster,
+                model=revision.model,
+                freshness=Freshness.STALE if kind == 5 else Freshness.FRESH,
+                changes=(),
+                launches=6,
+                reasons=("the gain is lost: 1.07 before, 0.99 now",) if kind == 5 else (),
+                launcher="slurm",
+                created=when,
+                driver="570.86.15",
             )
-        if kind in (0, 2, 3) and found.table.verdict.decision is Decision.TUNED:
-            store.records.add_attestation(_attested(found, when, differing=kind == 3))
+            store.records.add_recheck(recheck)
+        if kind in (0, 2, 3) and revision.table.verdict.decision is Decision.TUNED:
+            store.records.add_attestation(_attest(revision, when, differing=kind == 3))
     for hall, cluster in enumerate(own_clusters()[:2]):
         for week in range(8, 0, -1):
-            when = (moment - timedelta(days=7 * week, hours=hall)).isoformat(timespec="seconds")
-            weak = ["n02=0.55"] if week == 3 else ["n01+n02=0.7"] if week == 6 else []
-            store.records.add_preflight(_examined(cluster, weak, when))
+            when = _iso(moment - timedelta(days=7 * week, hours=hall))
+            weak = {3: ("n02",), 6: ("n01", "n03")}.get(week, ())
+            store.records.add_preflight(_examine(cluster, weak, when))
 
 
 def _write_rollouts(store: Store, writer: _Writer, moment: datetime) -> None:
     """Roll out a candidate for each tuned workload of hall B; the last one has as many jobs as decide one."""
-    newest = [one for one in writer.newest.values() if one.cluster == "hall-b"]
-    tuned = [one for one in newest if one.table.verdict.decision is Decision.TUNED]
-    for number, found in enumerate(tuned, 1):
-        policy = replace(found.table.policy, rules=found.table.policy.rules[1:])
-        new = replace(found, id=_id("candidate", found.id), table=replace(found.table, policy=policy))
-        store.revisions.publish(new, by=Actor(who="nina"), for_rollout=True)
-        rollout = store.revisions.rollout(store.revisions.approve(new.id, Actor(who="olga"), percent=50, max_cost=1.0))
-        chance = random.Random(number)
+    newest = [revision for revision in writer.newest.values() if revision.cluster == "hall-b"]
+    tuned = [revision for revision in newest if revision.table.verdict.decision is Decision.TUNED]
+    for number, revision in enumerate(tuned, 1):
+        policy = replace(revision.table.policy, rules=revision.table.policy.rules[1:])
+        candidate = replace(revision, id=_id("candidate", revision.id), table=replace(revision.table, policy=policy))
+        store.revisions.publish(candidate, by=Actor(who="nina"), for_rollout=True)
+        id = store.revisions.approve(candidate.id, Actor(who="olga"), percent=50, max_cost=1.0)
+        rollout, chance = store.revisions.rollout(id), random.Random(number)
         jobs = range(240 * number // len(tuned))
         starts = [rollout.start(str(job), issued_s=moment.timestamp() - 60.0 * (300 - job)) for job in jobs]
         times = [
@@ -578,7 +479,7 @@ def _write_rollouts(store: Store, writer: _Writer, moment: datetime) -> None:
                 rollout=rollout.id,
                 job=start.job,
                 recommendation=start.recommendation,
-                step_us=1e5 * chance.gauss(0.98 if start.recommendation == new.id else 1.0, 0.04),
+                step_us=1e5 * chance.gauss(0.98 if start.recommendation == candidate.id else 1.0, 0.04),
                 steps=20,
                 waited_s=50.0,
             )
@@ -586,63 +487,80 @@ def _write_rollouts(store: Store, writer: _Writer, moment: datetime) -> None:
             if chance.random() < 0.97
         ]
         with store._database.alone() as connection:
-            connection.execute(insert(job_starts), [asdict(one) | {"running": "0", "created": ""} for one in starts])
-            connection.execute(insert(job_times), [asdict(one) for one in times])
+            connection.execute(insert(job_starts), [asdict(row) | {"running": "0", "created": ""} for row in starts])
+            connection.execute(insert(job_times), [asdict(row) for row in times])
         verdict = judge_stored(store, rollout)
         store.revisions.settle_arms(rollout.id, [arm.to_arm() for arm in verdict.arms], Actor(who="guard"))
 
 
-def _attested(found: Recommendation, when: str, *, differing: bool) -> Any:
-    place = found.fingerprint
-    table = DeliveredPolicy(
-        recommendation=found.id,
-        cluster=found.cluster,
-        model=found.model,
+def _attest(revision: Recommendation, when: str, *, differing: bool) -> Attestation:
+    place = revision.fingerprint
+    delivered = DeliveredPolicy(
+        recommendation=revision.id,
+        cluster=revision.cluster,
+        model=revision.model,
         nccl_version=place.nccl_version,
         nodes=place.nodes,
         ranks=place.world_size,
         form=Form.TABLE,
-        policy=found.table.policy,
+        policy=revision.table.policy,
     )
-    outcomes = [(1 << 16, "tree/ll/8", CallOutcome.APPLIED, 4000)]
-    if differing:
-        outcomes.append((32 * MIB, "ring/simple/24", CallOutcome.UNAVAILABLE, 31))
-    uses = tuple(
-        ObservedCall(
-            collective=rule.collective,
-            size_bytes=size,
-            group_size=place.world_size,
-            choice=choice,
-            outcome=outcome,
-            calls=calls,
-        )
-        for rule in found.table.policy.rules[:1]
-        for size, choice, outcome, calls in outcomes
+    calls = ObservedCall(
+        collective=revision.table.policy.rules[0].collective,
+        size_bytes=1 << 16,
+        group_size=place.world_size,
+        choice="tree/ll/8",
+        outcome=CallOutcome.APPLIED,
+        calls=4000,
     )
+    other = replace(calls, size_bytes=32 * MIB, choice="ring/simple/24", outcome=CallOutcome.UNAVAILABLE, calls=31)
     source = LogEvidence(
         kind="plugin-report",
         nccl_version=place.nccl_version,
-        table=found.id,
+        table=revision.id,
         checksum="0" * 16,
         count=place.world_size,
     )
-    return attest(table, Observed(sources=(source,), calls=uses, variables={}, hosts=place.nodes), created=when)
+    observed = Observed(sources=(source,), calls=(calls, other)[: 1 + differing], variables={}, hosts=place.nodes)
+    return attest(delivered, observed, created=when)
 
 
-def _examined(cluster: Cluster, weak: Sequence[str], when: str) -> Any:
+def _examine(cluster: Cluster, weak: tuple[str, ...], when: str) -> Preflight:
+    """Return a preflight that names a weak node or link, if there is one."""
     hosts = tuple(f"n{number:02d}" for number in range(1, cluster.nodes + 1))
-    expected = expectation(cluster, SIZES, tolerance=0.15)
-    request = PreflightRequest(
-        cluster=cluster,
-        hosts=hosts,
-        expectation=expected,
+    ranks, expected_gbps = cluster.world_size, 0.8 * cluster.nics_per_node * cluster.nic_gbps
+    busbw_gbps = (0.55 if weak else 0.97) * expected_gbps
+    part = Part.NODE if len(weak) == 1 else Part.LINK
+    finding = FabricFinding(
+        part=part, hosts=weak, busbw_gbps=busbw_gbps, reference_gbps=0.97 * expected_gbps, launches=3
+    )
+    time_us = (1 << 30) / busbw_gbps / 1e3 * 2 * (ranks - 1) / ranks
+    reading = ProbeReading(
+        section=Section(hosts=hosts),
+        ranks=ranks,
+        repeat=0,
+        outcome=Outcome.OK,
+        times_us=((1 << 30, time_us),),
+        expected_gbps=expected_gbps,
+    )
+    return Preflight(
+        id=_id("preflight", cluster.name, when),
+        created=when,
+        state=State.DEGRADED if weak else State.HEALTHY,
+        simulated=True,
+        cluster=cluster.name,
+        fingerprint=cluster.fingerprint().digest(),
         launcher="simulate",
         benchmark="simulated",
-        depth=Depth(full=True),
+        hosts=hosts,
+        gpus_per_node=cluster.gpus_per_node,
+        source="from link speeds",
+        expected=(ExpectedSize(size_bytes=1 << 30, busbw_gbps=expected_gbps),),
+        tolerance=0.15,
+        findings=(finding,) if weak else (),
+        readings=(reading,),
+        wall_s=9.0,
     )
-    fleet = Fleet(cluster, [parse_fault(text) for text in weak])
-    probes = Probes(fleet.runner, expected, clock=lambda: 0.0)
-    return replace(preflight(request, probes, now=lambda: when, clock=lambda: 0.0), simulated=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -658,13 +576,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"{arguments.file} exists")
     if min(arguments.studies, arguments.measurements) < 10 or arguments.long < 50:
         parser.error("--studies and --measurements are at least 10, --long at least 50")
-    size = Size(
-        studies=arguments.studies,
-        measurements=arguments.measurements,
-        long=arguments.long,
-        replays=arguments.replays,
-        hostile=not arguments.plain,
-    )
+    amounts = {name: getattr(arguments, name) for name in ("studies", "measurements", "long", "replays")}
+    size = Size(**amounts, hostile=not arguments.plain)
     with open_store(f"sqlite:///{arguments.file.resolve()}") as store:
         fill(store, size)
 
