@@ -34,9 +34,9 @@ from ncclt.errors import (
     UsageError,
     translate_refusal,
 )
+from ncclt_api.json_models import FieldProblem
 from ncclt_api.middleware import request_id
 from ncclt_api.pages.environment import render_page
-from ncclt_api.schemas import FieldProblem
 from ncclt_api.telemetry import note
 from ncclt_api.text import readable
 

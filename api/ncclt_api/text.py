@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, model_validator
-
 
 def readable(value: Any) -> Any:
     r"""Return a JSON value that can be encoded as UTF-8: lone surrogates become escapes.
@@ -22,12 +20,3 @@ def readable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [readable(item) for item in value]
     return value
-
-
-class AnswerModel(BaseModel):
-    """The JSON of an answer, readable whatever was stored."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _readable(cls, values: Any) -> Any:
-        return readable(values)

@@ -24,10 +24,10 @@ from ncclt.store.recommendations import Pair
 from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore
+from ncclt_api.json_models import StudySummaryDocument, study_summary_document
 from ncclt_api.pages.response import CurrentPage, Filter, PageQuery, json_response, page_router
 from ncclt_api.pages.results import ORIGIN_ORDER, Result, build_result, is_for_other_version
 from ncclt_api.pages.rollouts import Holds
-from ncclt_api.schemas import StudySummaryDocument, study_summary_document
 
 router = page_router(dependencies=needs(Role.READ))
 

@@ -15,9 +15,9 @@ from ncclt.core.study import StudyEntry
 from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, USUAL_PRIORITY, JobState, JobStatus
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStore
+from ncclt_api.json_models import NewJob
 from ncclt_api.pages.response import CurrentPage, PageQuery, json_response, page_router
 from ncclt_api.routes.jobs import CurrentJob, CurrentQueue, cancel_job, current_queue, retry_job, submit_job
-from ncclt_api.schemas import NewJob
 from ncclt_api.sign_in import OwnForm
 
 router = page_router(prefix="/jobs")

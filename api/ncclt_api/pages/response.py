@@ -18,8 +18,8 @@ from ncclt.core.study import Study
 from ncclt.core.verification import Verification
 from ncclt.store.store import Store
 from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.json_models import VerificationSummary
 from ncclt_api.pages.environment import render_page
-from ncclt_api.schemas import verification_summary
 from ncclt_api.sign_in import visitor
 from ncclt_api.text import readable
 
@@ -122,7 +122,7 @@ def _to_json(value: Any) -> Any:
     Command lines, environments and output of jobs are left out, as on the page and in the API.
     """
     if isinstance(value, Verification):
-        return _to_json(verification_summary(value).model_dump())
+        return _to_json(VerificationSummary.model_validate(value.to_document()).model_dump())
     if is_dataclass(value):
         document = {field.name: getattr(value, field.name) for field in fields(value)}
         if isinstance(value, Recommendation | Study):

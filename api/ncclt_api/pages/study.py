@@ -30,6 +30,7 @@ from ncclt.prove.verdict import block_speedups
 from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStudy
+from ncclt_api.json_models import LAST_SHOWN
 from ncclt_api.pages.charts import Chart
 from ncclt_api.pages.recommendation import describe_delivery, find_served, list_snippets, server_option
 from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
@@ -48,7 +49,6 @@ from ncclt_api.pages.study_charts import (
 )
 from ncclt_api.pages.trials import TrialChoice, build_table
 from ncclt_api.pages.wording import NONE, PHASES, format_saving, format_speedup, format_state, format_time
-from ncclt_api.schemas import LAST_SHOWN
 
 router = page_router(dependencies=needs(Role.READ))
 

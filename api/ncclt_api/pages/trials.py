@@ -25,10 +25,10 @@ from ncclt.store.store import Store
 from ncclt.store.trials import Order, TrialFilter, TrialPart
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore, CurrentStudy, StrictQuery
+from ncclt_api.json_models import trial_document
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Line
 from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
 from ncclt_api.pages.wording import NONE, describe_message, format_us
-from ncclt_api.schemas import trial_document
 from ncclt_api.text import readable
 
 router = page_router(dependencies=needs(Role.READ))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclt_api.schemas import ProblemDocument
+from ncclt_api.json_models import ProblemDocument
 
 _PROBLEM: dict[str, Any] = {
     "model": ProblemDocument,

@@ -11,8 +11,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery
-from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import (
+from ncclt_api.json_models import (
     CatalogueCluster,
     CatalogueWorkload,
     ClusterList,
@@ -20,6 +19,7 @@ from ncclt_api.schemas import (
     cluster_document,
     workload_document,
 )
+from ncclt_api.routes import PROBLEMS
 
 clusters = APIRouter(prefix="/v1/clusters", tags=["clusters"], responses=PROBLEMS, dependencies=needs(Role.READ))
 workloads = APIRouter(prefix="/v1/workloads", tags=["workloads"], responses=PROBLEMS, dependencies=needs(Role.READ))

@@ -24,10 +24,10 @@ from ncclt.errors import NoRecommendationError, NotFoundError, UsageError
 from ncclt_api.access import needs
 from ncclt_api.answers import MADE, ShapeAnswers, finish_answer
 from ncclt_api.dependencies import CurrentStore
+from ncclt_api.json_models import JsonBody, ProblemDocument
 from ncclt_api.problems import problem_document, problem_of
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.recommendations import JobQuery, explain_absence
-from ncclt_api.schemas import JsonBody, ProblemDocument
 from ncclt_api.tickets import Tickets
 
 MOST_ASKED = 100

@@ -14,8 +14,8 @@ from ncclt.store.schema import require_current
 from ncclt_api.access import PUBLIC, key_of, needs
 from ncclt_api.answers import Answers
 from ncclt_api.dependencies import WholeStore
+from ncclt_api.json_models import Health
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import Health
 
 router = APIRouter(tags=["health"])
 

@@ -11,8 +11,8 @@ from ncclt.core.api_key import Role
 from ncclt.core.revision import Action, HistoryEvent
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery
+from ncclt_api.json_models import Page
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import Page
 
 router = APIRouter(prefix="/v1/history", tags=["history"], responses=PROBLEMS, dependencies=needs(Role.READ))
 

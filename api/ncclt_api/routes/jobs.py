@@ -22,9 +22,9 @@ from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs, who
 from ncclt_api.dependencies import MOST_NUMBER, CurrentList, CurrentStore, PagedQuery, StrictQuery, normal_version
+from ncclt_api.json_models import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobList
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.uploads import keep_workload, read_uploaded
-from ncclt_api.schemas import JobDocument, JobList, NewJob, NewStaleJobs, StaleJobList
 from ncclt_api.text import readable
 
 if TYPE_CHECKING:

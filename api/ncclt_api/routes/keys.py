@@ -14,9 +14,9 @@ from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs, who
 from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery, WholeStore
+from ncclt_api.json_models import JsonBody, Page
 from ncclt_api.problems import ForbiddenError
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import JsonBody, Page
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=PROBLEMS, dependencies=needs(Role.ADMIN))
 

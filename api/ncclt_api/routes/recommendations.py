@@ -20,8 +20,8 @@ from ncclt_api.dependencies import (
     normal_version,
     wrong_cursor,
 )
+from ncclt_api.json_models import ProvenRecommendation, RecommendationList, proven_recommendation
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import ProvenRecommendation, RecommendationList, proven_recommendation
 
 router = APIRouter(
     prefix="/v1/recommendations", tags=["recommendations"], responses=PROBLEMS, dependencies=needs(Role.READ)

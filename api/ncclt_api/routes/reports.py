@@ -16,8 +16,8 @@ from ncclt.errors import InputError
 from ncclt.prove.rollout import report_job_time
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentList, CurrentStore, PagedQuery
+from ncclt_api.json_models import AttestationDocument, AttestationList, GainDocument, JsonBody, NewAttestation
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import AttestationDocument, AttestationList, GainDocument, JsonBody, NewAttestation
 from ncclt_api.tickets import sender_of
 
 attestations = APIRouter(prefix="/v1/attestations", tags=["attestations"], responses=PROBLEMS)
@@ -61,8 +61,8 @@ def add_attestation(
 ) -> AttestationDocument:
     """Keep one attestation, as `ncclt attest --json` prints it, with the ticket of its job."""
     document = body.model_dump(mode="json", by_alias=True, exclude={"ticket"})
-    recommendation = store.recommendations.get(body.recommendation)
-    if (recommendation.cluster, recommendation.model) != (body.cluster, body.model):
+    recommendation = store.recommendations.get(document["recommendation"])
+    if (recommendation.cluster, recommendation.model) != (document["cluster"], document["model"]):
         raise InputError(
             f"the recommendation {recommendation.id} is for {recommendation.model} on {recommendation.cluster}",
             hint="send the cluster and model of the recommendation",

@@ -16,8 +16,8 @@ from ncclt.store.revisions import Revisions
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore
+from ncclt_api.json_models import GainDocument, JsonBody
 from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import GainDocument, JsonBody
 
 CONFLICT: dict[int | str, dict[str, Any]] = {
     409: PROBLEMS[404] | {"description": "the state does not allow it, or another request came first"}

@@ -14,10 +14,10 @@ from ncclt.prove.rollout import judge_stored
 from ncclt.store.revisions import Revisions
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery
+from ncclt_api.json_models import Page
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.reports import RollOutProgress
 from ncclt_api.routes.revisions import RollOutDocument, StateChange, Verb
-from ncclt_api.schemas import Page
 
 router = APIRouter(prefix="/v1/roll-outs", tags=["roll-outs"], responses=PROBLEMS)
 

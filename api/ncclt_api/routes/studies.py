@@ -12,8 +12,7 @@ from ncclt.errors import NotFoundError
 from ncclt.prove.proof import evidence_document
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentList, CurrentStore, CurrentStudy, PagedQuery
-from ncclt_api.routes import PROBLEMS
-from ncclt_api.schemas import (
+from ncclt_api.json_models import (
     EvidenceDocument,
     StudyDetail,
     StudyList,
@@ -22,6 +21,7 @@ from ncclt_api.schemas import (
     study_summary_document,
     trial_document,
 )
+from ncclt_api.routes import PROBLEMS
 
 router = APIRouter(prefix="/v1/studies", tags=["studies"], responses=PROBLEMS, dependencies=needs(Role.READ))
 

@@ -25,9 +25,9 @@ from ncclt.errors import InputError, NotFoundError, StoreError, reason
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentStore, StrictQuery
+from ncclt_api.json_models import CatalogueWorkload
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.routes.catalogue import show_workload
-from ncclt_api.schemas import CatalogueWorkload
 
 router = APIRouter(prefix="/v1/workloads", tags=["catalogue"], responses=PROBLEMS, dependencies=needs(Role.TUNE))
 

@@ -12,8 +12,8 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.testing.landscapes import write_landscape
+from ncclt_api.json_models import study_detail
 from ncclt_api.pages.report import study_report
-from ncclt_api.schemas import study_detail
 
 KIB = 1024
 TIMES_US = {("", ""): (20.0, 1000.0), ("ring", "ll"): (10.0, 1200.0), ("tree", "simple"): (30.0, 800.0)}

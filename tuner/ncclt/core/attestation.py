@@ -176,9 +176,11 @@ class Attestation(Documented):
     """Comparison of one job with the recommendation that it was given.
 
     Attributes:
-        id: hash of everything but `created`, so that the same finding about the same files is stored once.
+        id: hash of the content but for `created`, so that the same finding about the same files is stored once.
         created: ISO time.
-        recommendation, cluster, model, form: what was delivered.
+        recommendation: id of the revision that the job was given.
+        cluster, model: names of cluster and workload.
+        form: in which the job was given it.
         effect: the outcome.
         reason: one sentence.
         calls_as_wanted, calls_differing, calls_unruled: calls that the policy covers, and those it leaves to NCCL.

@@ -39,22 +39,22 @@ class Cluster(Documented):
         gpus_per_node: GPUs of one node.
         gpu: model name, for example `A100-SXM4-80GB`.
         compute_capability: 80 for A100, 90 for H100, 89 for L40S, ...
-        link_class: one of `LINK_CLASSES`.
+        link_class: one of nvswitch, nvlink, pcie, shm.
         link_gbps: bandwidth out of one GPU towards its peers in the node, 1e9 bytes/s, one direction.
-        fabric: one of `FABRICS`.
+        fabric: one of none, infiniband, roce, efa, slingshot, ethernet.
         nics_per_node: network ports of one node.
         nic_gbps: bandwidth of one port, 1e9 bytes/s (HDR100 = 12.5).
         gpudirect: whether NICs read GPU memory directly.
         cpu: `intel`, `amd` or `arm`; NCCL's cost model distinguishes AMD.
         nccl_version: version installed there, `2.28.9`.
         topology_hash: hash of the topology, empty where it was not examined.
-        driver: NVIDIA's, `570.86.15`; empty where it is not known.
+        driver: NVIDIA driver, `570.86.15`; empty = unknown.
         description: one sentence.
         sources: where the figures come from.
         gpu_path: longest path between neighbouring GPUs of a node over PCIe, in the words of `nvidia-smi topo -m`;
             empty where it is not known. Only the simulated cluster reads it.
         calibration: what was fitted to times of this cluster; only the simulated cluster reads it.
-        site_variables: (name, value) of the site's NCCL_* variables that trials had; empty = none, or nothing was
+        site_variables: NCCL_* variables of the site that trials had, name -> value; empty = none, or nothing was
             launched.
     """
 
@@ -65,6 +65,7 @@ class Cluster(Documented):
         bare=True,
         closed=True,
         omitted=("driver", "gpu_path", "calibration", "site_variables"),
+        private=("calibration",),
         pairs=("site_variables",),
     )
 
@@ -232,9 +233,9 @@ class Fingerprint(Documented):
     """Conditions under which a recommendation is valid; it is not served under any other.
 
     Attributes:
-        driver: NVIDIA's, under which it was measured. A launcher may not know it, so it is not part of a request; a
-            check that finds another one makes the recommendation stale.
-        site_variables: (name, value) of the site's NCCL_* variables that trials had. A request may say their hash, and
+        driver: NVIDIA driver of the measurement; empty = unknown. A launcher may not know it, so it is not part
+            of a request; a check that finds another one makes the recommendation stale.
+        site_variables: NCCL_* variables of the site that trials had, name -> value. A request may say their hash, and
             `ncclt run` compares them with the job's.
     """
 

@@ -31,6 +31,7 @@ class Shape:
         complete: fields with a default are required too, except those that are omitted.
         omitted: fields that are not written while they have their default.
         hidden: fields that are never written.
+        private: fields that are stored, but in no answer of the service.
         inlined: fields whose entries become entries of this document.
         pairs: fields of (name, value) pairs, written as an object and kept sorted.
         unbounded: intervals whose infinite ends are null, since JSON has no infinity.
@@ -46,6 +47,7 @@ class Shape:
     complete: bool = False
     omitted: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
     inlined: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
@@ -138,8 +140,8 @@ def _plain(value: Any) -> Any:
     return sorted(items) if isinstance(value, frozenset) else items
 
 
-def _ends(interval: tuple[float, ...]) -> list[float | None]:
-    return [end if math.isfinite(end) else None for end in interval]
+def _ends(interval: tuple[float, ...] | None) -> list[float | None] | None:
+    return None if interval is None else [end if math.isfinite(end) else None for end in interval]
 
 
 def _record(cls: Any, document: Any) -> Any:

@@ -133,7 +133,7 @@ class Message(Documented):
 
     Attributes:
         collective: the operation.
-        dtype: a key of `DTYPE_SIZES`.
+        dtype: one of those that NCCL sends, such as `float32`.
         size_bytes: NCCL's tuning size, the `size` column of nccl-tests: count x dtype for all_reduce, broadcast
             and reduce; the full buffer (per-rank count x ranks x dtype) for all_gather, reduce_scatter and
             all_to_all; the bytes of one message for send_recv.

@@ -28,7 +28,7 @@ class Rule(Documented):
         group_size: ranks of the communicator that the rule is for; 0 = any.
         spans_nodes: whether that communicator reaches over more than one node; None = either. Groups of one size may be
             placed in both ways: tensor parallel inside the nodes, data parallel across them.
-        algorithm, protocol, channels: None = left to NCCL.
+        algorithm, protocol, channels: forced; None = left to NCCL.
     """
 
     SHAPE: ClassVar = Shape(complete=True, omitted=("spans_nodes",))

@@ -55,9 +55,11 @@ class Verdict(Documented):
         decision: `tuned` only if the gain is proven, `keep-default` only if it is refuted or harm is shown.
         reason: one sentence, with numbers.
         speedup: communication time per step of the default over that of the policy; above 1 = faster.
-        interval: 95 % interval of the speed-up, (low, high), whenever the measuring ended.
+        interval: 95 % interval of the speed-up, valid whenever the measuring ended; None at an end = without bound.
         blocks: measured, of two launches of default and policy each.
-        default_us, policy_us: median communication time per step, µs.
+        default_us: median communication time per step under the default, µs.
+        policy_us: median of the launches of the policy, µs; the paired estimate shown elsewhere is
+            default_us / speedup.
         min_effect: smallest gain that was worth a change, as a share; the first verdicts lack it.
     """
 
@@ -112,8 +114,8 @@ class Today(Documented):
     """Tuning variables that the job sets today, and the verdict of the NCCL default against them.
 
     Attributes:
-        variables: (name, value), sorted.
-        default: `tuned` = the NCCL default is faster, so the variables cost time.
+        variables: name -> value.
+        default: verdict of the NCCL default against them; `tuned` = it is faster, so the variables cost time.
     """
 
     SHAPE: ClassVar = Shape(pairs=("variables",))
@@ -201,18 +203,19 @@ class Recommendation(Documented):
         id: identifies the published revision.
         revision: counts up per (cluster, workload, fingerprint).
         study: id of the study that gave it.
-        cluster, model: names of cluster and workload.
+        cluster: its name.
+        model: name of the workload.
         workload_digest: hash of the tuned messages.
         collectives: collectives of the workload: every one must keep a legal algorithm.
         fingerprint: what it is valid for.
         table: the per-size policy, delivered as a tuner table.
         variables: the best policy that plain variables can express, with its own verdict; None = there is none.
-        simulated: the times came from the simulated cluster and not from a machine.
+        simulated: times come from a model, not from measurements.
         launcher: where the trials ran.
         created: ISO time.
         source_digest: hash of the messages of the stored workload, before it was placed and cut; empty where it was
             not recorded.
-        stale: why it is no longer served; empty while it is.
+        stale: reason why it is no longer served; empty while it is.
         dtypes: (collective, dtype) of the workload: each must keep a legal algorithm too; empty where they were not
             recorded.
         groups: (ranks, spans nodes) of the process groups that were measured; empty where they were not recorded.

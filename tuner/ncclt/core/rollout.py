@@ -133,8 +133,8 @@ class PairedGain(Documented):
 
     Attributes:
         estimate: ratio of step times, control over arm; 1.03 = 3 % faster.
-        interval: that holds for all arms of the roll-out together, and however often it is looked at; up to 0 and
-            infinity where the pairs are too few.
+        interval: 95 %, for all arms of the roll-out together and however often it is looked at; from 0 and without end
+            where the pairs are too few.
         pairs: of jobs.
     """
 
@@ -171,7 +171,7 @@ class RollOut(Documented):
         UsageError: no or too many arms, one twice, or a number out of range.
     """
 
-    SHAPE: ClassVar = Shape(schema=1)
+    SHAPE: ClassVar = Shape(schema=1, private=("seed",))
 
     id: str
     cluster: str

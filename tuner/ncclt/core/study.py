@@ -46,7 +46,7 @@ class StudyState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(Documented):
     """One launch, as a row of its study.
 
     Attributes:
@@ -62,6 +62,8 @@ class Trial:
         started: ISO time.
         policy: launched as a whole; None = the setting was.
     """
+
+    SHAPE: ClassVar = Shape(inlined=("result",), private=("proof",), computed=(("label", "label", "repeat"),))
 
     number: int
     phase: Phase
@@ -140,20 +142,24 @@ class Study(Documented):
         cluster: sized to the job.
         workload: placed on the cluster, so every group size is known.
         launcher: where its trials run.
-        simulated: whether its times come from a model.
+        simulated: times come from a model, not from measurements.
         process_wide: names of the process-wide parameters that are searched, sorted.
         seed: of search, simulated noise and bootstrap.
         state: its progress.
         reason: why the search stopped.
-        created, updated: ISO times.
+        created, updated: ISO time.
         printed_costs: NCCL's own tables that the search began from; None = our estimate of them.
         sampler: MODULE:CLASS(KEY=VALUE) that chose the settings; empty = ncclt's own.
-        today: (name, value) of the tuning variables that the job sets today, an arm of the proof; empty = none.
+        today: tuning variables that the job sets today, name -> value, an arm of the proof; empty = none.
         deterministic: only what keeps the order of additions of the NCCL default is searched and published.
         way: of forcing and timing settings (`Testbed.way`), such as `+plugin`; None = not stored.
     """
 
-    SHAPE: ClassVar = Shape(omitted=("printed_costs", "sampler", "today", "deterministic", "way"), pairs=("today",))
+    SHAPE: ClassVar = Shape(
+        omitted=("printed_costs", "sampler", "today", "deterministic", "way"),
+        private=("printed_costs", "way"),
+        pairs=("today",),
+    )
 
     id: str
     name: str

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import ClassVar, runtime_checkable
 from typing import Protocol as Port
-from typing import runtime_checkable
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
@@ -52,7 +53,7 @@ def times_origin(launcher: str, *, simulated: bool) -> TimesOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Documented):
     """One message under one trial.
 
     Attributes:
@@ -63,6 +64,13 @@ class Measurement:
         measured_bytes: the size whose time this is, where the benchmark cannot send the message's; None = it can.
         bits: hash of the bits that all ranks received, of numbers that are the same in every trial; empty = not known.
     """
+
+    SHAPE: ClassVar = Shape(
+        inlined=("message",),
+        private=("bits",),
+        omitted=("measured_bytes",),
+        computed=(("time_us", "time_us", "wrong"), ("busbw_gbps", "busbw_gbps", "wrong")),
+    )
 
     message: Message
     samples_us: tuple[float, ...]
@@ -90,7 +98,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
+class TrialResult(Documented):
     """Result of one launch.
 
     Attributes:
@@ -105,6 +113,8 @@ class TrialResult:
         commands: each launch as a line for a shell, variables before the program, without secrets; empty where nothing
             was launched, as in a simulation, or the ranks were already running.
     """
+
+    SHAPE: ClassVar = Shape(private=("persistent", "commands"), computed=(("warm", "persistent", "by_plugin"),))
 
     outcome: Outcome
     measurements: tuple[Measurement, ...] = ()

@@ -41,12 +41,17 @@ class TuningJob(Documented):
     """Tuning job request: workload, cluster and budget.
 
     Attributes:
-        id: of the job.
-        cluster: name.
+        id: identifies it.
+        cluster: its name.
         model: name of the workload.
         nodes, gpus_per_node, nccl_version: of the training; None = the cluster's.
-        trials, seconds, gpu_hours, blocks, seed, prove_variables: as in `Budget`.
-        priority: 1 is taken first, 9 last.
+        trials: max search trials, including earlier runs.
+        seconds: max seconds of search; None = no limit.
+        gpu_hours: max GPU-hours of the study; None = no limit.
+        blocks: max blocks of the validation.
+        seed: of the search.
+        prove_variables: also validate the policy in variables alone.
+        priority: 1 = first, 9 = last.
         study: name of its study; jobs that ask for the same share one, so a repeated job launches nothing.
         created: ISO time.
         by: id of the key that requested it; empty = no key.
@@ -131,13 +136,14 @@ class JobResult(Documented):
     """Outcome of a tuning job.
 
     Attributes:
-        state: one of those of an end.
-        reason: why, in a sentence.
-        study: id of its study; empty = none was opened.
+        state: a final state.
+        reason: one sentence.
+        study: id of its study; empty = none.
         trials: of the study.
-        recommendation: id of what it published; empty = nothing.
-        decision: the verdict's word; empty without one.
-        simulated: whether trials were simulated; `recorded` names the recording that was replayed.
+        recommendation: id of the published recommendation; empty = none.
+        decision: of the verdict; empty = none.
+        simulated: times come from a model, not from measurements.
+        recorded: the recording that was replayed; empty = none.
     """
 
     SHAPE: ClassVar = Shape(name="the result of a tuning job", schema=1)
@@ -157,12 +163,12 @@ class JobStatus(Documented):
     """A tuning job and where it stands.
 
     Attributes:
-        job: as it was asked for.
-        state: of the job.
-        cancelling: whether its end was asked for while it runs.
+        job: as it was requested.
+        state: its progress.
+        cancelling: cancellation was requested while it runs.
         worker: that runs or ran it last.
-        started, ended: ISO times; empty = not yet.
-        taken_over: how often its worker died and another took it.
+        started, ended: ISO time; empty = not yet.
+        taken_over: times that its worker died and another took it over.
         result: None before its end, and of a job that was cancelled in the queue.
     """
 
@@ -208,11 +214,11 @@ class StaleJob(Documented):
 
     Attributes:
         recommendation: id of the stale revision.
-        stale: reason.
-        cluster, model, nodes, gpus_per_node, nccl_version: the jobs that it is for.
-        status: of the job; None where it was refused.
-        is_new: whether this call queued the job.
-        refused: reason; empty where there is a job.
+        stale: reason why it is stale.
+        cluster, model, nodes, gpus_per_node, nccl_version: of the jobs that it is for.
+        status: of the job; None = refused.
+        is_new: False = already queued or running.
+        refused: reason why there is no job; empty = there is one.
     """
 
     recommendation: str

@@ -116,7 +116,7 @@ class Provenance(Documented):
         ranks_read: ranks whose files were read, in order.
         steps: complete training steps seen, 0 where not known.
         notes: what the source lacks and what was assumed, one sentence each.
-        whole_file: the calls are all of the source, not those of one training step.
+        whole_file: calls of the whole source, not of one step.
     """
 
     SHAPE: ClassVar = Shape(omitted=("whole_file",))
@@ -144,7 +144,7 @@ class Workload(Documented):
             `communication_us`, for the rest is waiting for other ranks.
         copied_us: copies within the GPU, µs per step, where the source has them.
         timeline: the calls of the median step of one rank in order of time, where the source has it.
-        parts: of a merged workload (`merge_workloads`).
+        parts: of a merged workload.
     """
 
     SHAPE: ClassVar = Shape(

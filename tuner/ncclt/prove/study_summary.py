@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ncclt.core.attestation import Form
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.duration import format_duration
 from ncclt.core.message import Message
 from ncclt.core.policy import uniform_policy
@@ -26,7 +27,7 @@ from ncclt.prove.verdict import INTERVAL_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartGain:
+class PartGain(Documented):
     """Gain of the proven policy for one part of a merged workload.
 
     Attributes:
@@ -36,6 +37,8 @@ class PartGain:
         interval: 95 % interval of the speed-up; None = no proof.
         note: why there is no proof, or how much of the part it leaves out; empty = it covers the whole part.
     """
+
+    SHAPE: ClassVar = Shape(unbounded=("interval",), computed=(("policy_us", "policy_us", "speedup"),))
 
     name: str
     weight: float
@@ -48,19 +51,6 @@ class PartGain:
     def policy_us(self) -> float | None:
         """Return the communication time of one step of the part under the policy, µs, as the speed-up gives it."""
         return self.default_us / self.speedup if self.default_us is not None and self.speedup is not None else None
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the gain as a JSON object; an interval without an end has null there."""
-        ends = self.interval and [end if math.isfinite(end) else None for end in self.interval]
-        return {
-            "name": self.name,
-            "weight": self.weight,
-            "default_us": self.default_us,
-            "policy_us": self.policy_us,
-            "speedup": self.speedup,
-            "interval": ends,
-            "note": self.note,
-        }
 
 
 def measure_parts(use: DeliveredForm, trials: Sequence[Trial], workload: Workload) -> tuple[PartGain, ...]:
