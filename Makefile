@@ -89,7 +89,6 @@ format: .venv/dev ## Format the code.
 bench: .venv/dev ## Print the figures behind every performance claim (minutes).
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/overhead.py
-	$(BIN)/python bench/simulator.py
 	$(BIN)/python bench/search.py --quick
 	$(BIN)/python bench/verdict.py
 	$(BIN)/python bench/bets.py

@@ -1,4 +1,4 @@
-"""What the benches search in: recorded landscapes and simulated clusters, each with the times of every setting.
+"""What the benches search in: recorded landscapes, each with the times of every setting.
 
 A public table holds one landscape per system, shape, version and condition; every one with enough settings is taken.
 Where no row is the NCCL default, the one that forces least (its own pair, the most channels) stands in for it, and is
@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,10 +26,10 @@ from ncclt.core.setting import DEFAULT, MAX_CHANNELS, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NccltError, reason
-from ncclt.measure.simulated import Landscape, SimulatedRunner, load_landscape
-from ncclt.measure.simulated.landscape import Curve, curves_of
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
-from ncclt.search.space import SearchSpace, cluster_space, recorded_space
+from ncclt.measure.replay import Landscape, load_landscape
+from ncclt.measure.replay.landscape import Curve, curves_of
+from ncclt.measure.replay.landscape_rows import LandscapeRow, read_rows
+from ncclt.search.space import SearchSpace, recorded_space
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "profiles"))
@@ -43,16 +43,6 @@ FEWEST_FOR_P95 = 20
 """Values below which there is no value that 95 % do not exceed."""
 
 OUTLIER_FACTOR = 5.0
-SIMULATED = (
-    ("aws-g6e", 1),
-    ("aws-g6e", 2),
-    ("aws-p4d", 2),
-    ("dgx-a100", 1),
-    ("dgx-h100", 1),
-    ("dgx-h100", 4),
-    ("leonardo", 2),
-    ("pcie-pair", 1),
-)
 _MOST_SIZES = 12
 _KIB, _MIB = 1024, 1 << 20
 _SINGLES = {"64KiB": 64 * _KIB, "1MiB": _MIB, "16MiB": 16 * _MIB, "64MiB": 64 * _MIB, "256MiB": 256 * _MIB}
@@ -78,7 +68,7 @@ class Case:
     Attributes:
         landscape, mix: names.
         note: what the reader must know about the landscape.
-        cluster: recorded or simulated.
+        cluster: where it was recorded.
         workload: placed, cut to what the landscape covers.
         space: what may be launched.
         time_us: true time of a message under a setting, infinite where there is none.
@@ -179,20 +169,6 @@ def _workload(name: str, collective: Collective, rows: Sequence[tuple[int, float
     return Workload(name=name, messages=messages, provenance=Provenance(source="bench"))
 
 
-def simulated_cases(names: Sequence[tuple[str, int]] = SIMULATED) -> Iterator[Case]:
-    """Yield the workloads on clusters made of mechanisms, without noise."""
-    import tomllib
-
-    for name, nodes in names:
-        text = (ROOT / "profiles" / "clusters" / f"{name}.toml").read_text(encoding="utf-8")
-        cluster = Cluster.from_document(tomllib.loads(text)).sized(nodes=nodes)
-        runner = SimulatedRunner(cluster, seed=0, sigma=0)
-        for mix, workload in mixes(Collective.ALL_REDUCE).items():
-            placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
-            space = cluster_space(placed.collectives, cluster, parameters={})
-            yield _case(f"simulated {name} x{nodes}", mix, "", cluster, placed, space, runner.expected_us)
-
-
 def recorded_cases(
     path: Path, *, fewest: int = FEWEST_SETTINGS, collective: Collective | None = None
 ) -> tuple[list[Case], list[str]]:
@@ -246,7 +222,7 @@ def _recorded_case(
     if not kept or len(whole) < max(2, fewest):
         return None
     placed = replace(placed, messages=kept)
-    return _case(name, mix, note, cluster, placed, recorded_space(whole), _recorded_time(landscape))
+    return build_case(name, mix, note, cluster, placed, recorded_space(whole), _recorded_time(landscape))
 
 
 def _spread(curve: Curve) -> list[tuple[int, tuple[float, ...]]]:
@@ -331,7 +307,7 @@ def _with_default(rows: list[LandscapeRow]) -> tuple[list[LandscapeRow], str]:
     return renamed, f"no default was recorded: {own.label} stands in for it"
 
 
-def _case(
+def build_case(
     landscape: str,
     mix: str,
     note: str,
@@ -363,7 +339,7 @@ def _case(
 
 
 def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
-    """Return the cases of the given tables, or where none is given of all public ones and the simulated clusters.
+    """Return the cases of the given tables, or where none is given of all public ones.
 
     Returns:
         The cases, and what was left out and why.
@@ -379,8 +355,6 @@ def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
             found, reasons = [], [f"{path.name}: skipped: {error}"]
         cases += found
         left_out += reasons
-    if not files:
-        cases += simulated_cases()
     return cases, left_out
 
 

@@ -91,7 +91,7 @@ def peer(folder: Path, model: str, trials: int) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder / 'ours.db'}") as store:
         testbed = simulated_testbed(store.clusters.get("leonardo"), seed=1, reason="bench")
         workload, _ = testbed.cut(store.workloads.get(model))
-    space = build_space(testbed, workload, ("BUFFSIZE",))
+    space = build_space(testbed, workload, ())
     messages = [calls.message for calls in workload.messages]
     measuring = 0.0
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'peer.db'}")

@@ -2,7 +2,7 @@
 
 Methods: ours; a plain Gaussian process with our kernel and cost model, by expected improvement; Optuna's GPSampler
 and TPE (4 start-up trials) and random, searching one setting for everything; the full grid. Landscapes: every
-recorded one with at least 12 settings and simulated clusters, or the files given. Each launch measures all messages
+recorded one with at least 12 settings, or the files given. Each launch measures all messages
 of a mix with lognormal noise, independent between launches and messages; every launch counts, the default's first one
 and repeats as well. What a whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
 
@@ -270,10 +270,8 @@ def _summary(lines: Sequence[Line]) -> list[str]:
     rows = []
     counts = sorted({line.launches for line in lines})
     kinds = dict.fromkeys((line.noise, line.method) for line in lines)
-    recorded = [line for line in lines if not line.landscape.startswith("simulated ")]
     groups = {name: [x for x in lines if x.landscape == name] for name in dict.fromkeys(x.landscape for x in lines)}
-    if recorded:
-        groups["all recorded"] = recorded
+    groups["all recorded"] = list(lines)
     for (name, group), (noise, method) in itertools.product(groups.items(), kinds):
         mine = [x for x in group if (x.noise, x.method) == (noise, method)]
         rows.append(f"{name[:38]:38} {'all':7} {method:10} {noise:5.0%} {_cells(mine, counts)}")

@@ -32,7 +32,7 @@ from ncclt.core.gpus import find_gpu
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.setting import MAX_CHANNELS, Setting
 from ncclt.errors import InputError, reason
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, write_rows
+from ncclt.measure.replay.landscape_rows import LandscapeRow, write_rows
 from ncclt.nccl.parameters import CATALOGUE
 
 LANDSCAPES = Path(__file__).parent / "landscapes"

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -167,6 +168,15 @@ class Nursery:
     def __call__(self, words, environ, folder):
         self.begin(words, environ, folder)
         return self.end()
+
+
+@pytest.fixture(scope="module")
+def known_times():
+    """Let simulated launches have times that leave a gain to find (fakes/known_times.py)."""
+    known_times = importlib.import_module("known_times")
+    known_times.install()
+    yield
+    known_times.uninstall()
 
 
 @pytest.fixture(scope="session")

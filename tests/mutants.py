@@ -48,7 +48,7 @@ CODE = Path("tuner/ncclt")
 # The tests of a package, near ones first.
 TESTS = {
     "core": ["unit/core", "unit/search", "unit/nccl", "unit/prove", "unit/deliver", "unit/pipeline/test_tune.py"],
-    "nccl": ["unit/nccl", "unit/deliver/render", "unit/measure/simulated/test_truth.py"],
+    "nccl": ["unit/nccl", "unit/deliver/render", "unit/measure/test_simulated.py"],
     "prove": ["unit/prove", "unit/pipeline/test_tune.py", "unit/search/test_assemble.py"],
     "deliver": ["unit/deliver", "unit/nccl/test_compile.py", "unit/cli"],
     "search": ["unit/search", "unit/prove/test_confined.py", "unit/pipeline/test_tune.py"],

@@ -34,8 +34,8 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import Workload
 from ncclt.errors import NccltError, UsageError
-from ncclt.measure.simulated import load_landscape
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows, write_rows
+from ncclt.measure.replay import load_landscape
+from ncclt.measure.replay.landscape_rows import LandscapeRow, read_rows, write_rows
 from ncclt.store.shipped import profiles_folder, shipped_workloads
 
 MIB = 1 << 20

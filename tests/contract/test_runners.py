@@ -7,7 +7,8 @@ import pytest
 from ncclt.core.cluster import Cluster
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
-from ncclt.measure.simulated import ReplayRunner, SimulatedRunner, load_landscape
+from ncclt.measure.replay import ReplayRunner, load_landscape
+from ncclt.measure.simulated import SimulatedRunner
 from ncclt.testing.landscapes import write_landscape
 from runner_contract import RunnerContract
 

@@ -32,7 +32,7 @@ def study_count(ncclt):
 SENSELESS = [
     (("--model", "bart"), 3, "bert"),
     (("--model", "bert", "--cluster", "leonard", "--launcher", "simulate"), 3, "leonardo"),
-    (("--model", "bert", "--cluster", "leonardo"), 2, "--launcher simulate uses a model"),
+    (("--model", "bert", "--cluster", "leonardo"), 2, "--launcher simulate uses NCCL's cost model"),
     (("--model", "bert", "--nodes", "0"), 2, "--nodes must be 1 to 1,000,000, not 0"),
     (("--model", "bert", "--nodes", "-2"), 2, "--nodes must be 1 to 1,000,000, not -2"),
     (("--model", "bert", "--gpus-per-node", "9"), 2, "--gpus-per-node must be 1 to 8"),

@@ -45,7 +45,7 @@ def test_a_second_run_resumes_and_measures_nothing_again(ncclt):
     words = ("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate")
     first, second = ncclt(*words), ncclt(*words)
 
-    assert "SIMULATED: timings from a model of leonardo" in first.stderr
+    assert "SIMULATED: timings from NCCL's own cost model of leonardo" in first.stderr
     assert (
         "keep-default: keeping the NCCL default for bert on leonardo (demonstration on SIMULATED timings)"
         in first.stdout

@@ -238,7 +238,7 @@ def times_us(job, wanted, chosen):
     cached = job.folder / "times" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
     if not cached.exists():
         cached.parent.mkdir(exist_ok=True)
-        helper = Path(__file__).with_name("simulated_times.py")
+        helper = Path(__file__).with_name("known_times.py")
         done = subprocess.run([sys.executable, "-I", str(helper), text], stdout=subprocess.PIPE, text=True, check=True)
         part = cached.with_suffix(f".{os.getpid()}")
         part.write_text(done.stdout)

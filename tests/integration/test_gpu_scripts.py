@@ -17,7 +17,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
-from ncclt.measure.simulated import ReplayRunner, load_landscape
+from ncclt.measure.replay import ReplayRunner, load_landscape
 from ncclt.nccl.tuner_plugin.build import build, compiler, source_folder
 from runner_contract import RunnerContract
 

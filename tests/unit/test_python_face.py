@@ -174,7 +174,7 @@ def test_progress_is_shown_on_request(tmp_path, capsys):
     ncclt.tune("bert", HERE, BRIEF, storage=url)
     assert capsys.readouterr().err == ""
     ncclt.tune("bert", HERE, replace(BRIEF, more=1), storage=url, progress=True)
-    assert "ncclt: SIMULATED: timings from a model of leonardo" in capsys.readouterr().err
+    assert "ncclt: SIMULATED: timings from NCCL's own cost model of leonardo" in capsys.readouterr().err
 
 
 def test_one_trace_may_be_given_as_text(tmp_path):

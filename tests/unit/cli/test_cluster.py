@@ -184,7 +184,6 @@ def test_a_new_cluster_has_a_name_by_the_rule_of_workloads(call, command, tmp_pa
     refused = [("add", str(file)), ("add", str(file), "--replace"), ("add", str(file), "--dry-run")]
     if name:  # an empty one is the default
         refused += [("detect", "--from", HEALTHY, f"--name={name}")]
-        refused += [("calibrate", "pcie-pair", "--from", "none.log", f"--as={name}")]
     for words in refused:
         with pytest.raises(UsageError, match="cannot name a cluster") as error:
             call(*words)

@@ -47,7 +47,6 @@ NEEDED = {
         ("tune", "--model", "bert", *H100),
         ("tune", "--model", "bert", *H100, "--dry-run"),
         ("autotune", *H100, "--", "true"),
-        ("cluster", "calibrate", "dgx-h100", "--from", "studies"),
         ("admin", "worker", "--cluster", "dgx-h100"),
     ],
     "api": [("serve",), ("report", "x")],

@@ -74,7 +74,6 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 PRINTED = [
     ("--help-all",),
     ("env", "--help"),
-    ("cluster", "simulate", "--cluster", "dgx-h100"),
     ("landscape", "show", "mi355x-2x8"),
     ("profile", "show", "bert"),
     ("advise", "--model", "bert", "--cluster", "dgx-h100"),

@@ -26,7 +26,6 @@ def test_what_cannot_be_a_cluster_is_refused(subtests):
     for wrong in [
         {"link_class": "string"},
         {"fabric": "smoke"},
-        {"gpu_path": "PBX"},
         {"link_gbps": 0.0},
         {"link_gbps": -1.0},
         {"fabric": "none"},
@@ -35,6 +34,13 @@ def test_what_cannot_be_a_cluster_is_refused(subtests):
     ]:
         with subtests.test(wrong=wrong), pytest.raises(InputError):
             replace(HALL, **wrong)
+
+
+def test_entries_of_earlier_versions_are_ignored():
+    document = {**HALL.to_document(), "gpu_path": "NODE", "calibration": {"constants": []}}
+    assert Cluster.from_document(document) == HALL
+    with pytest.raises(InputError, match="unknown field 'gpu_road'"):
+        Cluster.from_document({**document, "gpu_road": "NODE"})
 
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"gpus_per_node": 0}], ids=str)

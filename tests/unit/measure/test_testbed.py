@@ -12,7 +12,7 @@ from ncclt.core.study import Arm, Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.measure import PersistentRunner
-from ncclt.measure.simulated import Landscape
+from ncclt.measure.replay import Landscape
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import launch
 from ncclt.search.space import build_space, count_excluded

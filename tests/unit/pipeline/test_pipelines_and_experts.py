@@ -1,5 +1,6 @@
-"""Whole studies of a pipeline and of experts on simulated clusters: their arms, and their verdicts."""
+"""Whole studies of a pipeline and of experts: their arms, and their verdicts."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,16 +8,14 @@ import pytest
 from ncclt.core.budget import Budget
 from ncclt.core.message import Collective, Message
 from ncclt.core.recommendation import Decision
-from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.measure.simulated.expected import expected_us
-from ncclt.measure.testbed import simulated_testbed
+from ncclt.measure.testbed import Testbed
 from ncclt.nccl.p2p_chunk import effective
 from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.store import open_store
 from ncclt.store.shipped import named_clusters, profiles_folder
-from ncclt.testing.fakes import SilentWatcher
+from ncclt.testing.fakes import FakePolicyRunner, SilentWatcher
 
 MIB = 1 << 20
 CLUSTERS = [named_clusters(profiles_folder())[name].sized(nodes=2) for name in ("dgx-h100", "aws-p4d")]
@@ -44,11 +43,25 @@ def cluster(request):
     return request.param
 
 
+GAIN = 1.12
+"""Of send_recv with chunks above 128 KiB; all_to_all and all_reduce gain nothing."""
+
+
+def chunked_us(setting, message, number):
+    """A time of the bytes, with noise of 1 % from launch to launch."""
+    chunk = dict(setting.parameters).get("P2P_NET_CHUNKSIZE", 128 << 10)
+    gains = message.collective is Collective.SEND_RECV and chunk > 128 << 10
+    time_us = 20 + message.size_bytes / 20_000
+    return time_us / (GAIN if gains else 1.0) * random.Random(number).lognormvariate(0.0, 0.01)
+
+
 def study(cluster, asked, folder):
     with open_store(f"sqlite:///{folder}/ncclt.db") as store:
         return tune(
             TuneRequest(workload=asked, budget=Budget()),
-            simulated_testbed(cluster, seed=0, reason="test"),
+            Testbed(runner=FakePolicyRunner(cluster, chunked_us), reason="test", covers=lambda _message: True).forcing(
+                asked.collectives, None
+            ),
             store,
             watcher=SilentWatcher(),
             interrupted=lambda: "",
@@ -73,13 +86,10 @@ def test_a_pipeline_of_large_messages_is_tuned_by_its_chunk(cluster, tmp_path):
     result = study(cluster, PIPELINE, tmp_path)
     require_distinct_arms(result, PIPELINE)
     found = result.recommendation.table
-    (message,) = (calls.message for calls in PIPELINE.messages)
-    true = expected_us(cluster, DEFAULT, message) / expected_us(cluster, found.policy.setting_for(message), message)
     low, high = found.verdict.interval
     assert found.verdict.decision is Decision.TUNED
     assert dict(found.policy.parameters)["P2P_NET_CHUNKSIZE"] > 128 << 10
-    assert low <= true <= high
-    assert true > 1.05
+    assert low <= GAIN <= high
 
 
 def test_experts_beside_a_short_all_reduce_keep_the_default_in_the_first_run(cluster, tmp_path):

@@ -18,11 +18,10 @@ from ncclt.core.study import Arm, Phase, StudyState, median_scores
 from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
-from ncclt.measure.testbed import Testbed, simulated_testbed
+from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.study_summary import summarize_study
 from ncclt.store import open_store
-from ncclt.store.shipped import named_clusters, profiles_folder
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, SilentWatcher
 
 CLUSTER = Cluster(
@@ -449,40 +448,3 @@ def test_a_sampler_with_arguments_names_the_study_by_its_class(store):
 
     assert found.study.name.endswith("-TPESampler")
     assert found.study.sampler == "optuna.samplers:TPESampler(n_startup_trials=4)"
-
-
-@pytest.mark.parametrize("name", ["dgx-h100", "leonardo"])
-@pytest.mark.parametrize(
-    "message",
-    [
-        Message(collective=Collective.SEND_RECV, dtype="bfloat16", size_bytes=64 << 20, group_size=2, spans_nodes=True),
-        Message(
-            collective=Collective.ALL_TO_ALL, dtype="bfloat16", size_bytes=256 << 20, group_size=16, spans_nodes=True
-        ),
-    ],
-    ids=["pipeline", "moe"],
-)
-def test_messages_without_an_algorithm_are_tuned_by_their_chunk(store, name, message):
-    """Every arm is another chunk, and the verdict follows from them: no gain in sight is not called undecided."""
-    cluster = named_clusters(profiles_folder())[name].sized(nodes=4)
-    place = simulated_testbed(cluster, seed=0, reason="test")
-    workload = replace(WORKLOAD, messages=(MessageCalls(message=message, calls_per_step=32.0),))
-    result = tune(
-        TuneRequest(workload=workload, budget=Budget()),
-        place,
-        store,
-        watcher=SilentWatcher(),
-        interrupted=str,
-        clock=lambda: 0.0,
-        now=lambda: "2026-01-01T00:00:00+00:00",
-    )
-
-    tried = {t.setting for t in result.trials if t.phase is Phase.SEARCH}
-    times_us = {round(place.runner.expected_us(setting, message), 6) for setting in tried}
-    assert len(tried) == len(times_us) == 5, "no two arms are the same launch"
-    found = result.recommendation
-    assert found.table.verdict.decision in (Decision.TUNED, Decision.KEEP_DEFAULT)
-    if found.table.verdict.decision is Decision.TUNED:
-        assert "P2P_NET_CHUNKSIZE" in dict(found.variables.policy.parameters), "delivered without the plugin"
-    summary = result.summarize()
-    assert any("never checked against measurements" in warning for warning in summary.warnings)

@@ -4,7 +4,7 @@ import pytest
 
 from ncclt.core.cluster import Cluster
 from ncclt.errors import TraceError
-from ncclt.measure.simulated.observations import observed_in_tests
+from ncclt.measure.replay.landscape_import import count_nodes, stated_setting
 from ncclt.profile import read_workload
 from ncclt.profile.readers.nccl_tests import read_tests
 
@@ -43,7 +43,7 @@ def test_tables_without_device_lines_are_read_by_their_form(shared_data):
         read_workload(field / "13_one_rank_all_reduce.log", name="x")
 
 
-def test_forced_runs_are_calibrated_as_their_setting(shared_data):
+def test_forced_runs_are_read_with_their_setting(shared_data):
     cluster = Cluster(
         name="mine",
         nodes=2,
@@ -60,8 +60,8 @@ def test_forced_runs_are_calibrated_as_their_setting(shared_data):
     )
     for name in ("15a_forced_by_command_line.log", "15b_forced_in_nccl_log.log"):
         path = shared_data / "field" / name
-        found = observed_in_tests(read_tests(path), path, cluster)
-        assert {(one.nodes, one.setting.label) for one in found.seen} == {(2, "tree/ll")}
+        runs = {(count_nodes(test, cluster, path), stated_setting(test, path).label) for test in read_tests(path)}
+        assert runs == {(2, "tree/ll")}
 
 
 def test_a_newer_format_is_named_and_read_as_far_as_it_is_alike(shared_data):

@@ -6,11 +6,17 @@ import math
 import runpy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import optuna
 import pytest
 import torch
+from known_times import known_us
+
+from ncclt.core.message import Collective
+from ncclt.search.space import cluster_space
+from ncclt.store.shipped import named_clusters, profiles_folder
 
 pytestmark = pytest.mark.thorough
 
@@ -265,7 +271,10 @@ def test_a_default_that_was_lucky_once_does_not_hide_a_gain_of_17_percent(monkey
     """At 10 % noise the default's only launch was 15 % too fast: until it is repeated nothing seems to beat it."""
     monkeypatch.syspath_prepend(BENCH)
     landscapes, bench = importlib.import_module("landscapes"), importlib.import_module("search")
-    (case,) = [c for c in landscapes.simulated_cases([("dgx-a100", 1)]) if c.mix == "64KiB"]
+    cluster = named_clusters(profiles_folder())["dgx-a100"].sized(nodes=1)
+    workload = landscapes.mixes(Collective.ALL_REDUCE)["64KiB"].placed(nodes=1, gpus_per_node=8)
+    space = cluster_space(workload.collectives, cluster, parameters={})
+    case = landscapes.build_case("known", "64KiB", "", cluster, workload, space, partial(known_us, cluster))
 
     found = bench.search(case, "ours", seed=2, budget=20, noise=landscapes.Noise(sigma=0.1))
 

@@ -37,7 +37,6 @@ def test_what_needs_no_store_runs_without_the_extra(base, subtests):
         (("upgrade", *H100[:2], "--from", "2.27.3", "--to", "2.28.3"), "no recommendation for"),
         (("preflight", *H100, "--launcher", "ssh", "--hosts", "a,b", "--dry-run"), "launch 1: all_reduce"),
         (("preflight", "--history"), "verdict"),
-        (("cluster", "simulate", "--cluster", "dgx-h100", "--sizes", "1M"), "SIMULATED"),
         (("profile", "diff", "bert", "bert"), "per step"),
         (("landscape", "show"), "mi355x-2x8"),
         (("landscape", "show", "mi355x-2x8"), "all_reduce"),

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.calibrate import calibrate, print_calibration
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import REPLACE_CLUSTER, AsJson, ClusterName, Fields, Storing, spread, storage_option
 from ncclt.cli.output import print_json, print_table, say
-from ncclt.cli.simulate import simulate
 from ncclt.core.option import Option
 from ncclt.errors import InputError, UsageError, hide_passwords, reason
 from ncclt.measure.target import Target, gpus_visible
@@ -28,12 +26,12 @@ if TYPE_CHECKING:
 _WIDE = 120
 """Columns of a terminal that has room for descriptions."""
 
-app = typer.Typer(help="List, show, add, detect, calibrate and simulate clusters.", no_args_is_help=True)
+app = typer.Typer(help="List, show, add and detect clusters.", no_args_is_help=True)
 
 
 @app.callback()
 def cluster() -> None:
-    """List, show, add, detect, calibrate and simulate clusters."""
+    """List, show, add and detect clusters."""
 
 
 @app.command("list")
@@ -91,11 +89,8 @@ def show(
         return
     document = found.to_document()
     sources = document.pop("sources")
-    document.pop("calibration", None)
     rows = [(key, format_gbps(value) if key in BANDWIDTHS else str(value)) for key, value in document.items()]
     print_table(("field", "value"), rows + [("source", text) for text in sources])
-    if found.calibration:
-        print_calibration(found.calibration)
 
 
 @app.command("add")
@@ -129,8 +124,6 @@ def add(
         store.clusters.add(added, replace=storing.replace)
         say(f"ncclt: added {added.name} to {store.shown}")
 
-
-app.command("calibrate")(calibrate)
 
 _OF_DETECTION = {
     "launcher": Option("Launcher to reach nodes; default: slurm in an allocation, else this machine."),
@@ -260,6 +253,3 @@ def _store(cluster: Cluster, nodes: tuple[Facts, ...], storage: str | None, *, r
         say("ncclt: a component is broken; run `ncclt doctor` on the same sources and repair it first")
     launcher = "" if os.environ.get("SLURM_JOB_ID") or gpus_visible() else " --launcher simulate"
     say(f"next: ncclt tune --model bert --cluster {named}{option}{launcher} --dry-run")
-
-
-app.command("simulate")(simulate)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.message import Collective
     from ncclt.core.setting import Setting
-    from ncclt.measure.simulated import Landscape
-    from ncclt.measure.simulated.landscape_rows import LandscapeRow
+    from ncclt.measure.replay import Landscape
+    from ncclt.measure.replay.landscape_rows import LandscapeRow
 
 app = typer.Typer(help="Show, import and export recorded measurements.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def landscape() -> None:
 
 
 def _loaded(name: str) -> Landscape:
-    from ncclt.measure.simulated import load_landscape
+    from ncclt.measure.replay import load_landscape
     from ncclt.user_dirs import recorded_tables
 
     tables = recorded_tables()
@@ -168,7 +168,7 @@ def import_landscape(
     """
     from ncclt import __version__
     from ncclt.core.name import check_name
-    from ncclt.measure.simulated.landscape_import import import_logs
+    from ncclt.measure.replay.landscape_import import import_logs
     from ncclt.profile.readers.nccl_tests import read_tests
     from ncclt.profile.source import list_files
     from ncclt.store import open_to_read
@@ -201,7 +201,7 @@ def import_landscape(
 
 def _settings(texts: Sequence[str], logs: Sequence[Path]) -> tuple[dict[Path, Setting], Setting | None]:
     """Return the settings of single outputs, and that of all others; None = not given."""
-    from ncclt.measure.simulated.sweep import parse_setting
+    from ncclt.measure.replay.landscape_import import parse_setting
 
     of_logs: dict[Path, Setting] = {}
     fallback = None
@@ -236,7 +236,7 @@ def _write(path: Path, rows: Iterable[LandscapeRow], cluster: Cluster, *, option
     """
     from ncclt.cli.env import write_whole
     from ncclt.core.cluster_file import cluster_toml
-    from ncclt.measure.simulated.landscape_rows import write_rows
+    from ncclt.measure.replay.landscape_rows import write_rows
 
     text = io.StringIO()
     write_rows(rows, text)
@@ -259,8 +259,8 @@ def export_study(
     """Export the measurements of a study, without hosts and users."""
     from ncclt import __version__
     from ncclt.core.name import check_name
-    from ncclt.measure.simulated.export import export, exported_cluster
-    from ncclt.measure.simulated.landscape_rows import write_rows
+    from ncclt.measure.replay.export import export, exported_cluster
+    from ncclt.measure.replay.landscape_rows import write_rows
     from ncclt.store import open_to_read
 
     if out is not None:

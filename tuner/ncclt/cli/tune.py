@@ -345,7 +345,7 @@ class TuneProgress(ProgressBar):
 def _describe_place(study: Study, reason: str) -> str:
     """Describe the place of the trials, with the reason for it."""
     if study.simulated:
-        place = f"{study.label}: timings from a model of {study.cluster.name}"
+        place = f"{study.label}: timings from NCCL's own cost model of {study.cluster.name}"
     elif study.label:
         place = f"replaying recorded {study.cluster.gpu} timings"
     else:

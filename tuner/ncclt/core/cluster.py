@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar
 
-from ncclt.core.calibration import Calibration
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import InputError, UsageError
@@ -18,9 +17,6 @@ LINK_CLASSES = ("nvswitch", "nvlink", "pcie", "shm")
 
 FABRICS = ("none", "infiniband", "roce", "efa", "slingshot", "ethernet")
 """Networks between the nodes; `ethernet` = TCP sockets."""
-
-GPU_PATHS = ("", "PIX", "PXB", "PHB", "NODE", "SYS")
-"""Paths over PCIe: one switch, several, a host bridge, the bridges of one socket, both sockets; empty = not known."""
 
 NO_GPU = "CPUs (gloo)"
 """In the place of the GPU where gloo ran instead of NCCL: its times say nothing about NCCL."""
@@ -51,9 +47,6 @@ class Cluster(Documented):
         driver: NVIDIA driver, `570.86.15`; empty = unknown.
         description: one sentence.
         sources: where the figures come from.
-        gpu_path: longest path between neighbouring GPUs of a node over PCIe, in the words of `nvidia-smi topo -m`;
-            empty where it is not known. Only the simulated cluster reads it.
-        calibration: what was fitted to times of this cluster; only the simulated cluster reads it.
         site_variables: NCCL_* variables of the site that trials had, name -> value; empty = none, or nothing was
             launched.
     """
@@ -64,8 +57,8 @@ class Cluster(Documented):
         schema=1,
         bare=True,
         closed=True,
-        omitted=("driver", "gpu_path", "calibration", "site_variables"),
-        private=("calibration",),
+        omitted=("driver", "site_variables"),
+        retired=("gpu_path", "calibration"),
         pairs=("site_variables",),
     )
 
@@ -86,8 +79,6 @@ class Cluster(Documented):
     driver: str = ""
     description: str = ""
     sources: tuple[str, ...] = ()
-    gpu_path: str = ""
-    calibration: Calibration | None = None
     site_variables: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -98,10 +89,6 @@ class Cluster(Documented):
             raise InputError(f"unknown link class {self.link_class!r}", hint=f"one of {', '.join(LINK_CLASSES)}")
         if self.fabric not in FABRICS:
             raise InputError(f"unknown fabric {self.fabric!r}", hint=f"one of {', '.join(FABRICS)}")
-        if self.gpu_path not in GPU_PATHS:
-            raise InputError(
-                f"unknown gpu_path {self.gpu_path!r}", hint=f"one of {', '.join(GPU_PATHS[1:])}, or leave it out"
-            )
         if self.link_gbps <= 0:
             raise InputError(f"cluster {self.name!r} needs link_gbps above 0")
         if self.nodes > 1 and (self.fabric == "none" or self.nics_per_node < 1 or self.nic_gbps <= 0):

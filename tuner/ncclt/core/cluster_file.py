@@ -32,7 +32,6 @@ _MEANT = {
     "nccl_version": "that jobs load",
     "topology_hash": 'from `ncclt cluster detect`; "" = not examined',
     "driver": "NVIDIA's",
-    "gpu_path": "between GPUs of a node, as in nvidia-smi topo -m: PIX, PXB, PHB, NODE or SYS",
 }
 """Comments of the fields."""
 

@@ -35,6 +35,7 @@ class Shape:
         inlined: fields whose entries become entries of this document.
         pairs: fields of (name, value) pairs, written as an object and kept sorted.
         unbounded: intervals whose infinite ends are null, since JSON has no infinity.
+        retired: entries that earlier versions wrote, ignored when read.
         computed: (entry, property, field that it precedes): written for readers, ignored when read.
     """
 
@@ -51,6 +52,7 @@ class Shape:
     inlined: tuple[str, ...] = ()
     pairs: tuple[str, ...] = ()
     unbounded: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
     computed: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -157,7 +159,9 @@ def _record(cls: Any, document: Any) -> Any:
             hint="update ncclt",
         )
     readers = _readers(cls)
-    if shape.closed and (unknown := set(map(str, document)) - {"schema", *(name for name, *_ in readers)}):
+    if shape.closed and (
+        unknown := set(map(str, document)) - {"schema", *shape.retired, *(name for name, *_ in readers)}
+    ):
         fields_are = ", ".join(name for name, *_ in readers)
         raise shape.error(f"unknown field {_shown(min(unknown))} in {_name(cls)}", hint=f"the fields are {fields_are}")
     values = {}

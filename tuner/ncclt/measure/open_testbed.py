@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ncclt.core.cluster import NO_GPU, Cluster
-from ncclt.core.message import Collective, format_bytes
+from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Runner
@@ -412,7 +412,6 @@ def open_testbed(
     cluster = choose_cluster(target, find_cluster)
     if target.is_simulated:
         simulated = simulated_testbed(cluster, seed=seed, reason=target.reason, parallel=target.parallel)
-        simulated = replace(simulated, notes=(*simulated.notes, *_extrapolated(cluster, workload)))
         return simulated.forcing(workload.collectives, target.through)
     if ask and ask_driver and target.backend == "nccl":
         # The cluster's file may be older than the driver of the nodes.
@@ -422,21 +421,3 @@ def open_testbed(
         cluster = replace(cluster, site_variables=site_variables(environ))
     launched = launched_testbed(cluster, workload.collectives, target, environ=environ, ask=ask)
     return launched.with_options_alone() if target.through == "options" else launched
-
-
-def _extrapolated(cluster: Cluster, workload: Workload) -> tuple[str, ...]:
-    """List the parts of a workload that lie beyond twice the sizes and nodes that the cluster was calibrated with."""
-    fitted = cluster.calibration
-    if fitted is None:
-        return ()
-    found = []
-    if fitted.beyond(fitted.most_bytes, cluster.nodes):
-        nodes = " to ".join(str(count) for count in sorted({fitted.least_nodes, fitted.most_nodes}))
-        found.append(f"extrapolated: the cluster was calibrated on {nodes} nodes, and this job has {cluster.nodes}")
-    beyond = sum("size" in fitted.beyond(one.message.size_bytes, cluster.nodes) for one in workload.messages)
-    if beyond:
-        sizes = f"{format_bytes(fitted.least_bytes)} to {format_bytes(fitted.most_bytes)}"
-        found.append(
-            f"extrapolated: {beyond} of {len(workload.messages)} messages lie beyond the calibrated sizes, {sizes}"
-        )
-    return tuple(found)

@@ -213,7 +213,7 @@ class Target:
         raise UsageError(
             f"cannot measure here: {reason}",
             hint="run it on a GPU node or in an allocation; as a demonstration, "
-            f"--cluster {DEFAULT_RECORDED} replays recorded timings and --launcher simulate uses a model",
+            f"--cluster {DEFAULT_RECORDED} replays recorded timings and --launcher simulate uses NCCL's cost model",
         )
 
     def _refuse_idle_options(self) -> None:

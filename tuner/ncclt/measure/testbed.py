@@ -22,7 +22,7 @@ from ncclt.measure.runner import RealRunner
 from ncclt.nccl.switching import find_forcing_problem
 
 if TYPE_CHECKING:
-    from ncclt.measure.simulated import Landscape
+    from ncclt.measure.replay import Landscape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class Testbed:
             NCCL.
         beside_compute: a matrix product runs beside the collectives.
         notes: for readers of the result.
+        by_model: times come from NCCL's cost model, which has no term for process-wide parameters.
         inert: why no setting can change anything there, empty where one can; then nothing is proven and only the
             default published, despite any noise.
     """
@@ -68,6 +69,7 @@ class Testbed:
     by_options: bool = False
     beside_compute: bool = False
     notes: tuple[str, ...] = ()
+    by_model: bool = False
     inert: str = ""
 
     @property
@@ -255,7 +257,7 @@ def _share_words(part: float, rest: float) -> str:
 
 
 def simulated_testbed(cluster: Cluster, *, seed: int, reason: str, parallel: int = 1) -> Testbed:
-    """Return the simulated cluster as a place to measure, or several of them at once."""
+    """Return NCCL's cost model of a cluster as a place to measure, or several of them at once."""
     from ncclt.measure.simulated import SimulatedRunner
 
     return Testbed(
@@ -263,8 +265,10 @@ def simulated_testbed(cluster: Cluster, *, seed: int, reason: str, parallel: int
         others=tuple(SimulatedRunner(cluster, seed=seed) for _ in range(parallel - 1)),
         reason=reason,
         covers=lambda _message: True,
+        by_model=True,
         notes=(
-            "SIMULATED: the times come from a model of the cluster; nothing was measured",
+            "SIMULATED: the times come from NCCL's own cost model, so they cannot show what NCCL "
+            "chooses wrongly; nothing was measured",
             *notes_on_parallel(parallel),
         ),
     )
@@ -284,7 +288,7 @@ def replayed_testbed(path: Path, *, seed: int, reason: str) -> Testbed:
         path: as `load_landscape` takes it.
         seed: of the recorded noise.
     """
-    from ncclt.measure.simulated import ReplayRunner, load_landscape
+    from ncclt.measure.replay import ReplayRunner, load_landscape
 
     landscape = load_landscape(path)
     return Testbed(

@@ -30,12 +30,10 @@ from ncclt.core.study import Arm, Phase, Study, StudyState, Trial, median_scores
 from ncclt.core.workload import Workload
 from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import StudyStoppedError, UsageError, missing_dependency
-from ncclt.measure.simulated.transfer_time import MODELLED
 from ncclt.measure.testbed import Testbed
 from ncclt.measure.trial import list_search_trials, stored_default
 from ncclt.nccl.numerics import may_change_order
 from ncclt.nccl.p2p_chunk import default_process_wide
-from ncclt.nccl.parameters import CATALOGUE
 from ncclt.prove.confirm import choose_arms, confirm, confirmed_times
 from ncclt.prove.interleave import Proof
 from ncclt.prove.payback import communication_effect
@@ -273,14 +271,14 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
 
 def _process_wide(request: TuneRequest, testbed: Testbed, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
     names = request.budget.process_wide
-    default = () if testbed.by_options else default_process_wide(cluster, (c.message for c in workload.messages))
-    chosen = default if names is None else names
-    is_modelled = testbed.runner.simulated and testbed.recorded is None
-    if is_modelled and (unknown := {p.name for p in CATALOGUE}.intersection(chosen) - MODELLED):
+    if testbed.by_model and names:
         raise UsageError(
-            f"the simulator has no model of {', '.join(f'NCCL_{name}' for name in sorted(unknown))}",
-            hint=f"it has one of {', '.join(sorted(MODELLED))}; measure others on the cluster",
+            f"NCCL's cost model has no term for {', '.join(f'NCCL_{name}' for name in sorted(names))}",
+            hint="leave out --process-wide, or measure on the cluster",
         )
+    messages = (c.message for c in workload.messages)
+    default = () if testbed.by_options or testbed.by_model else default_process_wide(cluster, messages)
+    chosen = default if names is None else names
     if not request.budget.deterministic:
         return chosen
     kept = tuple(name for name in chosen if not may_change_order(name))

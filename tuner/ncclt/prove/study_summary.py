@@ -180,11 +180,6 @@ class StudySummary:
         }
 
 
-_UNCHECKED_CHUNK = (
-    "the simulated effect of P2P chunks on send_recv and all_to_all was never checked against measurements: measure it"
-)
-
-
 def summarize_study(
     study: Study,
     trials: Sequence[Trial],
@@ -228,8 +223,6 @@ def summarize_study(
     }
     left_out = study.workload.provenance.detail.get(LEFT_OUT, "")
     rounded = describe_rounded(find_rounded(trials, study.workload))
-    has_chunks = any(not collective.is_tunable for collective in study.workload.collectives)
-    unchecked = _UNCHECKED_CHUNK if study.simulated and has_chunks else ""
     stale = f"stale, no longer served: {found.stale}" if found.stale else ""
     return StudySummary(
         study=study.id,
@@ -239,7 +232,7 @@ def summarize_study(
         gain=gain,
         facts=tuple((word, sentence) for word, sentence in facts.items() if sentence),
         other=_describe_other_form(study, trials, found, use),
-        warnings=tuple(filter(None, (stale, left_out, rounded, unchecked))),
+        warnings=tuple(filter(None, (stale, left_out, rounded))),
         notes=tuple(filter(None, (*describe_proof(trials, study.workload, found.table), numerics))),
         parts=measure_parts(use, trials, study.workload),
     )

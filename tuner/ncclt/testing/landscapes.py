@@ -12,7 +12,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_toml
 from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, write_rows
+from ncclt.measure.replay.landscape_rows import LandscapeRow, write_rows
 
 
 def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: Any) -> Path:

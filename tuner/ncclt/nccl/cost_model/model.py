@@ -69,12 +69,7 @@ def nccl_choice(
         send_recv and all_to_all never have one.
     """
     best: tuple[float, Algorithm, Protocol] | None = None
-    # RCCL and tuner plugins leave trees earlier than NCCL.
-    limit = graph.cluster.calibration.tree_bytes if graph.cluster.calibration else None
-    most_tree_bytes = math.inf if limit is None else limit
     for candidate in available_algorithms(collective, graph.cluster):
-        if algorithm is None and candidate is Algorithm.TREE and size_bytes > most_tree_bytes:
-            continue
         if algorithm is not None and candidate is not algorithm:
             continue
         for available in _protocols(collective, candidate, graph.cluster, protocol):
@@ -113,13 +108,7 @@ def _protocols(
     collective: Collective, algorithm: Algorithm, cluster: Cluster, forced: Protocol | None
 ) -> tuple[Protocol, ...]:
     if forced is None:
-        automatic = available_protocols(collective, algorithm, cluster)
-        ll128 = cluster.calibration.ll128 if cluster.calibration else None
-        if ll128 is None:
-            return automatic
-        # As measured there; whether LL128 may be forced is never decided by a fit (`ll128_is_automatic`).
-        legal = LEGAL[collective][algorithm]
-        return tuple(p for p in Protocol if (p in legal and ll128 if p is Protocol.LL128 else p in automatic))
+        return available_protocols(collective, algorithm, cluster)
     return (forced,) if forced in LEGAL[collective][algorithm] else ()
 
 

@@ -16,7 +16,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, reason
-from ncclt.measure.simulated.landscape_rows import LandscapeRow, read_rows
+from ncclt.measure.replay.landscape_rows import LandscapeRow, read_rows
 
 Curve = tuple[tuple[int, tuple[float, ...]], ...]
 """Sizes in bytes, ascending, each with its samples in µs."""

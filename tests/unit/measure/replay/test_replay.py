@@ -11,7 +11,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
-from ncclt.measure.simulated import Landscape, ReplayRunner
+from ncclt.measure.replay import Landscape, ReplayRunner
 
 AR = Collective.ALL_REDUCE
 RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)

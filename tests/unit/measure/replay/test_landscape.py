@@ -13,7 +13,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError
-from ncclt.measure.simulated import Landscape, load_landscape
+from ncclt.measure.replay import Landscape, load_landscape
 from ncclt.testing.landscapes import write_landscape
 
 RING_LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)

@@ -5,7 +5,7 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
-from ncclt.measure.simulated import ReplayRunner, load_landscape
+from ncclt.measure.replay import ReplayRunner, load_landscape
 from ncclt.measure.target import DEFAULT_RECORDED
 from ncclt.store.shipped import profiles_folder, recorded_clusters, shipped_clusters
 from ncclt.user_dirs import recorded_tables

@@ -11,7 +11,7 @@ from ncclt.core.plural import count_noun
 from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Measurement, Outcome
-from ncclt.measure.simulated.landscape_rows import LandscapeRow
+from ncclt.measure.replay.landscape_rows import LandscapeRow
 
 
 def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list[LandscapeRow], tuple[str, ...]]:
@@ -40,7 +40,6 @@ def exported_cluster(study: Study, rows: Sequence[LandscapeRow], *, name: str) -
         name=name,
         description=rows[0].system,
         sources=(rows[0].source,),
-        calibration=None,
         site_variables=(),
     )
 

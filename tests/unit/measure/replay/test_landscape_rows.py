@@ -10,7 +10,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
 from ncclt.errors import InputError
-from ncclt.measure.simulated.landscape_rows import COLUMNS, LandscapeRow, read_rows, write_rows
+from ncclt.measure.replay.landscape_rows import COLUMNS, LandscapeRow, read_rows, write_rows
 
 DEFAULT = {
     "system": "box",

@@ -1,14 +1,48 @@
-"""Times of the simulated cluster for the stand-in: one request as JSON, the times as JSON; starts slowly, so cached."""
+"""The simulated launcher with times that leave a gain to find: NCCL's own choice is slower by a known factor.
+
+NCCL's cost model chooses what it has as the fastest, so that by its times the default always wins. Here every tunable
+message of a size in `WRONG_BYTES` takes `GAIN` times as long while the choice is NCCL's own; who forces the same
+algorithm and protocol gains just that.
+
+As a program, for the stand-in of nccl-tests: one request as JSON, the times as JSON.
+"""
+
+from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 from ncclt.core.algo_proto_text import remaining_algo_protos
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message, parse_dtype
 from ncclt.core.setting import Setting
+from ncclt.measure import simulated
 from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
-from ncclt.measure.simulated.runner import SimulatedRunner
+
+GAIN = 1.25
+WRONG_BYTES = range(1, 1 << 28)
+
+_model_us = simulated.model_us
+
+
+def known_us(cluster: Cluster, setting: Setting, message: Message) -> float:
+    """Return the time of a call without noise, µs."""
+    time_us = _model_us(cluster, replace(setting, parameters=()), message)
+    forced = setting.applied_to(message.collective, version=cluster.version)
+    is_own_choice = forced.algorithm is None and forced.protocol is None
+    is_wrong = message.collective.is_tunable and is_own_choice and message.size_bytes in WRONG_BYTES
+    return time_us * GAIN if is_wrong else time_us
+
+
+def install() -> None:
+    """Give these times to every simulated runner of this process."""
+    simulated.model_us = known_us  # type: ignore[assignment]
+
+
+def uninstall() -> None:
+    """Give simulated runners the times of NCCL's cost model back."""
+    simulated.model_us = _model_us
 
 
 def setting_for(forced, collective, version):
@@ -27,7 +61,6 @@ def setting_for(forced, collective, version):
 
 def times(request):
     cluster = Cluster(**request["cluster"] | {"sources": (), "site_variables": ()})
-    runner = SimulatedRunner(cluster, seed=0)
     collective = next(collective for collective, program in PROGRAMS.items() if program == request["program"])
     setting = setting_for(request["forced"], collective, cluster.version)
     found = {}
@@ -39,7 +72,7 @@ def times(request):
             group_size=request["ranks"],
             spans_nodes=request["spans"],
         )
-        found[size] = runner.expected_us(setting, message)
+        found[size] = known_us(cluster, setting, message)
     return found
 
 
