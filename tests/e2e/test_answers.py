@@ -15,18 +15,14 @@ from pathlib import Path
 import pytest
 
 from ncclt.cli import main
-from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "answers.jsonl"
 CLUSTERS = sorted(shipped_clusters(profiles_folder()))
-WORKLOADS = sorted(shipped_workloads(profiles_folder()))
+pytestmark = pytest.mark.usefixtures("known_times")
 UPDATE = bool(os.environ.get("NCCLT_UPDATE_GOLDEN"))
-THOROUGH = dict(zip(CLUSTERS, ["bert", "gpt2", "llama-7b", "resnet101", "bert-large", "vit-l-32"], strict=True))
-"""One workload per cluster is searched for longer, so that policies are proven, too."""
-
-SHORT = dict(zip(CLUSTERS, ["nasnetmobile", "nasnetmobile", *["nasnetmobile-unfused"] * 4], strict=True))
-"""The only other one of each cluster that `make test` asks for: each cluster, workload and decision is among them."""
-QUICK = {cluster: [one for one in WORKLOADS if one in (THOROUGH[cluster], SHORT[cluster])] for cluster in CLUSTERS}
+WORKLOADS = dict(zip(CLUSTERS, ["bert", "gpt2", "llama-7b", "resnet101", "bert-large", "vit-l-32"], strict=True))
+"""One workload per cluster, searched for long enough that policies are proven."""
 
 NOTHING_FITS = 3
 """Exit code of `ncclt env` where the verdict is undecided."""
@@ -46,7 +42,6 @@ def command(*words):
 def answer(cluster, workload, folder):
     """Return what one pair comes to, as plain values; times with 6 digits, no ids, no dates, no sentences."""
     storage = ("--storage", f"sqlite:///{folder / f'{workload}.db'}")
-    trials = "12" if THOROUGH[cluster] == workload else "3"
     _, document = command(
         "tune",
         "--launcher",
@@ -58,9 +53,9 @@ def answer(cluster, workload, folder):
         "--seed",
         "0",
         "--trials",
-        trials,
+        "12",
         "--blocks",
-        "8" if THOROUGH[cluster] == workload else "4",
+        "8",
         "--quiet",
         "--json",
         *storage,
@@ -113,21 +108,23 @@ def own_home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def check_answers(cluster, workloads, folder):
-    recorded = [json.loads(line) for line in GOLDEN.read_text().splitlines()] if GOLDEN.exists() else []
-    found = [answer(cluster, workload, folder) for workload in workloads]
+@pytest.mark.parametrize(
+    "cluster", [*CLUSTERS[:2], *(pytest.param(one, marks=pytest.mark.thorough) for one in CLUSTERS[2:])]
+)
+def test_the_answer_of_a_cluster_is_the_recorded_one(cluster, own_home):
+    recorded = {}
+    if GOLDEN.exists():
+        recorded = {row["cluster"]: row for row in map(json.loads, GOLDEN.read_text().splitlines())}
+    current = answer(cluster, WORKLOADS[cluster], own_home)
     if UPDATE:  # in one process: each test writes the whole file
-        kept = [row for row in recorded if row["cluster"] != cluster or row["workload"] not in workloads]
-        recorded = sorted([*kept, *found], key=lambda row: (row["cluster"], row["workload"]))
-        GOLDEN.write_text("".join(f"{json.dumps(row, separators=(',', ':'))}\n" for row in recorded))
-    known = {row["workload"]: row for row in recorded if row["cluster"] == cluster}
-
-    assert UPDATE or list(known) == WORKLOADS
+        recorded[cluster] = current
+        rows = (recorded[name] for name in sorted(recorded))
+        GOLDEN.write_text("".join(f"{json.dumps(row, separators=(',', ':'))}\n" for row in rows))
+    assert UPDATE or list(recorded) == CLUSTERS
     differences = [
-        f"{workload} on {cluster}: {part}: {was!r} is now {now!r}"
-        for workload, row in zip(workloads, found, strict=True)
-        for part in row
-        for was, now in differing(known[workload][part], row[part])
+        f"{part}: {was!r} is now {now!r}"
+        for part, value in current.items()
+        for was, now in differing(recorded[cluster][part], value)
     ]
     assert differences == []
 
@@ -137,16 +134,3 @@ def differing(was, now):
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return [pair for pair in zip(was, now, strict=True) if pair[0] != pair[1]]
     return [] if was == now else [(was, now)]
-
-
-@pytest.mark.parametrize(
-    "cluster", [*CLUSTERS[:2], *(pytest.param(one, marks=pytest.mark.thorough) for one in CLUSTERS[2:])]
-)
-def test_two_answers_of_a_cluster_are_the_recorded_ones(cluster, own_home):
-    check_answers(cluster, QUICK[cluster], own_home)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_all_other_answers_of_a_cluster_are_the_recorded_ones(cluster, own_home):
-    check_answers(cluster, [one for one in WORKLOADS if one not in QUICK[cluster]], own_home)

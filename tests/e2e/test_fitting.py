@@ -46,7 +46,7 @@ def tuned(ncclt):
     (ncclt.folder / "bin").mkdir()
     for name in ("sh", "env", "echo"):
         (ncclt.folder / "bin" / name).symlink_to(f"/bin/{name}")
-    ncclt.variables |= {"PATH": str(ncclt.folder / "bin"), "NCCLT_ALLOW": "simulated"}
+    ncclt.variables |= {"PATH": str(ncclt.folder / "bin"), "NCCLT_ALLOW": "simulated", "KNOWN_TIMES": "1"}
     ncclt(*TUNE)
     return ncclt
 

@@ -1,10 +1,12 @@
 """Progress of `ncclt tune` where stderr is no terminal: one line per phase."""
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from ncclt.cli.tune import tune
 
+pytestmark = pytest.mark.usefixtures("known_times")
 SHAPE = ("--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--trials", "10")
 
 
