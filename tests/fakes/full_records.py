@@ -13,7 +13,6 @@ VALID = {
     "nccl_version": "2.28.9",
     "link_class": "nvlink",
     "fabric": "roce",
-    "gpu_path": "PIX",
     "dtype": "float16",
     "channels": 7,
     "min_bytes": 4,

@@ -6,7 +6,6 @@ from typer.testing import CliRunner
 
 from ncclt.cli.tune import tune
 
-pytestmark = pytest.mark.usefixtures("known_times")
 SHAPE = ("--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--trials", "10")
 
 
@@ -21,6 +20,7 @@ def said(command, *words):
 PHASES = ("ncclt: Searching: ", "ncclt: Confirming ", "ncclt: Validating: ")
 
 
+@pytest.mark.usefixtures("known_times")
 def test_each_phase_has_one_line(command):
     lines = said(command, "--min-effect", "0", "--blocks", "4")
     assert [sum(line.startswith(phase) for line in lines) for phase in PHASES] == [1, 1, 1]
