@@ -190,7 +190,7 @@ def detect(
     elif not storing.dry_run:
         shown = [
             (s.field, format_gbps(s.value) if s.field in BANDWIDTHS else str(s.value), s.source)
-            for s in found.found.values()
+            for s in found.fields.values()
         ]
         print_table(("field", "value", "seen in"), shown)
     for line in (*missing, *found.notes):

@@ -117,7 +117,7 @@ def test_the_fastest_kind_of_port_counts_and_the_others_are_named():
         Adapter(name="mlx5_4", link_layer="Ethernet", gbps=12.5),
         Adapter(name="mlx5_5", link_layer="InfiniBand", gbps=50.0, active=False),
     )
-    found = detect([Facts(adapters=ports)], {}).found
+    found = detect([Facts(adapters=ports)], {}).fields
 
     assert (found["fabric"].value, found["nics_per_node"].value, found["nic_gbps"].value) == ("infiniband", 4, 50.0)
     assert found["nics_per_node"].source == (
@@ -136,7 +136,7 @@ def test_two_gpus_with_all_lanes_may_be_either_unless_the_board_says(subtests):
             rows = ["\tGPU0\tGPU1\tCPU Affinity", f"GPU0\tX\tNV{lanes}\t0", f"GPU1\tNV{lanes}\tX\t0"]
             found = detect([Facts(matrices=(parse_matrix(rows, "topo.txt"),))], NODE | {"gpu": gpu})
 
-            assert (found.found["link_class"].value if link_class else None) == link_class
+            assert (found.fields["link_class"].value if link_class else None) == link_class
             assert ("link_class" in found.missing) == (link_class is None)
 
 
@@ -151,7 +151,7 @@ def test_nvlink_pairs_that_do_not_join_all_gpus_are_not_nvlink():
 
 
 def test_a_log_alone_shows_the_switch():
-    found = detect([_saved("cluster/dgx_a100", "nccl.log")], {"gpu": "A100-SXM4-80GB"}).found
+    found = detect([_saved("cluster/dgx_a100", "nccl.log")], {"gpu": "A100-SXM4-80GB"}).fields
 
     assert (found["link_class"].value, found["link_gbps"].value) == ("nvswitch", 300.0)
     assert (found["nodes"].value, found["gpus_per_node"].value) == (4, 8)
@@ -161,7 +161,7 @@ def test_several_nodes_are_not_said_to_have_no_network():
     pair = parse_matrix(["\tGPU0\tGPU1\tCPU Affinity", "GPU0\tX\tNV18\t0", "GPU1\tNV18\tX\t0"], "topo.txt")
 
     assert "fabric" in detect([Facts(matrices=(pair,))], {"nodes": "2"}).missing
-    assert detect([Facts(matrices=(pair,))], {}).found["fabric"].value == "none"
+    assert detect([Facts(matrices=(pair,))], {}).fields["fabric"].value == "none"
 
 
 def test_wrong_fields_and_values_are_refused(subtests):

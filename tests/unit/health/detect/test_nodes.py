@@ -66,7 +66,7 @@ def test_lines_of_several_nodes_are_told_apart(node):
     nodes, missing = ask_nodes(PlayedLauncher(LaunchResult(exit_code=0, stdout="\n".join(mixed))))
 
     assert (list(nodes), missing) == (["node1", "node2"], ())
-    found = detect(list(nodes.values()), {}).found
+    found = detect(list(nodes.values()), {}).fields
     assert (found["nodes"].value, found["gpus_per_node"].value, found["link_class"].value) == (2, 8, "nvswitch")
     assert found["gpu"].source == "node1: nvidia-smi -q -x; node2: nvidia-smi -q -x"
 

@@ -75,7 +75,7 @@ def test_six_megabytes_take_no_memory(subtests):
             content = io.BytesIO(text.encode())
             tracemalloc.start()
             try:
-                with pytest.raises(InputError, match=r"nested deeper or longer|no GPU"):
+                with pytest.raises(InputError, match=r"deeper or longer|longer than|longer between|no GPU"):
                     parse_gpu_report(content, "gpus.xml")
                 _, peak_bytes = tracemalloc.get_traced_memory()
             finally:
@@ -92,7 +92,7 @@ def test_four_chunks_may_hold_no_tag_and_a_fifth_may_not(monkeypatch):
         return _report(f"{head}{digits}</driver_version></nvidia_smi_log>")
 
     assert len(read(4).gpus) == 1
-    with pytest.raises(InputError, match="longer than any report of GPUs"):
+    with pytest.raises(InputError, match="longer between two tags"):
         read(5)
 
 

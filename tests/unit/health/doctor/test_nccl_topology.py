@@ -40,7 +40,7 @@ TWO = [PCI.format(n, "0x030200", GPU.format(n, PEER.format(1 - n))) for n in (0,
 )
 def test_fabric_follows_from_the_nic(name, device_class, fabric):
     found = parse(topology(*TWO, nic(name, device_class)))
-    seen = detect([Facts(topologies=(found,), adapters=found.adapters)], {}).found
+    seen = detect([Facts(topologies=(found,), adapters=found.adapters)], {}).fields
 
     assert (seen["fabric"].value, seen["nic_gbps"].value, seen["gpudirect"].value) == (fabric, 12.5, False)
     assert (seen["link_class"].value, seen["link_gbps"].value) == ("nvlink", 100.0)
@@ -58,7 +58,7 @@ def test_damaged_topology_is_refused(subtests):
         (topology(*TWO)[:-30], "cut off"),
         (topology(nic("mlx5_0", "0x020700")), "lists no GPU"),
         (f'<!DOCTYPE x [<!ENTITY a "a">]>{topology(*TWO)}', "entities"),
-        ("<system>" + "<cpu>" * 100, "larger than any topology"),
+        ("<system>" + "<cpu>" * 100, "nested deeper or longer"),
     ]:
         with subtests.test(text=text, said=said):
             with pytest.raises(InputError, match=said) as refused:

@@ -90,7 +90,7 @@ def test_dumped_topology_is_read(shared_data):
     assert (str(gpu.link), gpu.link.gbps, gpu.nvlinks, gpu.compute_capability) == ("PCIe 5 x16", 48.0, 18, 90)
     assert (nic.name, nic.gbps, nic.gpudirect, topology.cpu) == ("mlx5_0", 50.0, True, "amd")
     assert diagnosis.findings == ()
-    seen = {field: row.value for field, row in detect([diagnosis.facts], {}).found.items()}
+    seen = {field: row.value for field, row in detect([diagnosis.facts], {}).fields.items()}
     assert seen == {
         "nodes": 1,
         "gpus_per_node": 1,

@@ -46,8 +46,8 @@ def test_a_pair_of_nodes_gets_a_runner_of_its_own_size():
     ("inherited", "visible"), [("", "1,2"), ("4,5,6,7", "5,6"), ("GPU-a,GPU-b,GPU-c", "GPU-b,GPU-c")]
 )
 def test_gpus_count_among_those_that_are_visible_here(inherited, visible):
-    from ncclt.health.preflight.probes import _visible
+    from ncclt.health.preflight.probes import _list_visible
 
     environ = {"CUDA_VISIBLE_DEVICES": inherited} if inherited else {}
-    assert _visible((1, 2), place("local"), environ) == visible
-    assert _visible((1, 2), place("ssh"), environ) == "1,2"
+    assert _list_visible((1, 2), place("local"), environ) == visible
+    assert _list_visible((1, 2), place("ssh"), environ) == "1,2"

@@ -6,7 +6,7 @@ Fields that no source shows, or about which sources disagree, are listed and mus
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -29,7 +29,7 @@ _PCIE_X16_GBPS = {3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}
 _PROVIDERS = {"efa": "efa", "cxi": "slingshot"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FieldValue:
     """Value of a cluster's field with its source.
 
@@ -47,21 +47,21 @@ def read_gpu_fields(facts: Facts) -> Iterator[FieldValue]:
     """Yield models, numbers of GPUs, driver and topology."""
     for report in facts.gpu_reports:
         for model in dict.fromkeys(gpu.model for gpu in report.gpus):
-            yield FieldValue(field="gpu", value=_named(model), source=report.source)
-        yield FieldValue(field="gpus_per_node", value=len(report.gpus), source=report.source)
+            yield FieldValue("gpu", _name_gpu(model), report.source)
+        yield FieldValue("gpus_per_node", len(report.gpus), report.source)
         if report.driver:
-            yield FieldValue(field="driver", value=report.driver, source=report.source)
+            yield FieldValue("driver", report.driver, report.source)
     for matrix in facts.matrices:
-        yield FieldValue(field="gpus_per_node", value=len(matrix.gpus), source=matrix.source)
-        yield FieldValue(field="topology_hash", value=matrix.topology_hash(), source=matrix.source)
+        yield FieldValue("gpus_per_node", len(matrix.gpus), matrix.source)
+        yield FieldValue("topology_hash", matrix.topology_hash(), matrix.source)
     for topology in facts.topologies:
-        yield FieldValue(field="gpus_per_node", value=len(topology.gpus), source=topology.source, rank=1)
+        yield FieldValue("gpus_per_node", len(topology.gpus), topology.source, rank=1)
         for capability in sorted({gpu.compute_capability for gpu in topology.gpus} - {0}):
-            yield FieldValue(field="compute_capability", value=capability, source=f"{topology.source}: sm")
+            yield FieldValue("compute_capability", capability, f"{topology.source}: sm")
     if facts.driver:
-        yield FieldValue(field="driver", value=facts.driver, source="/proc/driver/nvidia/version")
+        yield FieldValue("driver", facts.driver, "/proc/driver/nvidia/version")
     for model in facts.log.gpu_models:
-        yield FieldValue(field="gpu", value=_named(model), source=_log(facts.log))
+        yield FieldValue("gpu", _name_gpu(model), _name_log(facts.log))
 
 
 def read_software_fields(facts: Facts) -> Iterator[FieldValue]:
@@ -69,28 +69,25 @@ def read_software_fields(facts: Facts) -> Iterator[FieldValue]:
     log = facts.log
     for process in log.processes:
         if process.version is not None:
-            yield FieldValue(field="nccl_version", value=process.version.value, source=process.version.evidence.source)
+            yield FieldValue("nccl_version", process.version.value, process.version.evidence.source)
     if log.announced is not None:
-        yield FieldValue(
-            field="nccl_version",
-            value=str(NcclVersion.parse(log.announced.value)),
-            source=log.announced.evidence.source,
-        )
+        version = str(NcclVersion.parse(log.announced.value))
+        yield FieldValue("nccl_version", version, log.announced.evidence.source)
     if facts.version is not None:
-        yield FieldValue(field="nccl_version", value=str(facts.version), source="--nccl-version", rank=1)
+        yield FieldValue("nccl_version", str(facts.version), "--nccl-version", rank=1)
     if log.cpu:
-        yield FieldValue(field="cpu", value=log.cpu, source=_log(log))
+        yield FieldValue("cpu", log.cpu, _name_log(log))
     for topology in facts.topologies:
         if topology.cpu:
-            yield FieldValue(field="cpu", value=topology.cpu, source=topology.source)
+            yield FieldValue("cpu", topology.cpu, topology.source)
     if facts.cpu:
-        yield FieldValue(field="cpu", value=facts.cpu, source="/proc/cpuinfo")
+        yield FieldValue("cpu", facts.cpu, "/proc/cpuinfo")
     nodes = max((start.nodes or 0 for start in log.starts), default=0)
     if nodes:
         ranks = max(start.ranks or 0 for start in log.starts if start.nodes == nodes)
-        yield FieldValue(field="nodes", value=nodes, source=f"{_log(log)}: nNodes")
+        yield FieldValue("nodes", nodes, f"{_name_log(log)}: nNodes")
         if ranks:
-            yield FieldValue(field="gpus_per_node", value=max(ranks // nodes, 1), source=f"{_log(log)}: ranks", rank=1)
+            yield FieldValue("gpus_per_node", max(ranks // nodes, 1), f"{_name_log(log)}: ranks", rank=1)
 
 
 def read_link_fields(facts: Facts, model: GpuModel | None, gpu: str) -> Iterator[FieldValue]:
@@ -100,91 +97,89 @@ def read_link_fields(facts: Facts, model: GpuModel | None, gpu: str) -> Iterator
         model: of its GPUs; None = not known, so NVLinks have no bandwidth.
     """
     for matrix in facts.matrices:
-        yield from _links_of(matrix, facts, model, gpu)
+        yield from _read_matrix_links(matrix, facts, model, gpu)
     for topology in facts.topologies:
-        yield from _links_of_topology(topology, model)
+        yield from _read_topology_links(topology, model)
     log = facts.log
-    switched = "NVS" in log.nvlink_ends or any(works for works, _ in log.multicast)
-    kinds = log.transports()
-    if switched or log.nvlink_ends:
-        found = "nvswitch" if switched else "nvlink"
-        yield FieldValue(field="link_class", value=found, source=f"{_log(log)}: {'NVSwitch' if switched else 'NVL'}")
-    elif kinds.keys() == {"SHM"}:
-        yield FieldValue(field="link_class", value="shm", source=f"{_log(log)}: via SHM")
-    if switched and model and model.nvlinks:
-        gbps = model.nvlinks * model.nvlink_gbps
-        yield FieldValue(field="link_gbps", value=gbps, source=f"{model.nvlinks} NVLinks of {gpu} to NVSwitch", rank=1)
+    is_switched = "NVS" in log.nvlink_ends or any(works for works, _ in log.multicast)
+    if is_switched:
+        yield FieldValue("link_class", "nvswitch", f"{_name_log(log)}: NVSwitch")
+    elif log.nvlink_ends:
+        yield FieldValue("link_class", "nvlink", f"{_name_log(log)}: NVL")
+    elif log.transports().keys() == {"SHM"}:
+        yield FieldValue("link_class", "shm", f"{_name_log(log)}: via SHM")
+    if is_switched and model and model.nvlinks:
+        source = f"{model.nvlinks} NVLinks of {gpu} to NVSwitch"
+        yield FieldValue("link_gbps", model.nvlinks * model.nvlink_gbps, source, rank=1)
 
 
-def _links_of(matrix: TopologyMatrix, facts: Facts, model: GpuModel | None, gpu: str) -> Iterator[FieldValue]:
-    lanes: dict[int, int] = defaultdict(int)
+def _read_matrix_links(matrix: TopologyMatrix, facts: Facts, model: GpuModel | None, gpu: str) -> Iterator[FieldValue]:
+    lanes: Counter[int] = Counter()
     peers: dict[int, set[int]] = defaultdict(set)
-    for a, b, link in matrix.gpu_pairs():
-        for one, other in ((a, b), (b, a)):
-            lanes[one] += link.lanes
+    links = {}
+    for first, second, link in matrix.gpu_pairs():
+        links[link.word] = link
+        for end, peer in ((first, second), (second, first)):
+            lanes[end] += link.lanes
             if link.path is Path.NVLINK:
-                peers[one].add(other)
-    links = {link.word: link for _, _, link in matrix.gpu_pairs()}
+                peers[end].add(peer)
     words = sorted(links, key=lambda word: (links[word].path, word))  # the nearest first
     source = f"{matrix.source}: {', '.join(words) or 'one GPU'}"
-    if not _joined(matrix.gpus, peers):
-        gbps, board = _pcie_gbps(facts)
-        if gbps:
-            yield FieldValue(field="link_gbps", value=gbps, source=f"{board}, nominal", rank=1)
-        kinds = facts.log.transports()
-        if len(matrix.gpus) == 1 or any(kind.startswith("P2P") for kind in kinds):
-            yield FieldValue(field="link_class", value="pcie", source=source)
-        return
-    least = min(lanes.values())
-    if model and model.nvlinks:
+    if not _is_joined(matrix.gpus, peers):
+        yield from _read_pcie_gbps(facts)
+        if len(matrix.gpus) == 1 or any(kind.startswith("P2P") for kind in facts.log.transports()):
+            yield FieldValue("link_class", "pcie", source)
+    elif model and model.nvlinks:
+        least = min(lanes.values())
         # More than a GPU has: all its lanes lead to a switch, which every peer shares.
         used = min(least, model.nvlinks)
-        each = f"{used} NVLinks of {model.nvlink_gbps:g} GB/s, as known of {gpu}"
-        yield FieldValue(field="link_gbps", value=used * model.nvlink_gbps, source=f"{matrix.source}: {each}")
-        registered = any(state.fabric_state == "Completed" for report in facts.gpu_reports for state in report.gpus)
-        if least > model.nvlinks or (registered and least == model.nvlinks):
-            how = "" if least > model.nvlinks else ", fabric registered"
-            yield FieldValue(field="link_class", value="nvswitch", source=f"{source}{how}")
+        figures = f"{used} NVLinks of {model.nvlink_gbps:g} GB/s, as known of {gpu}"
+        yield FieldValue("link_gbps", used * model.nvlink_gbps, f"{matrix.source}: {figures}")
+        is_registered = any(gpu.fabric_state == "Completed" for report in facts.gpu_reports for gpu in report.gpus)
+        if least > model.nvlinks:
+            yield FieldValue("link_class", "nvswitch", source)
+        elif is_registered and least == model.nvlinks:
+            yield FieldValue("link_class", "nvswitch", f"{source}, fabric registered")
         # All lanes of two GPUs may be a bridge or part of a larger NVSwitch node: undecidable, unless by the board.
         elif len(matrix.gpus) > 2 or least < model.nvlinks or model.is_bridged(gpu):
-            yield FieldValue(field="link_class", value="nvlink", source=f"{source}, direct")
+            yield FieldValue("link_class", "nvlink", f"{source}, direct")
 
 
-def _links_of_topology(topology: NcclTopology, model: GpuModel | None) -> Iterator[FieldValue]:
+def _read_topology_links(topology: NcclTopology, model: GpuModel | None) -> Iterator[FieldValue]:
     gpu = topology.gpus[0]
     if not gpu.nvlinks:
-        full = _PCIE_X16_GBPS.get(gpu.link.generation or 0)
-        if full and gpu.link.width:
+        x16_gbps = _PCIE_X16_GBPS.get(gpu.link.generation or 0)
+        if x16_gbps and gpu.link.width:
             source = f"{topology.source}: {gpu.link}, nominal"
-            yield FieldValue(field="link_gbps", value=full * gpu.link.width / 16, source=source, rank=1)
+            yield FieldValue("link_gbps", x16_gbps * gpu.link.width / 16, source, rank=1)
         return
     kind = "nvswitch" if gpu.to_nvswitch else "nvlink"
-    yield FieldValue(field="link_class", value=kind, source=f"{topology.source}: {gpu.nvlinks} NVLinks")
+    yield FieldValue("link_class", kind, f"{topology.source}: {gpu.nvlinks} NVLinks")
     speeds = {m.nvlink_gbps for m in GPU_MODELS if m.compute_capability == gpu.compute_capability and m.nvlink_gbps}
-    each = model.nvlink_gbps if model else speeds.pop() if len(speeds) == 1 else 0.0
-    if each:
-        source = f"{topology.source}: {gpu.nvlinks} NVLinks of {each:g} GB/s, as known of sm {gpu.compute_capability}"
-        yield FieldValue(field="link_gbps", value=gpu.nvlinks * each, source=source)
+    nvlink_gbps = model.nvlink_gbps if model else speeds.pop() if len(speeds) == 1 else 0.0
+    if nvlink_gbps:
+        figures = f"{gpu.nvlinks} NVLinks of {nvlink_gbps:g} GB/s, as known of sm {gpu.compute_capability}"
+        yield FieldValue("link_gbps", gpu.nvlinks * nvlink_gbps, f"{topology.source}: {figures}")
 
 
-def _joined(gpus: Sequence[int], peers: dict[int, set[int]]) -> bool:
+def _is_joined(gpus: Sequence[int], peers: Mapping[int, set[int]]) -> bool:
     """Return True if NVLinks alone carry a ring: all GPUs are connected, and none is an end, except of a pair."""
     reached, queue = set(gpus[:1]), list(gpus[:1])
     while queue:
-        more = peers[queue.pop()] - reached
-        reached |= more
-        queue += more
+        new = peers[queue.pop()] - reached
+        reached |= new
+        queue += new
     return len(gpus) > 1 and reached == set(gpus) and min(len(peers[gpu]) for gpu in gpus) >= min(2, len(gpus) - 1)
 
 
-def _pcie_gbps(facts: Facts) -> tuple[float | None, str]:
+def _read_pcie_gbps(facts: Facts) -> Iterator[FieldValue]:
     for report in facts.gpu_reports:
         gpu = report.gpus[0]
-        full = _PCIE_X16_GBPS.get(gpu.max_link_gen or 0)
-        if full and gpu.max_link_width:
-            board = f"{report.source}: PCIe generation {gpu.max_link_gen} x{gpu.max_link_width}"
-            return full * gpu.max_link_width / 16, board
-    return None, ""
+        x16_gbps = _PCIE_X16_GBPS.get(gpu.max_link_gen or 0)
+        if x16_gbps and gpu.max_link_width:
+            source = f"{report.source}: PCIe generation {gpu.max_link_gen} x{gpu.max_link_width}, nominal"
+            yield FieldValue("link_gbps", x16_gbps * gpu.max_link_width / 16, source, rank=1)
+            return
 
 
 def read_network_fields(facts: Facts) -> Iterator[FieldValue]:
@@ -196,14 +191,14 @@ def read_network_fields(facts: Facts) -> Iterator[FieldValue]:
     for source, adapters in by_source.items():
         yield from _read_adapter_fields(source, adapters)
     if by_source and facts.peer_memory:
-        yield FieldValue(field="gpudirect", value=True, source="the module nvidia_peermem is loaded", rank=1)
+        yield FieldValue("gpudirect", True, "the module nvidia_peermem is loaded", rank=1)
     for topology in facts.topologies:
         if topology.nics:
             direct = any(nic.gpudirect for nic in topology.nics)
-            yield FieldValue(field="gpudirect", value=direct, source=f"{topology.source}: gdr", rank=1)
+            yield FieldValue("gpudirect", direct, f"{topology.source}: gdr", rank=1)
     for matrix in facts.matrices:
         if matrix.nics:
-            yield FieldValue(field="nics_per_node", value=len(matrix.nics), source=f"{matrix.source}: columns", rank=2)
+            yield FieldValue("nics_per_node", len(matrix.nics), f"{matrix.source}: columns", rank=2)
     yield from _read_log_fields(facts.log)
 
 
@@ -212,58 +207,56 @@ def _read_adapter_fields(source: str, adapters: list[Adapter]) -> Iterator[Field
     kinds: dict[tuple[float, str], list[str]] = defaultdict(list)
     for adapter in adapters:
         kinds[adapter.gbps, adapter.fabric].append(adapter.name)
-    (gbps, fabric), *slower = sorted(kinds, key=lambda kind: (kind[0], len(kinds[kind])), reverse=True)
-    names = kinds[gbps, fabric]
-    shown = f"{source}: {len(names)} x {format_gbps(gbps)}, {_range(names)}"
-    for kind in slower:
-        shown += f"; not counted: {len(kinds[kind])} x {format_gbps(kind[0])}, {_range(kinds[kind])}"
+    ranked = sorted(kinds, key=lambda kind: (kind[0], len(kinds[kind])), reverse=True)
+    shown = [f"{len(kinds[kind])} x {format_gbps(kind[0])}, {_shorten(kinds[kind])}" for kind in ranked]
+    (gbps, fabric), *_ = ranked
     if fabric:
-        yield FieldValue(field="fabric", value=fabric, source=source)
-    yield FieldValue(field="nics_per_node", value=len(names), source=shown, rank=1)
+        yield FieldValue("fabric", fabric, source)
+    ports = f"{source}: {'; not counted: '.join(shown)}"
+    yield FieldValue("nics_per_node", len(kinds[gbps, fabric]), ports, rank=1)
     if gbps:
-        yield FieldValue(field="nic_gbps", value=gbps, source=source)
+        yield FieldValue("nic_gbps", gbps, source)
 
 
 def _read_log_fields(log: LogFacts) -> Iterator[FieldValue]:
     by_host: dict[str, set[str]] = defaultdict(set)
     layers: set[str] = set()
+    has_several_nodes = any((start.nodes or 1) > 1 for start in log.starts)
     for process in log.processes:
         by_host[process.host] |= set(process.adapters)
         layers |= {Adapter(name="", link_layer=layer).fabric for layer in process.adapters.values()}
         if process.provider and (fabric := _PROVIDERS.get(process.provider.value.partition(";")[0])):
-            source = f"{process.provider.evidence.source}: provider {process.provider.value}"
-            yield FieldValue(field="fabric", value=fabric, source=source)
-        several = any((start.nodes or 1) > 1 for start in log.starts)
-        if several and process.network and process.network.value.startswith("Socket"):
-            source = f"{process.network.evidence.source}: Using network Socket"
-            yield FieldValue(field="fabric", value="ethernet", source=source)
+            provider = process.provider
+            yield FieldValue("fabric", fabric, f"{provider.evidence.source}: provider {provider.value}")
+        if has_several_nodes and process.network and process.network.value.startswith("Socket"):
+            yield FieldValue("fabric", "ethernet", f"{process.network.evidence.source}: Using network Socket")
+    name = _name_log(log)
     if len(layers) == 1 and (fabric := layers.pop()):
-        yield FieldValue(field="fabric", value=fabric, source=f"{_log(log)}: NET/IB")
-    for host, names in by_host.items():
-        if names:
-            source = f"{_log(log)}: {host or '?'} uses {_range(sorted(names))}"
-            yield FieldValue(field="nics_per_node", value=len(names), source=source)
+        yield FieldValue("fabric", fabric, f"{name}: NET/IB")
+    for host, adapters in by_host.items():
+        if adapters:
+            yield FieldValue("nics_per_node", len(adapters), f"{name}: {host or '?'} uses {_shorten(sorted(adapters))}")
     if log.net_gbps:
-        yield FieldValue(field="nic_gbps", value=log.net_gbps, source=f"{_log(log)}: + NET[{log.net_gbps:g}]")
+        yield FieldValue("nic_gbps", log.net_gbps, f"{name}: + NET[{log.net_gbps:g}]")
     networks = [kind for kind in log.transports() if kind.startswith("NET/")]
     if networks:
         direct = any(kind.endswith("/GDRDMA") for kind in networks)
-        yield FieldValue(field="gpudirect", value=direct, source=f"{_log(log)}: via {', '.join(networks)}")
+        yield FieldValue("gpudirect", direct, f"{name}: via {', '.join(networks)}")
     elif log.gpudirect:
-        enabled = any(works for works, _ in log.gpudirect)
-        yield FieldValue(field="gpudirect", value=enabled, source=f"{_log(log)}: GPU Direct RDMA", rank=1)
+        direct = any(works for works, _ in log.gpudirect)
+        yield FieldValue("gpudirect", direct, f"{name}: GPU Direct RDMA", rank=1)
 
 
-def _log(log: LogFacts) -> str:
-    more = len(log.sources) - 1
-    return f"{log.sources[0] if log.sources else 'log'}{f' and {more} more' if more > 0 else ''}"
+def _name_log(log: LogFacts) -> str:
+    further = len(log.sources) - 1
+    return f"{log.sources[0] if log.sources else 'log'}{f' and {further} more' if further > 0 else ''}"
 
 
-def _range(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     return ", ".join(names) if len(names) < 3 else f"{names[0]} to {names[-1]}"
 
 
-def _named(model: str) -> str:
+def _name_gpu(model: str) -> str:
     return model.removeprefix("NVIDIA ").replace(" ", "-")
 
 
@@ -298,14 +291,14 @@ class Detection:
 
     Attributes:
         name: of the cluster.
-        found: field -> value and source, in the order of the cluster's fields.
+        fields: field -> value and source, in the order of the cluster's fields.
         missing: fields that must be given.
         contradictions: one sentence for each field about which sources or nodes disagree.
         notes: differences that do not matter for the cluster.
     """
 
     name: str
-    found: Mapping[str, FieldValue]
+    fields: Mapping[str, FieldValue]
     missing: tuple[str, ...]
     contradictions: tuple[str, ...]
     notes: tuple[str, ...]
@@ -319,34 +312,34 @@ class Detection:
         """
         if self.missing:
             disputed = "".join(f"\n  sources disagree: {text}" for text in self.contradictions)
-            asked = "".join(f"\n  {field:<19} {ASKED.get(field, '')}".rstrip() for field in self.missing)
+            required = "".join(f"\n  {field:<19} {ASKED.get(field, '')}".rstrip() for field in self.missing)
             options = "".join(f" --set {field}=..." for field in self.missing)
             number = len(self.missing)
             raise UsageError(
-                f"could not detect {count_noun(number, 'field')} of {self.name}:{disputed}{asked}",
+                f"could not detect {count_noun(number, 'field')} of {self.name}:{disputed}{required}",
                 hint=f"give {'them' if number > 1 else 'it'}, or pass more files: {command}{options}",
             )
         by_source: dict[str, list[str]] = {}
-        for seen in self.found.values():
-            by_source.setdefault(seen.source, []).append(seen.field)
-        made = Cluster(
+        for row in self.fields.values():
+            by_source.setdefault(row.source, []).append(row.field)
+        cluster = Cluster(
             name=self.name,
             sources=tuple(f"{', '.join(names)}: {source}" for source, names in by_source.items()),
-            **{field: seen.value for field, seen in self.found.items()},
+            **{field: row.value for field, row in self.fields.items()},
         )
-        require_plausible_links(made)
-        return made
+        require_plausible_links(cluster)
+        return cluster
 
     def toml(self, cluster: Cluster) -> str:
         """Return the cluster as TOML, with the source of each field."""
-        return cluster_toml(cluster, {field: seen.source for field, seen in self.found.items()})
+        return cluster_toml(cluster, {field: row.source for field, row in self.fields.items()})
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return {
             "schema": 1,
             "name": self.name,
-            "fields": [{"field": s.field, "value": s.value, "source": s.source} for s in self.found.values()],
+            "fields": [{"field": s.field, "value": s.value, "source": s.source} for s in self.fields.values()],
             "missing": [{"field": field, "give": ASKED.get(field, "")} for field in self.missing],
             "contradictions": list(self.contradictions),
             "notes": list(self.notes),
@@ -364,57 +357,52 @@ def detect(nodes: Sequence[Facts], given: Mapping[str, str], *, name: str = "") 
     Raises:
         UsageError: a given field does not exist, or has an impossible value.
     """
-    typed = {field: FieldValue(field=field, value=value, source="--set") for field, value in _typed(given).items()}
-    found: dict[str, FieldValue] = dict(typed)
+    settled = {field: FieldValue(field, value, "--set") for field, value in _parse_fields(given).items()}
     disputes: dict[str, str] = {}
-
-    def settle(rows: Sequence[FieldValue]) -> None:
-        for field in dict.fromkeys(row.field for row in rows if row.field not in found):
-            seen, dispute = _agreed([row for row in rows if row.field == field])
-            if seen:
-                found[field] = seen
-            else:
-                disputes[field] = dispute
-
-    settle(
-        [
-            row
-            for facts in nodes
-            for part in (read_gpu_fields, read_software_fields, read_network_fields)
-            for row in part(facts)
-        ]
-    )
-    if "gpu" in found:
-        gpu = str(found["gpu"].value)
-        model = gpu_model(gpu.replace("-", " ")) or gpu_model(gpu)
-        rows = [row for facts in nodes for row in read_link_fields(facts, model, gpu)]
-        if model:
-            rows.append(
-                FieldValue(field="compute_capability", value=model.compute_capability, source=f"known of {gpu}")
-            )
-        if model and model.arm:
-            rows.append(FieldValue(field="cpu", value="arm", source=f"known of {gpu}"))
-        settle(rows)
-    else:
-        settle([row for facts in nodes for row in read_link_fields(facts, None, "")])
-    _settle_network(found, disputes, nodes)
+    parts = (read_gpu_fields, read_software_fields, read_network_fields)
+    _settle([row for facts in nodes for part in parts for row in part(facts)], settled, disputes)
+    gpu = str(settled["gpu"].value) if "gpu" in settled else ""
+    model = gpu_model(gpu.replace("-", " ")) or gpu_model(gpu)
+    rows = [row for facts in nodes for row in read_link_fields(facts, model, gpu)]
+    if model:
+        rows.append(FieldValue("compute_capability", model.compute_capability, f"known of {gpu}"))
+    if model and model.arm:
+        rows.append(FieldValue("cpu", "arm", f"known of {gpu}"))
+    _settle(rows, settled, disputes)
+    _settle_network(settled, disputes, nodes)
     notes = [f"{disputes.pop(field)}; it is left empty" for field in _MAY_DIFFER if field in disputes]
-    needed = [field for field in ASKED if field not in _OF_NETWORK or _is_network(found)]
-    if "gpu" not in found:
-        wired = any(matrix.has_nvlink for facts in nodes for matrix in facts.matrices)
-        needed = [field for field in needed if field not in (_OF_MODEL if wired else _OF_MODEL[:1])]
-    missing = [field for field in (*needed, *disputes) if field not in found]
+    required = [field for field in ASKED if field not in _OF_NETWORK or _has_network(settled)]
+    if not gpu:
+        has_nvlink = any(matrix.has_nvlink for facts in nodes for matrix in facts.matrices)
+        required = [field for field in required if field not in (_OF_MODEL if has_nvlink else _OF_MODEL[:1])]
     if not name:
-        gpus, gpu = (str(found[field].value) if field in found else "" for field in ("gpus_per_node", "gpu"))
+        gpus = str(settled["gpus_per_node"].value) if "gpus_per_node" in settled else ""
         name = re.sub(r"[^a-z0-9.]+", "-", f"{gpus}x-{gpu}".lower()).strip("-") if gpus and gpu else "my-cluster"
-    order = [field.name for field in fields(Cluster) if field.name in found]
     return Detection(
         name=name,
-        found={field: found[field] for field in order},
-        missing=tuple(dict.fromkeys(missing)),
+        fields={field.name: settled[field.name] for field in fields(Cluster) if field.name in settled},
+        missing=tuple(dict.fromkeys(field for field in (*required, *disputes) if field not in settled)),
         contradictions=tuple(disputes.values()),
         notes=tuple(notes),
     )
+
+
+def _settle(rows: Sequence[FieldValue], settled: dict[str, FieldValue], disputes: dict[str, str]) -> None:
+    """Add the fields on which the nearest sources agree to `settled`, and others with who says what to `disputes`."""
+    for field in dict.fromkeys(row.field for row in rows if row.field not in settled):
+        of_field = [row for row in rows if row.field == field]
+        nearest = min(row.rank for row in of_field)
+        sources: dict[Any, list[str]] = {}
+        for row in of_field:
+            if row.rank == nearest:
+                equal = next((value for value in sources if _is_equal(value, row.value)), row.value)
+                sources.setdefault(equal, []).append(row.source)
+        if len(sources) == 1:
+            ((value, names),) = sources.items()
+            settled[field] = FieldValue(field, value, _list_sources(names))
+        else:
+            claims = ", ".join(f"{value} ({_list_sources(names)})" for value, names in sources.items())
+            disputes[field] = f"{field} is {claims}"
 
 
 def require_plausible_links(cluster: Cluster) -> None:
@@ -433,69 +421,51 @@ def require_plausible_links(cluster: Cluster) -> None:
         )
 
 
-def _agreed(rows: list[FieldValue]) -> tuple[FieldValue | None, str]:
-    """Return the value on which the nearest sources agree; None and who says what, if they do not."""
-    nearest = [row for row in rows if row.rank == min(one.rank for one in rows)]
-    sources: dict[Any, list[str]] = {}
-    for row in nearest:
-        same = next((value for value in sources if _same(value, row.value)), row.value)
-        sources.setdefault(same, []).append(row.source)
-    if len(sources) == 1:
-        ((value, shown),) = sources.items()
-        return FieldValue(field=rows[0].field, value=value, source=_some(shown)), ""
-    said = ", ".join(f"{value} ({_some(shown)})" for value, shown in sources.items())
-    return None, f"{rows[0].field} is {said}"
+def _is_equal(first: Any, second: Any) -> bool:
+    if isinstance(first, float) and isinstance(second, float):
+        return abs(first - second) <= _TOLERANCE * max(first, second)
+    return bool(first == second)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= _TOLERANCE * max(one, other)
-    return bool(one == other)
-
-
-def _some(sources: list[str]) -> str:
+def _list_sources(sources: list[str]) -> str:
     shown = list(dict.fromkeys(sources))
     return "; ".join(shown[:2]) + (f" and {len(shown) - 2} more" if len(shown) > 2 else "")
 
 
-def _settle_network(found: dict[str, FieldValue], disputes: dict[str, str], nodes: Sequence[Facts]) -> None:
+def _settle_network(settled: dict[str, FieldValue], disputes: dict[str, str], nodes: Sequence[Facts]) -> None:
     """Add the number of nodes, and a network where it can be known that there is none."""
-    looked = sum(len(facts.matrices) or len(facts.topologies) for facts in nodes)
-    found.setdefault("nodes", FieldValue(field="nodes", value=max(looked, 1), source="nodes that were looked at"))
-    listed = any(matrix.nics for facts in nodes for matrix in facts.matrices) or any(facts.adapters for facts in nodes)
-    if "fabric" not in {*found, *disputes} and looked and not listed and found["nodes"].value == 1:
-        found["fabric"] = FieldValue(field="fabric", value="none", source="no network adapter beside the GPUs")
-    if not _is_network(found):
+    examined = sum(len(facts.matrices) or len(facts.topologies) for facts in nodes)
+    settled.setdefault("nodes", FieldValue("nodes", max(examined, 1), "nodes that were looked at"))
+    has_nics = any(facts.adapters or any(matrix.nics for matrix in facts.matrices) for facts in nodes)
+    if "fabric" not in {*settled, *disputes} and examined and not has_nics and settled["nodes"].value == 1:
+        settled["fabric"] = FieldValue("fabric", "none", "no network adapter beside the GPUs")
+    if not _has_network(settled):
         for field, nothing in zip(_OF_NETWORK, (0, 0.0, False), strict=True):
-            found[field] = FieldValue(field=field, value=nothing, source="no network")
+            settled[field] = FieldValue(field, nothing, "no network")
             disputes.pop(field, None)
 
 
-def _is_network(found: Mapping[str, FieldValue]) -> bool:
-    return "fabric" not in found or found["fabric"].value != "none"
+def _has_network(settled: Mapping[str, FieldValue]) -> bool:
+    return "fabric" not in settled or settled["fabric"].value != "none"
 
 
-def _typed(given: Mapping[str, str]) -> dict[str, Any]:
+def _parse_fields(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the given values, converted to the types of their fields."""
     kinds = {field.name: str(field.type) for field in fields(Cluster) if field.name not in ("name", "sources")}
-    typed: dict[str, Any] = {}
-    for field, text in given.items():
+    values: dict[str, Any] = {}
+    for field, text in texts.items():
         if field not in kinds:
             raise UsageError(f"a cluster has no field {field!r}", hint=f"one of {', '.join(kinds)}")
         try:
-            typed[field] = parse_gbps(text, field) if field in BANDWIDTHS else _value(kinds[field], text)
+            values[field] = parse_gbps(text, field) if field in BANDWIDTHS else _parse_value(kinds[field], text)
         except InputError as error:
             raise UsageError(error.message, hint=error.hint) from error
         except ValueError as error:
             raise UsageError(f"{field} cannot be {text!r}", hint=ASKED.get(field, "")) from error
-    return typed
+    return values
 
 
-def _value(kind: str, text: str) -> Any:
-    if text in ("", "..."):
+def _parse_value(kind: str, text: str) -> Any:
+    if text in ("", "...") or (kind == "bool" and text.lower() not in ("true", "false")):
         raise ValueError(text)
-    if kind == "bool":
-        if text.lower() not in ("true", "false"):
-            raise ValueError(text)
-        return text.lower() == "true"
-    return {"int": int}.get(kind, str)(text)
+    return text.lower() == "true" if kind == "bool" else int(text) if kind == "int" else text

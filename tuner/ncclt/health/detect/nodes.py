@@ -89,8 +89,8 @@ def examine_nodes(target: Target, environ: Mapping[str, str]) -> tuple[tuple[Fac
             )
     else:
         shape = build_unknown_cluster(nodes=count_nodes_to_examine(target, environ), gpus_per_node=1)
-        found, missing = ask_nodes(create_launcher(shape, target, target.hosts[: shape.nodes], environ=environ))
-        nodes = list(found.values())
+        by_host, missing = ask_nodes(create_launcher(shape, target, target.hosts[: shape.nodes], environ=environ))
+        nodes = list(by_host.values())
     if asked:
         log, problems = _log_of_start(nodes, target, environ)
         nodes.append(Facts(log=log))
@@ -130,9 +130,9 @@ def ask_nodes(launcher: Launcher) -> tuple[dict[str, Facts], tuple[str, ...]]:
         raise KeyboardInterrupt
     missing = []
     if result.not_started or result.timed_out or result.exit_code != 0:
-        said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[-1:]
+        last_line = f"{result.stdout}\n{result.stderr}".strip().splitlines()[-1:]
         why = result.not_started or ("no answer in time" if result.timed_out else f"exit code {result.exit_code}")
-        missing.append(f"asking the nodes by {launcher.name} failed: {without_secrets('; '.join([why, *said]))}")
+        missing.append(f"asking the nodes by {launcher.name} failed: {without_secrets('; '.join([why, *last_line]))}")
     packed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for host, process, piece in _LINE.findall(result.stdout):
         packed[host, process].append(piece)

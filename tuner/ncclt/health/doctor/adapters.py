@@ -61,11 +61,12 @@ def adapters_here(root: Path) -> tuple[Adapter, ...]:
     for port in sorted((root / INFINIBAND).glob("*/ports/*")):
         names = _SYS_NAMES.values()
         rows[port.parents[1].name, port.name] = {name: first_line(port / name) for name in names}
-    found = list(_adapters(rows, f"/{INFINIBAND}"))
+    adapters = list(_build_adapters(rows, f"/{INFINIBAND}"))
     for device in sorted((root / "sys/class/cxi").glob("cxi*")):  # HPE Slingshot; its interface shows the speed
         number = device.name.removeprefix("cxi")
-        found.append(_cxi(number, first_line(root / "sys/class/net" / f"hsn{number}" / "speed"), "/sys/class/cxi"))
-    return tuple(found)
+        speed = first_line(root / "sys/class/net" / f"hsn{number}" / "speed")
+        adapters.append(_build_slingshot(number, speed, "/sys/class/cxi"))
+    return tuple(adapters)
 
 
 def parse_adapters(lines: Iterable[str], source: str) -> tuple[Adapter, ...]:
@@ -77,14 +78,14 @@ def parse_adapters(lines: Iterable[str], source: str) -> tuple[Adapter, ...]:
         if row := _SYS_ROW.search(line):
             rows.setdefault((row[1], row[2]), {})[row[3]] = row[4].strip()
         elif hsn := _HSN_ROW.search(line):
-            slingshot.append(_cxi(hsn[1], hsn[2], source))
+            slingshot.append(_build_slingshot(hsn[1], hsn[2], source))
         elif ca := _CA.fullmatch(line):
             device, port = ca[1], ""
         elif device and (number := _PORT.fullmatch(line)):
             port = number[1]
         elif port and (entry := _ENTRY.fullmatch(line)):
             rows.setdefault((device, port), {})[_SYS_NAMES[entry[1]]] = entry[2]
-    return (*_adapters(rows, source), *slingshot)
+    return (*_build_adapters(rows, source), *slingshot)
 
 
 def shows_adapters(line: str) -> bool:
@@ -92,20 +93,20 @@ def shows_adapters(line: str) -> bool:
     return bool(_CA.fullmatch(line) or _SYS_ROW.search(line) or _HSN_ROW.search(line))
 
 
-def _adapters(rows: Rows, source: str) -> Iterator[Adapter]:
-    for (device, port), said in rows.items():
-        rate = _RATE.match(said.get("rate", ""))
-        state = said.get("state", "").upper()
+def _build_adapters(rows: Rows, source: str) -> Iterator[Adapter]:
+    for (device, port), entries in rows.items():
+        rate = _RATE.match(entries.get("rate", ""))
+        state = entries.get("state", "").upper()
         yield Adapter(
             name=device if port == "1" else f"{device}:{port}",
-            link_layer=said.get("link_layer", ""),
+            link_layer=entries.get("link_layer", ""),
             gbps=float(rate[1]) / 8 if rate else 0.0,
             active="ACTIVE" in state or not state,
             source=source,
         )
 
 
-def _cxi(number: str, speed: str, source: str) -> Adapter:
+def _build_slingshot(number: str, speed: str, source: str) -> Adapter:
     gbps = int(speed) / 8000 if speed.isdecimal() else 0.0
     return Adapter(name=f"cxi{number}", link_layer="Slingshot", gbps=gbps, source=source)
 

@@ -7,7 +7,7 @@ comment only in the first column, and values are cut at 1023 bytes. So a line th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ncclt.health.doctor.variables import shown_value
@@ -46,34 +46,35 @@ def parse_conf_file(lines: Iterable[str], source: str) -> ConfFile:
         meant = _MEANT.search(name)
         text = f"{name}={shown_value(meant[0] if meant else name, value)}" if equals else line
         evidence = Evidence(source=source, line=number, text=shortened(text))
-        errors += [(what, evidence) for what in _find_errors(name, equals, value)]
+        errors += [(error, evidence) for error in _find_errors(name, equals, value)]
         if equals:
             cut = _bytes(value)[:MOST_VALUE_BYTES].decode(errors="ignore")
             assignments.append(Variable(name=name, value=cut, evidence=evidence))
     return ConfFile(source=source, assignments=tuple(assignments), errors=tuple(errors))
 
 
-def _find_errors(name: str, equals: str, value: str) -> list[str]:
-    if not equals:
-        return [] if name.lstrip().startswith("#") else ["without `=` NCCL skips the line"]
-    found = []
+def _find_errors(name: str, equals: str, value: str) -> Iterator[str]:
     if name.lstrip().startswith("#"):
-        return ["`#` is a comment in the first column alone: NCCL sets a variable with this odd name"]
+        if equals:
+            yield "`#` is a comment in the first column alone: NCCL sets a variable with this odd name"
+        return
+    if not equals:
+        yield "without `=` NCCL skips the line"
+        return
     if name.strip().startswith("export "):
-        found.append("`export` becomes part of the name, so the variable is not set")
+        yield "`export` becomes part of the name, so the variable is not set"
     elif name != name.strip():
-        found.append("the blank at the name becomes part of it, so the variable is not set")
+        yield "the blank at the name becomes part of it, so the variable is not set"
     elif not _NAME.fullmatch(name):
-        found.append("the name is not a variable's name")
+        yield "the name is not a variable's name"
     if value[:1] in "\"'" and value:
-        found.append("quotes become part of the value")
+        yield "quotes become part of the value"
     elif value != value.strip():
-        found.append("the blank or carriage return at the value becomes part of it")
+        yield "the blank or carriage return at the value becomes part of it"
     if re.search(r"\s#", value):
-        found.append("the comment after the value becomes part of it")
+        yield "the comment after the value becomes part of it"
     if len(_bytes(value)) > MOST_VALUE_BYTES:
-        found.append(f"NCCL cuts values at {MOST_VALUE_BYTES} bytes, this one has {len(_bytes(value))}")
-    return found
+        yield f"NCCL cuts values at {MOST_VALUE_BYTES} bytes, this one has {len(_bytes(value))}"
 
 
 def _bytes(value: str) -> bytes:

@@ -7,15 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ncclt.core.documents import Documented, Shape
+from ncclt.health.doctor import rules_gpus, rules_log, rules_network, rules_rccl, rules_topology, rules_variables
 from ncclt.health.doctor.facts import LOG_VARIABLES, Facts
-from ncclt.health.doctor.finding import DoctorRule, Finding, Severity
+from ncclt.health.doctor.finding import RULE_TEXTS, DoctorRule, Finding, Severity
 from ncclt.health.doctor.published import PublishedComparison, compare_with_published
-from ncclt.health.doctor.rules_gpus import GPU_RULES
-from ncclt.health.doctor.rules_log import PLUGIN_RULES, RANK_RULES, RELEASE_RULES
-from ncclt.health.doctor.rules_network import NETWORK_RULES
-from ncclt.health.doctor.rules_rccl import RCCL_RULES
-from ncclt.health.doctor.rules_topology import TOPOLOGY_RULES
-from ncclt.health.doctor.rules_variables import CONF_RULES, VARIABLE_RULES
 from ncclt.health.doctor.settings import SetVariable, find_settings
 from ncclt.health.doctor.variables import shown_value
 
@@ -50,66 +45,62 @@ def examine_parts(facts: Facts) -> Iterator[Examination]:
 
     Nodes without a report of their own count as equal in the rules, and as not examined in the verdict.
     """
-    log = facts.log
-    reports = facts.gpu_reports
-    drivers = [report.source for report in reports if report.driver]
-    drivers += ["/proc/driver/nvidia/version"] if facts.driver else []
-    drivers += [process.name for process in log.processes if process.driver]
-    asked = "run it on a GPU node, save its output and pass it with --from"
-    no_report = facts.smi_problem or "no `nvidia-smi -q -x`"
-    yield _part("driver", drivers, no_report, asked)
-    yield _part("GPUs", (report.source for report in reports), no_report, asked)
+    log, reports = facts.log, facts.gpu_reports
     ranks = max((start.ranks or 0 for start in log.starts), default=0)
-    counts = [len(report.gpus) for report in reports] + [len(matrix.gpus) for matrix in facts.matrices]
-    counts += [len(topology.gpus) for topology in facts.topologies]
-    if ranks > 1 or max(counts, default=0) != 1:
-        links = [matrix.source for matrix in facts.matrices]
-        links += [topology.source for topology in facts.topologies]
-        links += [link.evidence.source for link in log.links if link.end in ("GPU", "NVS")]
-        yield _part("links", links, facts.smi_problem or "no `nvidia-smi topo -m`", asked)
-    if {start.nodes for start in log.starts if start.nodes} != {1}:
-        nics = [adapter.source for adapter in facts.adapters]
-        nics += [matrix.source for matrix in facts.matrices]
-        nics += [process.network.evidence.source for process in log.processes if process.network]
-        nics += ["/sys/class/infiniband"] if facts.here else []
-        yield _part("NICs", nics, "no `ibstat`", "save `ibstat` of a node")
+    nodes = max((start.nodes or 0 for start in log.starts), default=0)
+    yield from _examine_hardware(facts, ranks)
+    if facts.other_backends:
+        return  # without NCCL there is nothing to examine of it
     shown = ", ".join(log.sources[:_SHOWN]) + (", ..." if len(log.sources) > _SHOWN else "")
     why = "" if log.tells_starts else f"no line of a start in {shown}" if log.sources else "no log of NCCL"
     how = f"{_START} or {_LOG}" if facts.here and not facts.job else _LOG
-    if facts.other_backends:
-        return  # without NCCL there is nothing to examine of it
     if ranks != 1:
         sources = log.sources if log.transports() else ()
-        yield _part("transports", sources, why or f"no connection in {shown}", how)
-    told = any(process.plugins or process.network for process in log.processes)
-    yield _part("plugins", log.sources if told else (), why or f"no plugin or network in {shown}", how)
-    nodes = max((start.nodes or 0 for start in log.starts), default=0)
+        yield _build_part("transports", sources, why or f"no connection in {shown}", how)
+    names_plugins = any(process.plugins or process.network for process in log.processes)
+    yield _build_part("plugins", log.sources if names_plugins else (), why or f"no plugin or network in {shown}", how)
     if 0 < len(reports) < nodes:
         how = "run `ncclt doctor` on every node, or give `nvidia-smi -q -x` of each with --from"
-        yield _part("other nodes", (), f"nvidia-smi of {len(reports)} of {nodes} nodes", how)
+        yield _build_part("other nodes", (), f"nvidia-smi of {len(reports)} of {nodes} nodes", how)
     hosts = {process.host for process in log.processes if process.host}
     if 0 < len(hosts) < nodes:
         how = "run it in a folder that all nodes share" if facts.job else "give the logs of all nodes"
-        yield _part("logs of other nodes", (), f"those of {len(hosts)} of {nodes} nodes are here", how)
+        yield _build_part("logs of other nodes", (), f"those of {len(hosts)} of {nodes} nodes are here", how)
 
 
-def _part(part: str, sources: Iterable[str], why: str, how: str) -> Examination:
+def _examine_hardware(facts: Facts, ranks: int) -> Iterator[Examination]:
+    """Yield driver, GPUs, links and NICs."""
+    log, reports, topologies = facts.log, facts.gpu_reports, facts.topologies
+    how = "run it on a GPU node, save its output and pass it with --from"
+    no_report = facts.smi_problem or "no `nvidia-smi -q -x`"
+    drivers = [report.source for report in reports if report.driver]
+    drivers += ["/proc/driver/nvidia/version"] if facts.driver else []
+    drivers += [process.name for process in log.processes if process.driver]
+    yield _build_part("driver", drivers, no_report, how)
+    yield _build_part("GPUs", (report.source for report in reports), no_report, how)
+    counts = [len(report.gpus) for report in reports] + [len(matrix.gpus) for matrix in facts.matrices]
+    counts += [len(topology.gpus) for topology in topologies]
+    if ranks > 1 or max(counts, default=0) != 1:
+        links = [matrix.source for matrix in facts.matrices] + [topology.source for topology in topologies]
+        links += [link.evidence.source for link in log.links if link.end in ("GPU", "NVS")]
+        yield _build_part("links", links, facts.smi_problem or "no `nvidia-smi topo -m`", how)
+    if {start.nodes for start in log.starts if start.nodes} != {1}:
+        nics = [adapter.source for adapter in facts.adapters] + [matrix.source for matrix in facts.matrices]
+        nics += [process.network.evidence.source for process in log.processes if process.network]
+        nics += ["/sys/class/infiniband"] if facts.here else []
+        yield _build_part("NICs", nics, "no `ibstat`", "save `ibstat` of a node")
+
+
+def _build_part(part: str, sources: Iterable[str], why: str, how: str) -> Examination:
     by = tuple(dict.fromkeys(sources))
     return Examination(part=part, by=by) if by else Examination(part=part, why=why, how=how)
 
 
-RULES: tuple[DoctorRule, ...] = (
-    *NETWORK_RULES,
-    *TOPOLOGY_RULES,
-    *RANK_RULES,
-    *PLUGIN_RULES,
-    *VARIABLE_RULES,
-    *CONF_RULES,
-    *RELEASE_RULES,
-    *RCCL_RULES,
-    *GPU_RULES,
-)
-"""Every rule, in the order in which `ncclt doctor --rules` shows them."""
+_MODULES = (rules_network, rules_topology, rules_log, rules_variables, rules_rccl, rules_gpus)
+_BY_ID = {rule.id: rule for module in _MODULES for rule in vars(module).values() if isinstance(rule, DoctorRule)}
+
+RULES = tuple(_BY_ID[id] for id in RULE_TEXTS)
+"""Every rule, in the order of rules.toml."""
 
 SCHEMA = 1
 """Version of the document that `ncclt doctor --json` prints."""
@@ -158,7 +149,7 @@ class Diagnosis:
         by_reason: dict[tuple[str, str], list[str]] = {}
         for part in self.unexamined:
             by_reason.setdefault((part.why, part.how), []).append(part.part)
-        return tuple((_listed(parts), why, how) for (why, how), parts in by_reason.items())
+        return tuple((_list_words(parts), why, how) for (why, how), parts in by_reason.items())
 
     @property
     def verdict(self) -> str:
@@ -176,9 +167,9 @@ class Diagnosis:
         """Return the verdict as one sentence, with what was and what was not examined."""
         counts = [(sum(f.severity is severity for f in self.findings), severity.value) for severity in Severity]
         counted = ", ".join(f"{n} {word}{'s' if n > 1 and word != 'info' else ''}" for n, word in counts if n)
-        found = f" ({counted})" if counted else ""
+        counted = f" ({counted})" if counted else ""
         if self.verdict == "healthy":
-            return f"healthy{found}: {_listed([part.part for part in self.examined])} examined"
+            return f"healthy{counted}: {_list_words([part.part for part in self.examined])} examined"
         gaps = [f"{parts} {'was' if parts == 'driver' else 'were'} not examined ({why})" for parts, why, _ in self.gaps]
         if not gaps and self.facts.missing:
             gaps = ["some sources could not be used"]
@@ -186,8 +177,8 @@ class Diagnosis:
         heads = [f"job {job.ending}"] if job and job.has_failed else []
         heads += [f"no NCCL in this job: {job.seen}"] if job and self.facts.other_backends else []
         if self.verdict == "incomplete" and not heads:
-            return f"No problems found{found}, but {'; '.join(gaps)}"
-        return "; ".join([*heads, *([f"{self.verdict}{found}"] if counted or not heads else []), *gaps])
+            return f"No problems found{counted}, but {'; '.join(gaps)}"
+        return "; ".join([*heads, *([f"{self.verdict}{counted}"] if counted or not heads else []), *gaps])
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -205,11 +196,11 @@ class Diagnosis:
         }
 
 
-def _listed(words: list[str]) -> str:
+def _list_words(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 def diagnose(facts: Facts) -> Diagnosis:
     """Apply every rule."""
-    found = [finding for rule in RULES for finding in rule.findings(facts)]
-    return Diagnosis(facts=facts, findings=tuple(sorted(found, key=lambda finding: finding.severity.order)))
+    findings = [finding for rule in RULES for finding in rule.findings(facts)]
+    return Diagnosis(facts=facts, findings=tuple(sorted(findings, key=lambda finding: finding.severity.order)))

@@ -169,11 +169,11 @@ def _smi(
     shown = " ".join((NVIDIA_SMI, *arguments))
     result = launcher.run(launcher.plan((NVIDIA_SMI, *arguments), variables={}, timeout_s=_SMI_TIMEOUT_S))
     if result.not_started or result.timed_out or result.exit_code != 0:
-        said = f"{result.stdout}\n{result.stderr}".strip().splitlines()[:1]
+        first_line = f"{result.stdout}\n{result.stderr}".strip().splitlines()[:1]
         why = result.not_started or (
             "it hangs: is the driver healthy?" if result.timed_out else f"exit code {result.exit_code}"
         )
-        missing.append(f"`{shown}` failed: {without_secrets('; '.join([why, *said]))}")
+        missing.append(f"`{shown}` failed: {without_secrets('; '.join([why, *first_line]))}")
         return None
     try:
         return parse(result.stdout)

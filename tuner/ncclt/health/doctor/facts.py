@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from ncclt.health.doctor.nccl_topology import NcclTopology
 from ncclt.health.doctor.variables import shown_value
 from ncclt.measure.outcome import signal_name
 from ncclt.nccl.log.evidence import Evidence, Variable
-from ncclt.nccl.log.facts import LogFacts
+from ncclt.nccl.log.facts import Connection, LogFacts, RankStart, SearchedGraph
 from ncclt.profile.record.ranks import RankReport, find_other_backends
 from ncclt.profile.views.exposure import bound_gain
 
@@ -98,14 +99,20 @@ class JobRun:
         backends = " and ".join(sorted({rank.backend for rank in ranks if rank.backend}))
         over = f" over {backends}" if backends else " without a process group"
         steps = count_noun(max(rank.steps_seen for rank in ranks), "step")
-        said = f"{count_noun(len(ranks), 'rank')} made {steps}{over}"
+        training = f"{count_noun(len(ranks), 'rank')} made {steps}{over}"
         recorded = self.workload.provenance.steps if self.workload else 0
         if self.workload is None or not recorded:
-            return said
+            return training
         sent = format_bytes(round(self.workload.bytes_per_step))
-        messages = "1 message" if len(self.workload.messages) == 1 else f"{len(self.workload.messages)} messages"
+        messages = count_noun(len(self.workload.messages), "message")
         were = "was" if recorded == 1 else "were"
-        return f"{said}; {recorded} of them, which {were} recorded, sent {sent} per rank and step in {messages}"
+        return f"{training}; {recorded} of them, which {were} recorded, sent {sent} per rank and step in {messages}"
+
+    def program_sources(self) -> Iterator[tuple[RankReport, Evidence]]:
+        """Yield each process that loaded PyTorch, and where its facts come from."""
+        for program in self.programs:
+            rank = "?" if program.rank is None else program.rank
+            yield program, Evidence(source=f"{program.host}, rank {rank}", text="")
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -193,8 +200,8 @@ class Facts:
     @property
     def nvidia_driver(self) -> str:
         """Return NVIDIA's driver if all sources agree; empty = not known, or nodes differ."""
-        found = {driver for driver in (self.driver, *(report.driver for report in self.gpu_reports)) if driver}
-        return found.pop() if len(found) == 1 else ""
+        drivers = {driver for driver in (self.driver, *(report.driver for report in self.gpu_reports)) if driver}
+        return drivers.pop() if len(drivers) == 1 else ""
 
     @property
     def gpu_models(self) -> list[str]:
@@ -207,6 +214,17 @@ class Facts:
         return self.job.other_backends if self.job and not self.log.lines else ""
 
     @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Return the connections of all starts."""
+        return tuple(connection for start in self.log.starts for connection in start.connections)
+
+    def graphs(self, *, between_nodes: bool = False) -> Iterator[tuple[RankStart, SearchedGraph]]:
+        """Yield what NCCL found for each start; `between_nodes`: of communicators over several nodes only."""
+        for start in self.log.starts:
+            if not between_nodes or (start.nodes or 1) > 1:
+                yield from ((start, graph) for graph in start.graphs)
+
+    @property
     def virtual_machine(self) -> Evidence | None:
         """Return the sign that the GPUs are in a virtual machine; None = there is none."""
         for report in self.gpu_reports:
@@ -217,20 +235,19 @@ class Facts:
 
     def variables(self) -> tuple[Variable, ...]:
         """Return the variables in effect, each (name, value) once: environment before files, then log and job."""
-        found: dict[str, Variable] = {}
+        configured: dict[str, Variable] = {}
         for variable in (*self.environment, *(row for file in self.conf_files for row in file.assignments)):
-            found.setdefault(variable.name, variable)
+            configured.setdefault(variable.name, variable)
         logged: dict[tuple[str, str], Variable] = {}
         for process in self.log.processes:
-            for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
-                variable = Variable(name=name, value=said.value, evidence=said.evidence)
-                logged.setdefault((name, said.value), variable)
-        for rank in self.job.programs if self.job else ():
-            seen = Evidence(source=f"{rank.host}, rank {'?' if rank.rank is None else rank.rank}", text="")
+            for name, line in sorted(process.variables.items(), key=lambda item: item[0]):
+                variable = Variable(name=name, value=line.value, evidence=line.evidence)
+                logged.setdefault((name, line.value), variable)
+        for rank, source in self.job.program_sources() if self.job else ():
             for name, value in (*rank.started_with, *rank.set_inside):
                 if name not in LOG_VARIABLES:  # ncclt itself has set these
-                    logged.setdefault((name, value), Variable(name=name, value=value, evidence=seen))
-        return (*found.values(), *(v for v in logged.values() if v.name not in found))
+                    logged.setdefault((name, value), Variable(name=name, value=value, evidence=source))
+        return (*configured.values(), *(v for v in logged.values() if v.name not in configured))
 
     def value(self, name: str) -> Variable | None:
         """Return the variable of a name; None = not set."""
@@ -238,16 +255,14 @@ class Facts:
 
     def fast_adapters(self) -> tuple[Evidence, ...]:
         """Return every sign of a network faster than sockets: RDMA devices of the machine, the matrix and the log."""
-        found = [Evidence(source=a.source, text=f"{a.name} {a.link_layer}".strip()) for a in self.adapters if a.active]
-        found += [
+        signs = [Evidence(source=a.source, text=f"{a.name} {a.link_layer}".strip()) for a in self.adapters if a.active]
+        signs += [
             Evidence(source=m.source, text=f"the matrix lists {', '.join(m.nics)}") for m in self.matrices if m.nics
         ]
-        for process in self.log.processes:
-            if process.adapters:
-                named = ", ".join(f"{name} ({layer})" for name, layer in process.adapters.items())
-                found.append(Evidence(source=process.name, text=f"NCCL found {named}"))
-                break
-        return tuple(found)
+        if process := next((process for process in self.log.processes if process.adapters), None):
+            named = ", ".join(f"{name} ({layer})" for name, layer in process.adapters.items())
+            signs.append(Evidence(source=process.name, text=f"NCCL found {named}"))
+        return tuple(signs)
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object; of a log the sums, not its lines."""

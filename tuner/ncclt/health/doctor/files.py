@@ -6,12 +6,12 @@ import gzip
 import io
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ncclt.core.printed_costs import PrintedCosts
 from ncclt.errors import InputError
@@ -81,7 +81,7 @@ def read_files(paths: Sequence[Path]) -> Facts:
         InputError: files that were named are missing, damaged, or of an unknown kind; it names all of them.
     """
     with regular_files(paths) as files:
-        return _facts(files)
+        return _read_facts(files)
 
 
 def read_logs(paths: Sequence[Path], *, ignored: frozenset[str]) -> tuple[LogFacts, tuple[str, ...]]:
@@ -99,8 +99,8 @@ def read_logs(paths: Sequence[Path], *, ignored: frozenset[str]) -> tuple[LogFac
     """
     log = LogReader(ignored=ignored)
     problems: list[str] = []
-    full = [path for path in paths if path.stat().st_size]
-    problems += _read_in_turn(full, log, lambda _path, error: problems.append(error.message))
+    paths = [path for path in paths if path.stat().st_size]
+    problems += _read_in_turn(paths, log, lambda _path, error: problems.append(error.message))
     return log.facts(), tuple(problems)
 
 
@@ -111,20 +111,20 @@ def _read_in_turn(paths: Sequence[Path], log: LogReader, refuse: Callable[[Path,
         paths: of the logs.
         refuse: called with each file that cannot be read.
     """
-    left, cut = MOST_LOG_BYTES, []
+    remaining, cut = MOST_LOG_BYTES, []
     # Short ones first: the rest of their shares is for the long ones.
     ordered = sorted(paths, key=lambda path: path.stat().st_size > MOST_LOG_BYTES // len(paths))
     for number, path in enumerate(ordered):
-        share = left // (len(ordered) - number)
+        share = remaining // (len(ordered) - number)
         try:
-            with _lines(path) as lines:
+            with _open_lines(path) as lines:
                 head = _Head(lines, share)
-                left -= share
+                remaining -= share
                 log.read(head, path.name)
         except InputError as error:
             refuse(path, error)
             continue
-        left += head.left
+        remaining += head.unused
         cut += [path.name] if head.is_cut else []
     names = ", ".join(cut[:_MOST_NAMED]) + (f" and {len(cut) - _MOST_NAMED} more" if len(cut) > _MOST_NAMED else "")
     return (f"logs are read up to {MOST_LOG_BYTES >> 20} MiB in total: the end of {names} was not",) if cut else ()
@@ -134,26 +134,25 @@ class _Head:
     """First lines of a file.
 
     Attributes:
-        left: characters that were not needed.
+        unused: characters that were not needed.
         is_cut: there are more lines.
     """
 
-    def __init__(self, lines: Iterator[str], left: int) -> None:
-        self._lines, self.left, self.is_cut = lines, left, False
+    def __init__(self, lines: Iterator[str], characters: int) -> None:
+        self._lines, self.unused, self.is_cut = lines, characters, False
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines."""
         for line in self._lines:
-            if len(line) > self.left:
+            if len(line) > self.unused:
                 self.is_cut = True
                 return
-            self.left -= len(line)
+            self.unused -= len(line)
             yield line
 
 
-def _facts(paths: Sequence[Path]) -> Facts:
-    log = LogReader()
-    found: list[Facts] = []
+def _read_facts(paths: Sequence[Path]) -> Facts:
+    parts: dict[str, list[Any]] = defaultdict(list)
     logs: dict[Path, bool] = {}
     skipped: list[str] = []
     refused: list[InputError] = []
@@ -167,32 +166,26 @@ def _facts(paths: Sequence[Path]) -> Facts:
     for path, required in list_files(paths):
         try:
             kinds = _recognise_file(path)
-            if kinds:
-                found.append(_read(path, kinds))
-                logs |= {path: required} if Kind.LOG in kinds else {}
-            elif required:
-                refused.append(_refusal(path))
-            else:
+            if Kind.LOG in kinds:
+                logs[path] = required
+            for field, items in _read(path, kinds):
+                parts[field] += items
+            if not kinds and required:
+                refused.append(_build_refusal(path))
+            elif not kinds:
                 skipped.append(f"{path.name} was skipped: it is not a file that the doctor can read")
         except InputError as error:
             refuse(error, required=required)
+    log = LogReader()
     skipped += _read_in_turn(tuple(logs), log, lambda path, error: refuse(error, required=logs[path]))
     if refused:
         raise InputError("; ".join(error.message for error in refused), hint=refused[0].hint)
-    if not found:
-        why = f": {'; '.join(skipped)}" if skipped else ""
-        raise InputError(f"nothing in {', '.join(map(str, paths))} can be read by the doctor{why}", hint=_HINT)
-    topologies = tuple(topology for facts in found for topology in facts.topologies)
-    adapters = (adapter for facts in found for adapter in facts.adapters)
-    return Facts(
-        matrices=tuple(matrix for facts in found for matrix in facts.matrices),
-        gpu_reports=tuple(report for facts in found for report in facts.gpu_reports),
-        conf_files=tuple(file for facts in found for file in facts.conf_files),
-        adapters=(*adapters, *(nic for topology in topologies for nic in topology.adapters)),
-        topologies=topologies,
-        log=log.facts(),
-        missing=tuple(skipped),
-    )
+    if not (parts or logs):
+        reasons = f": {'; '.join(skipped)}" if skipped else ""
+        raise InputError(f"nothing in {', '.join(map(str, paths))} can be read by the doctor{reasons}", hint=_HINT)
+    parts["adapters"] += [nic for topology in parts["topologies"] for nic in topology.adapters]
+    fields: dict[str, Any] = {field: tuple(items) for field, items in parts.items()}
+    return Facts(log=log.facts(), missing=tuple(skipped), **fields)
 
 
 def _recognise_file(path: Path) -> frozenset[Kind]:
@@ -201,7 +194,7 @@ def _recognise_file(path: Path) -> frozenset[Kind]:
     Raises:
         InputError: it is empty, damaged or cannot be read.
     """
-    with _opened(path) as stream:
+    with _open(path) as stream:
         head = stream.read(HEAD_BYTES)
     if not head.strip():
         raise InputError(f"{path} is empty", hint="did the command that wrote it succeed?")
@@ -211,29 +204,27 @@ def _recognise_file(path: Path) -> frozenset[Kind]:
     return frozenset() if is_amd else kinds
 
 
-def _read(path: Path, kinds: frozenset[Kind]) -> Facts:
-    """Return the facts of a file, except for those of a log.
+def _read(path: Path, kinds: frozenset[Kind]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield (field of Facts, what the file adds to it), except for a log.
 
     Raises:
         InputError: it is damaged or cannot be read.
     """
-    facts = Facts()
     if Kind.GPU_REPORT in kinds:
-        with _opened(path) as stream:
-            facts = replace(facts, gpu_reports=(parse_gpu_report(stream, path.name),))
+        with _open(path) as stream:
+            yield "gpu_reports", [parse_gpu_report(stream, path.name)]
     if Kind.TOPOLOGY in kinds:
-        with _opened(path) as stream:
-            facts = replace(facts, topologies=(parse_nccl_topology(stream, path.name),))
+        with _open(path) as stream:
+            yield "topologies", [parse_nccl_topology(stream, path.name)]
     if Kind.MATRIX in kinds:
-        with _lines(path) as lines:
-            facts = replace(facts, matrices=(parse_matrix(lines, path.name),))
+        with _open_lines(path) as lines:
+            yield "matrices", [parse_matrix(lines, path.name)]
     if Kind.ADAPTERS in kinds:
-        with _lines(path) as lines:
-            facts = replace(facts, adapters=parse_adapters(lines, path.name))
+        with _open_lines(path) as lines:
+            yield "adapters", parse_adapters(lines, path.name)
     if Kind.CONF in kinds:
-        with _lines(path) as lines:
-            facts = replace(facts, conf_files=(parse_conf_file(lines, path.name),))
-    return facts
+        with _open_lines(path) as lines:
+            yield "conf_files", [parse_conf_file(lines, path.name)]
 
 
 def read_printed_costs_file(path: Path) -> PrintedCosts:
@@ -242,22 +233,22 @@ def read_printed_costs_file(path: Path) -> PrintedCosts:
     Raises:
         InputError: the file is missing or damaged, or has no usable table.
     """
-    with regular_files([path]) as (file,), _lines(file) as lines:
+    with regular_files([path]) as (file,), _open_lines(file) as lines:
         return read_printed_costs(lines, file.name)
 
 
-def _refusal(path: Path) -> InputError:
+def _build_refusal(path: Path) -> InputError:
     """Return the error for a file of no known kind; it names what the file is, where that is known."""
     with open_regular(path) as raw:  # as it is: prefixes of launchers look like `sh: nvidia-smi:`
         text = unpack(raw, Meter(raw), path.name).read(HEAD_BYTES).decode(errors="replace")
-    for pattern, what, hint in _REFUSED:
+    for pattern, problem, hint in _REFUSED:
         if pattern.search(text):
-            return InputError(f"{path} {what}", hint=hint)
+            return InputError(f"{path} {problem}", hint=hint)
     return InputError(f"{path} is not a file that the doctor can read", hint=_HINT)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _open(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked if it is gzipped; turn failures into InputError."""
     try:
         with open_regular(path) as raw:
@@ -271,8 +262,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _lines(path: Path) -> Iterator[Iterator[str]]:
-    with _opened(path) as stream:
+def _open_lines(path: Path) -> Iterator[Iterator[str]]:
+    with _open(path) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="\n")
         try:
             yield iter(lambda: text.readline(_MOST_LINE_CHARACTERS), "")
@@ -298,14 +289,13 @@ def recognise(head: bytes) -> frozenset[Kind]:
     if is_nccl_topology(head):
         return frozenset({Kind.TOPOLOGY})
     lines = head.decode(errors="replace").splitlines()
-    found = set()
-    if any(is_matrix_header(line) for line in lines):
-        found.add(Kind.MATRIX)
-    if any(map(BY_NCCL.search, lines)):
-        found.add(Kind.LOG)
-    if any(map(shows_adapters, lines)):
-        found.add(Kind.ADAPTERS)
-    said = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not found and any(_ASSIGNMENT.match(line) for line in said) and all("=" in line for line in said[:-1]):
-        found.add(Kind.CONF)
-    return frozenset(found)
+    signs: dict[Kind, Callable[[str], object]] = {
+        Kind.MATRIX: is_matrix_header,
+        Kind.LOG: BY_NCCL.search,
+        Kind.ADAPTERS: shows_adapters,
+    }
+    kinds = {kind for kind, shows in signs.items() if any(map(shows, lines))}
+    content = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not kinds and any(map(_ASSIGNMENT.match, content)) and all("=" in line for line in content[:-1]):
+        kinds.add(Kind.CONF)
+    return frozenset(kinds)

@@ -53,6 +53,11 @@ class Observation:
     severity: Severity | None = None
 
 
+def observe(problem: str, *evidence: Evidence, fix: str = "", severity: Severity | None = None) -> Observation:
+    """Return an observation with the lines that show it."""
+    return Observation(what=problem, evidence=evidence, fix=fix, severity=severity)
+
+
 Check = Callable[[Facts], Iterable[Observation]]
 
 
@@ -101,7 +106,7 @@ def read_table(name: str) -> dict[str, Any]:
     return tomllib.loads(files(__package__).joinpath(name).read_text("utf-8"))
 
 
-RULE_TEXTS: dict[str, dict[str, str]] = read_table("rules.toml")
+RULE_TEXTS: dict[str, dict[str, Any]] = read_table("rules.toml")
 """Id -> the texts of a rule."""
 
 

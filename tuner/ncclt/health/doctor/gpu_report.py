@@ -179,52 +179,66 @@ def parse_gpu_report(stream: IO[bytes], source: str) -> GpuReport:
     Raises:
         InputError: it is another file, is cut off, too long, or defines entities.
     """
-    parser: Any = ET.XMLPullParser(events=("start", "end"))  # typeshed does not type its events
-    open_elements: list[ET.Element] = []
     gpus: list[GpuState] = []
-    driver = cuda = ""
-    elements = without_tag = 0
-    try:
-        for chunk in xml_chunks(stream, source, "nvidia-smi -q -x > FILE"):
-            parser.feed(chunk)
-            without_tag += 1
-            for event, element in parser.read_events():
-                without_tag = 0
-                if event == "start":
-                    open_elements.append(element)
-                    elements += 1
-                    if len(open_elements) > _DEEPEST or elements > _MOST_ELEMENTS or len(gpus) > _MOST_GPUS:
-                        raise _no_report(source)
-                    continue
-                open_elements.pop()
-                if element.tag == "gpu":
-                    gpus.append(_gpu(element, len(gpus)))
-                elif element.tag == "driver_version":
-                    driver = driver or (element.text or "").strip()
-                elif element.tag == "cuda_version":
-                    cuda = cuda or (element.text or "").strip()
-                if len(open_elements) == 1:  # what has been read need not be kept
-                    open_elements[0].clear()
-                    elements = 0
-            if without_tag > _MOST_CHUNKS_WITHOUT_TAG:
-                raise _no_report(source)
-        parser.close()
-    except ET.ParseError as error:
-        raise InputError(
-            f"{source} is cut off or not XML: {error}", hint="write it again with `nvidia-smi -q -x > FILE`"
-        ) from error
+    texts: dict[str, str] = {}
+    for element in read_elements(stream, source, "nvidia-smi -q -x > FILE", clear=True):
+        if element.tag == "gpu":
+            gpus.append(_gpu(element, len(gpus)))
+        elif element.tag in ("driver_version", "cuda_version"):
+            texts.setdefault(element.tag, (element.text or "").strip())
+        if len(gpus) > _MOST_GPUS:
+            raise InputError(
+                f"{source} is longer than any report of GPUs", hint="give the output of `nvidia-smi -q -x`"
+            )
     if not gpus:
         raise InputError(f"{source} lists no GPU", hint="give the output of `nvidia-smi -q -x`")
-    return GpuReport(source=source, driver=driver, cuda=cuda, gpus=tuple(gpus))
-
-
-def _no_report(source: str) -> InputError:
-    return InputError(
-        f"{source} is nested deeper or longer than any report of GPUs", hint="give the output of `nvidia-smi -q -x`"
+    return GpuReport(
+        source=source,
+        driver=texts.get("driver_version", ""),
+        cuda=texts.get("cuda_version", ""),
+        gpus=tuple(gpus),
     )
 
 
-def xml_chunks(stream: IO[bytes], source: str, command: str) -> Iterator[bytes]:
+def read_elements(stream: IO[bytes], source: str, command: str, *, clear: bool) -> Iterator[ET.Element]:
+    """Yield each element of an XML file when it ends, the root last.
+
+    Args:
+        command: that writes such files.
+        clear: empty the children of the root when they have been yielded, so that one of them is kept at a time.
+
+    Raises:
+        InputError: it is cut off, too long, too deep, or defines entities.
+    """
+    parser: Any = ET.XMLPullParser(events=("start", "end"))  # typeshed does not type its events
+    hint = f"write it again with `{command}`"
+    open_elements: list[ET.Element] = []
+    elements = chunks_without_tag = 0
+    try:
+        for chunk in _read_chunks(stream, source, command):
+            parser.feed(chunk)
+            chunks_without_tag += 1
+            for event, element in parser.read_events():
+                chunks_without_tag = 0
+                if event == "start":
+                    open_elements.append(element)
+                    elements += 1
+                else:
+                    open_elements.pop()
+                    yield element
+                    if clear and len(open_elements) == 1:
+                        open_elements[0].clear()
+                        elements = 0
+                if len(open_elements) > _DEEPEST or elements > _MOST_ELEMENTS:
+                    raise InputError(f"{source} is nested deeper or longer than any output of `{command}`", hint=hint)
+            if chunks_without_tag > _MOST_CHUNKS_WITHOUT_TAG:
+                raise InputError(f"{source} is longer between two tags than any output of `{command}`", hint=hint)
+        parser.close()
+    except ET.ParseError as error:
+        raise InputError(f"{source} is cut off or not XML: {error}", hint=hint) from error
+
+
+def _read_chunks(stream: IO[bytes], source: str, command: str) -> Iterator[bytes]:
     """Yield the file, refusing what no tool of NVIDIA writes: entities, which can expand a small file to any size.
 
     They are searched for in bytes, so encodings with two bytes per character, which would hide them, are refused.

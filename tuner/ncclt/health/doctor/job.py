@@ -134,8 +134,8 @@ def run_job(
 def _make_folder() -> Path:
     """Make the recording's folder in this one, which other nodes may see as well, or among temporary files."""
     with contextlib.suppress(OSError, UsageError):  # it is gone, or not ours to write
-        if can_be_named(here := Path().resolve()):
-            return make_folder(here, keep=None)
+        if can_be_named(folder := Path().resolve()):
+            return make_folder(folder, keep=None)
     return make_folder(Path(tempfile.gettempdir()), keep=None)
 
 
@@ -206,12 +206,12 @@ class _RunLimit:
                 self._talks_s = now_s
             self._counts_steps = self._counts_steps or any((self.folder / "ranks").iterdir())
         if self._talks_s is None:
-            since_s, most_s, what = self._began_s, self._limits.silent, "without a line of NCCL"
+            since_s, most_s, phase = self._began_s, self._limits.silent, "without a line of NCCL"
         else:
             most_s = self._limits.steps if self._counts_steps else self._limits.calls
-            since_s, what = self._talks_s, "after NCCL's first line"
+            since_s, phase = self._talks_s, "after NCCL's first line"
         if now_s - since_s >= most_s:
-            self._ended_s, self.reason = now_s, f"limit: {most_s:g} s {what}"
+            self._ended_s, self.reason = now_s, f"limit: {most_s:g} s {phase}"
             with contextlib.suppress(PermissionError):
                 os.kill(process_id, signal.SIGTERM)
 
@@ -266,24 +266,24 @@ class _Output:
         os.close(self._end)
 
     def _pass_on(self) -> None:
-        rest, left, held = b"", MOST_LOG_BYTES, _MOST_HELD_BYTES
+        line_start, log_bytes, held_bytes = b"", MOST_LOG_BYTES, _MOST_HELD_BYTES
         waiting = select.poll()
         waiting.register(self._ours, select.POLLIN)
         waiting.register(self._end, select.POLLIN)
         try:
             with self._copy:
-                while held > 0:
+                while held_bytes > 0:
                     ready = {descriptor for descriptor, _event in waiting.poll()}
                     if self._ours not in ready:
                         return  # the command has ended, and a process that left it holds the pipe open
                     if not (chunk := _read(self._ours)):
                         return
-                    held -= len(chunk) if self._end in ready else 0
+                    held_bytes -= len(chunk) if self._end in ready else 0
                     self._write(chunk)
-                    *lines, rest = (rest[-_MOST_LINE_BYTES:] + chunk).split(b"\n")
+                    *lines, line_start = (line_start[-_MOST_LINE_BYTES:] + chunk).split(b"\n")
                     for line in filter(_OF_NCCL.search, lines):
-                        left -= len(line)
-                        self._keep(line, is_full=left < 0)
+                        log_bytes -= len(line)
+                        self._keep(line, is_full=log_bytes < 0)
         except BrokenPipeError:
             pass  # our reader has gone: the pipe is closed, so that the command gets SIGPIPE as without us
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ncclt.core.nccl_version import NcclVersion
@@ -31,7 +31,7 @@ class KnownIssue:
     since: str
     until: str = ""
     what: str
-    where: Sequence[str]
+    where: tuple[str, ...]
     fix: str
     source: str
     is_relative: bool = False
@@ -116,7 +116,9 @@ CONDITIONS: dict[str, Callable[[Facts], bool]] = {
 }
 """Name in known_issues.toml -> the condition of a set-up."""
 
-KNOWN_ISSUES = tuple(KnownIssue(**issue) for issue in read_table("known_issues.toml")["issue"])
+KNOWN_ISSUES = tuple(
+    KnownIssue(**{**issue, "where": tuple(issue["where"])}) for issue in read_table("known_issues.toml")["issue"]
+)
 
 
 def find_upgrade_issues(before: Facts, after: Facts) -> tuple[KnownIssue, ...]:

@@ -36,8 +36,8 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
         root: of the file system, another one in tests.
         home: where ~/.nccl.conf is looked for; None = that of the user's account, as NCCL does, regardless of HOME.
     """
-    files, problems = _conf_files(environ, root=root, home=home or _account_home())
-    cpu = _text(root / "proc/cpuinfo")[:_CPU_HEAD_CHARACTERS]
+    files, problems = _read_conf_files(environ, root=root, home=home or _find_account_home())
+    cpu = _read_text(root / "proc/cpuinfo")[:_CPU_HEAD_CHARACTERS]
     return Facts(
         here=True,
         environment=tuple(
@@ -50,43 +50,42 @@ def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: P
             if name.startswith(("NCCL_", "RCCL_"))
         ),
         conf_files=files,
-        file_problems=(*problems, *_missing_files(environ, files, root)),
+        file_problems=(*problems, *_find_missing_files(environ, files, root)),
         adapters=adapters_here(root),
         peer_memory=(root / "sys/module/nvidia_peermem").is_dir(),
         cpu=cpu_vendor(cpu),
-        virtual=_virtual_machine(cpu, root),
+        virtual=_find_virtual_machine(cpu, root),
         vendor=first_line(root / "sys/class/dmi/id/sys_vendor"),
-        driver=next(iter(drivers_in(_text(root / DRIVER_FILE.lstrip("/")))), ""),
+        driver=next(iter(drivers_in(_read_text(root / DRIVER_FILE.lstrip("/")))), ""),
     )
 
 
-def _account_home() -> Path | None:
+def _find_account_home() -> Path | None:
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:  # a user id without an account, as in many containers
         return None
 
 
-def _conf_files(
+def _read_conf_files(
     environ: Mapping[str, str], *, root: Path, home: Path | None
 ) -> tuple[tuple[ConfFile, ...], tuple[Evidence, ...]]:
     """Return the files that NCCL reads, in its order, and what is wrong with its configured paths."""
-    named = environ.get(CONF_VARIABLE, "")
-    problems = []
-    paths = [Path(named)] if named else [home / USER_CONF] if home else []
-    found = []
+    configured = environ.get(CONF_VARIABLE, "")
+    paths = [Path(configured)] if configured else [home / USER_CONF] if home else []
+    files, problems = [], []
     for path in [*paths, root / SYSTEM_CONF]:
         try:
             with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-                found.append(parse_conf_file(lines, str(path)))
+                files.append(parse_conf_file(lines, str(path)))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             continue
         except OSError as error:
             problems.append(Evidence(source=str(path), text=f"{path} cannot be read: {error.strerror}"))
-    return tuple(found), tuple(problems)
+    return tuple(files), tuple(problems)
 
 
-def _missing_files(environ: Mapping[str, str], files: tuple[ConfFile, ...], root: Path) -> Iterator[Evidence]:
+def _find_missing_files(environ: Mapping[str, str], files: tuple[ConfFile, ...], root: Path) -> Iterator[Evidence]:
     """Yield the files that variables name and that are not on this machine; the environment wins over conf files."""
     named = {name: (value, Evidence(source="environment", text="")) for name, value in environ.items()}
     for file in files:
@@ -97,12 +96,12 @@ def _missing_files(environ: Mapping[str, str], files: tuple[ConfFile, ...], root
         # NCCL_NET_PLUGIN may list several (NCCL 2.28).
         for part in value.split(",") if file_row.library is not None else [value]:
             word = part.strip()
-            if word.lower() not in _NOT_FILES and (why := _missing_file(file_row, word, environ, root)):
+            if word.lower() not in _NOT_FILES and (why := _explain_missing_file(file_row, word, environ, root)):
                 text = f"{name}={shortened(value)}: {why}, so {file_row.without}"
                 yield Evidence(source=evidence.source, line=evidence.line, text=text)
 
 
-def _missing_file(row: NamedFile, value: str, environ: Mapping[str, str], root: Path) -> str:
+def _explain_missing_file(row: NamedFile, value: str, environ: Mapping[str, str], root: Path) -> str:
     """Return the reason why a file cannot be used; empty = it can."""
     if value.startswith("~"):
         return "NCCL does not expand ~"
@@ -114,15 +113,13 @@ def _missing_file(row: NamedFile, value: str, environ: Mapping[str, str], root: 
     names = [value, *([f"{row.library}-{value}.so"] if row.library else [])]
     folders = [Path(part) for part in environ.get("LD_LIBRARY_PATH", "").split(":") if part]
     folders += [path for name in _LIBRARY_FOLDERS for path in (root / name, *(root / name).glob("*-linux-gnu"))]
-    cached = _text(root / "etc/ld.so.cache")
-    if any((folder / name).is_file() for folder in folders for name in names):
-        return ""
-    if any(f"\0{name}\0" in cached for name in names):
+    cached = _read_text(root / "etc/ld.so.cache")
+    if any(f"\0{name}\0" in cached or any((folder / name).is_file() for folder in folders) for name in names):
         return ""
     return f"{' and '.join(names)} are in no folder of LD_LIBRARY_PATH or of the system"
 
 
-def _virtual_machine(cpu: str, root: Path) -> Evidence | None:
+def _find_virtual_machine(cpu: str, root: Path) -> Evidence | None:
     """Return the sign that this is a virtual machine; None = there is none."""
     if re.search(r"^flags\s*:.*\bhypervisor\b", cpu, re.M):
         return Evidence(source="/proc/cpuinfo", text="the CPU has the flag `hypervisor`")
@@ -131,7 +128,7 @@ def _virtual_machine(cpu: str, root: Path) -> Evidence | None:
     return None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

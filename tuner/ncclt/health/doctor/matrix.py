@@ -68,8 +68,8 @@ def parse_link(word: str) -> Link:
         return Link(path=Path.NVLINK, lanes=int(match[1]), word=word)
     if word == "X":
         return Link(path=Path.SELF, word=word)
-    known = word in ("PIX", "PXB", "PHB", "NODE", "SYS")
-    return Link(path=Path[word] if known else Path.UNKNOWN, word=word)
+    is_path = word in ("PIX", "PXB", "PHB", "NODE", "SYS")
+    return Link(path=Path[word] if is_path else Path.UNKNOWN, word=word)
 
 
 _ANSI = re.compile(r"\x1b?\[[0-9;]*m")  # nvidia-smi underlines its header, even in a pipe; copying loses the escape
@@ -101,10 +101,9 @@ class TopologyMatrix:
     cpu_affinity: tuple[str, ...]
     numa_affinity: tuple[str, ...]
 
-    def link(self, gpu: int, other: int | str) -> Link | None:
+    def link(self, gpu: int, device: int | str) -> Link | None:
         """Return the path from a GPU to another GPU or to a NIC; None = not in the matrix."""
-        name = f"GPU{other}" if isinstance(other, int) else other
-        return next((link for key, link in self.links if key == (gpu, name)), None)
+        return dict(self.links).get((gpu, f"GPU{device}" if isinstance(device, int) else device))
 
     def gpu_pairs(self) -> Iterator[tuple[int, int, Link]]:
         """Yield every pair of GPUs once, the smaller index first."""
@@ -116,8 +115,7 @@ class TopologyMatrix:
     def nic_links(self, gpu: int) -> tuple[tuple[str, Link], ...]:
         """Return (NIC, link) of one GPU, the nearest first."""
         by_pair = dict(self.links)
-        found = [(nic, by_pair[gpu, nic]) for nic in self.nics]
-        return tuple(sorted(found, key=lambda item: item[1].path))
+        return tuple(sorted(((nic, by_pair[gpu, nic]) for nic in self.nics), key=lambda item: item[1].path))
 
     @property
     def has_nvlink(self) -> bool:
@@ -163,8 +161,8 @@ def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
     Raises:
         InputError: there is no matrix, or it is cut off.
     """
-    rest = iter(lines)
-    header = next((line for line in rest if is_matrix_header(line)), None)
+    remaining = iter(lines)
+    header = next((line for line in remaining if is_matrix_header(line)), None)
     if header is None:
         raise InputError(f"{source} holds no matrix of GPUs", hint="give the output of `nvidia-smi topo -m`")
     words = _ANSI.sub("", header).split()
@@ -173,7 +171,7 @@ def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
         raise InputError(f"the header of the matrix in {source} is damaged", hint="print it again")
     cells: dict[str, list[str]] = {}
     names: dict[str, str] = {}
-    for line in rest:
+    for line in remaining:
         words = _ANSI.sub("", line).split()
         if words and words[0] in devices and words[0] not in cells:
             cells[words[0]] = words[1:]
@@ -181,10 +179,12 @@ def parse_matrix(lines: Iterable[str], source: str) -> TopologyMatrix:
             names[legend[1]] = legend[2]
         elif is_matrix_header(line):
             break  # a second node's matrix in the same file is ignored
-    return _matrix(source, devices, cells, names)
+    return _build_matrix(source, devices, cells, names)
 
 
-def _matrix(source: str, devices: list[str], cells: dict[str, list[str]], names: dict[str, str]) -> TopologyMatrix:
+def _build_matrix(
+    source: str, devices: list[str], cells: dict[str, list[str]], names: dict[str, str]
+) -> TopologyMatrix:
     gpus = [device for device in devices if _GPU.fullmatch(device)]
     nics = [device for device in devices if not _GPU.fullmatch(device)]
     links: dict[tuple[int, str], Link] = {}
@@ -205,10 +205,10 @@ def _matrix(source: str, devices: list[str], cells: dict[str, list[str]], names:
         gpus=tuple(int(gpu[3:]) for gpu in gpus),
         nics=tuple(names.get(nic, nic) for nic in nics),
         links=tuple(links.items()),
-        cpu_affinity=tuple(_cell(cells[gpu], len(devices)) for gpu in gpus),
-        numa_affinity=tuple(_cell(cells[gpu], len(devices) + 1) for gpu in gpus),
+        cpu_affinity=tuple(_read_cell(cells[gpu], len(devices)) for gpu in gpus),
+        numa_affinity=tuple(_read_cell(cells[gpu], len(devices) + 1) for gpu in gpus),
     )
 
 
-def _cell(row: list[str], position: int) -> str:
+def _read_cell(row: list[str], position: int) -> str:
     return row[position] if position < len(row) else ""

@@ -9,12 +9,10 @@ from typing import IO, Any
 
 from ncclt.errors import InputError
 from ncclt.health.doctor.adapters import Adapter
-from ncclt.health.doctor.gpu_report import xml_chunks
+from ncclt.health.doctor.gpu_report import read_elements
 
 COMMAND = "NCCL_TOPO_DUMP_FILE=FILE"
 
-_DEEPEST = 64
-_MOST_ELEMENTS = 50_000
 _SPEEDS = {2.5: 15, 5.0: 30, 8.0: 60, 16.0: 120, 32.0: 240, 64.0: 480}
 """GT/s -> NCCL's figure, of which 80 lanes make 1 GB/s (graph/topo.cc, kvDictPciGen)."""
 
@@ -147,22 +145,8 @@ def parse_nccl_topology(stream: IO[bytes], source: str) -> NcclTopology:
     Raises:
         InputError: it is cut off, too long, defines entities, or lists no GPU.
     """
-    parser: Any = ET.XMLPullParser(events=("start", "end"))  # typeshed does not type its events
-    depth = count = 0
-    root: ET.Element | None = None
-    try:
-        for chunk in xml_chunks(stream, source, COMMAND):
-            parser.feed(chunk)
-            for event, element in parser.read_events():
-                root = element if root is None else root
-                depth += 1 if event == "start" else -1
-                count += event == "start"
-                if depth > _DEEPEST or count > _MOST_ELEMENTS:
-                    raise InputError(f"{source} is larger than any topology of a node", hint=_HINT)
-        parser.close()
-    except ET.ParseError as error:
-        raise InputError(f"{source} is cut off or not XML: {error}", hint=_HINT) from error
-    elements = [] if root is None else list(root.iter())
+    *_, root = read_elements(stream, source, COMMAND, clear=False)
+    elements = list(root.iter())
     above = {child: parent for parent in elements for child in parent}
     gpus = tuple(_gpu(element, above[element]) for element in elements if element.tag == "gpu" and element in above)
     if not gpus:

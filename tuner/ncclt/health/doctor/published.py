@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -98,26 +99,29 @@ def compare_with_published(facts: Facts, settings: Iterable[SetVariable]) -> tup
 
     Values that NCCL has read take precedence over values that are only set.
     """
-    here: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = defaultdict(list)
     rows = tuple(settings)
     read = {row.name for row in rows if row.processes}
     for row in rows:
         if row.processes or row.name not in read:
-            here.setdefault(row.name, []).append(row.value)
+            values[row.name].append(row.value)
     comparisons = []
     for published in PUBLISHED:
         if not published.is_here(facts):
             continue
-        same, different = [], []
-        for name, value in published.values.items():
-            values = here.get(name, [])
-            if values and all(text.lower() in value.lower().split("|") for text in values):
-                same.append(name)
-            else:
-                different.append((name, value.partition("|")[0], " and ".join(values)))
+        equal = [
+            name
+            for name, value in published.values.items()
+            if values[name] and {text.lower() for text in values[name]} <= {*value.lower().split("|")}
+        ]
+        different = [
+            (name, value.partition("|")[0], " and ".join(values[name]))
+            for name, value in published.values.items()
+            if name not in equal
+        ]
         comparisons.append(
             PublishedComparison(
-                machine=published.machine, source=published.source, same=tuple(same), different=tuple(different)
+                machine=published.machine, source=published.source, same=tuple(equal), different=tuple(different)
             )
         )
     return tuple(comparisons)

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Check, Observation, rule
+from ncclt.health.doctor.finding import Check, Observation, observe, rule
 from ncclt.health.doctor.gpu_report import GpuReport, GpuState
 from ncclt.nccl.log.evidence import Evidence
 
 
-def _about(applies: Callable[[GpuState], bool], what: str, shown: Callable[[GpuState], str]) -> Check:
+def _about(applies: Callable[[GpuState], bool], problem: str, show: Callable[[GpuState], str]) -> Check:
     """Return a check with one observation per report that names all GPUs to which something applies."""
 
     def check(facts: Facts) -> Iterator[Observation]:
         for report in facts.gpu_reports:
-            if found := [gpu for gpu in report.gpus if applies(gpu)]:
-                names = ", ".join(gpu.name for gpu in found)
-                lines = tuple(_line(report, gpu, shown(gpu)) for gpu in found)
-                yield Observation(what=f"{names}: {what}", evidence=lines)
+            if gpus := [gpu for gpu in report.gpus if applies(gpu)]:
+                lines = (_line(report, gpu, show(gpu)) for gpu in gpus)
+                yield observe(f"{', '.join(gpu.name for gpu in gpus)}: {problem}", *lines)
 
     return check
 
@@ -35,67 +34,57 @@ def _mixed(facts: Facts) -> Iterator[Observation]:
         models = {model: Evidence(source=", ".join(facts.log.sources), text=model) for model in facts.log.gpu_models}
         lines = tuple(models.values())
     if len(models) > 1:
-        yield Observation(what=f"GPUs of different models: {', '.join(models)}", evidence=lines)
+        yield observe(f"GPUs of different models: {', '.join(models)}", *lines)
 
 
-def _below(now: int | None, best: int | None) -> bool:
-    return now is not None and best is not None and 0 < now < best
+def _has_narrow_link(gpu: GpuState) -> bool:
+    return 0 < (gpu.link_width or 0) < (gpu.max_link_width or 0)
 
 
-_SMI = "nvidia-smi manual"
+def _has_slow_link(gpu: GpuState) -> bool:
+    return 0 < (gpu.link_gen or 0) < (gpu.max_link_gen or 0)
 
-GPU_RULES = (
-    _mixed,
-    rule("GPU002")(
-        _about(
-            lambda gpu: bool(gpu.uncorrected_errors or gpu.remap_failed or gpu.recovery),
-            "memory errors, or the driver asks for a reset",
-            lambda gpu: (
-                f"{gpu.uncorrected_errors} uncorrected errors, rows replaced in vain: {gpu.remap_failed}, "
-                f"recovery: {gpu.recovery or 'none'}"
-            ),
-        )
-    ),
-    rule("GPU003")(
-        _about(lambda gpu: bool(gpu.slowdowns), "slowed down", lambda gpu: ", ".join(gpu.slowdowns) + " active")
-    ),
-    rule("GPU004")(
-        _about(
-            lambda gpu: (
-                _below(gpu.link_width, gpu.max_link_width) or (not gpu.idle and _below(gpu.link_gen, gpu.max_link_gen))
-            ),
-            "the PCIe link is below its best",
-            lambda gpu: f"x{gpu.link_width} of x{gpu.max_link_width}, generation {gpu.link_gen} of {gpu.max_link_gen}",
-        )
-    ),
-    rule("GPU005")(_about(lambda gpu: gpu.mig, "split by MIG", lambda _gpu: "MIG is enabled")),
-    rule("GPU006")(
-        _about(
-            lambda gpu: gpu.fabric_state not in ("", "Completed"),
-            "not registered with NVSwitch",
-            lambda gpu: f"fabric state is {gpu.fabric_state}",
-        )
-    ),
-    rule("GPU007")(
-        _about(
-            lambda gpu: (
-                gpu.idle and _below(gpu.link_gen, gpu.max_link_gen) and not _below(gpu.link_width, gpu.max_link_width)
-            ),
-            "the PCIe link rests at a lower generation",
-            lambda gpu: f"generation {gpu.link_gen} of {gpu.max_link_gen}, idle",
-        )
-    ),
-    rule("GPU008")(
-        _about(
-            lambda gpu: gpu.remap_pending,
-            "rows of memory wait to be replaced",
-            lambda _gpu: "replaced at the next reset",
-        )
-    ),
-    rule("GPU009")(
-        _about(
-            lambda gpu: gpu.persistence is False, "persistence mode is off", lambda _gpu: "persistence mode is Disabled"
-        )
-    ),
+
+_memory_errors = rule("GPU002")(
+    _about(
+        lambda gpu: bool(gpu.uncorrected_errors or gpu.remap_failed or gpu.recovery),
+        "memory errors, or the driver asks for a reset",
+        lambda gpu: (
+            f"{gpu.uncorrected_errors} uncorrected errors, rows replaced in vain: {gpu.remap_failed}, "
+            f"recovery: {gpu.recovery or 'none'}"
+        ),
+    )
 )
-"""About the GPUs themselves."""
+_slowed = rule("GPU003")(
+    _about(lambda gpu: bool(gpu.slowdowns), "slowed down", lambda gpu: f"{', '.join(gpu.slowdowns)} active")
+)
+_narrow_link = rule("GPU004")(
+    _about(
+        lambda gpu: _has_narrow_link(gpu) or (not gpu.idle and _has_slow_link(gpu)),
+        "the PCIe link is below its best",
+        lambda gpu: f"x{gpu.link_width} of x{gpu.max_link_width}, generation {gpu.link_gen} of {gpu.max_link_gen}",
+    )
+)
+_split = rule("GPU005")(_about(lambda gpu: gpu.mig, "split by MIG", lambda _gpu: "MIG is enabled"))
+_unregistered = rule("GPU006")(
+    _about(
+        lambda gpu: gpu.fabric_state not in ("", "Completed"),
+        "not registered with NVSwitch",
+        lambda gpu: f"fabric state is {gpu.fabric_state}",
+    )
+)
+_resting_link = rule("GPU007")(
+    _about(
+        lambda gpu: gpu.idle and _has_slow_link(gpu) and not _has_narrow_link(gpu),
+        "the PCIe link rests at a lower generation",
+        lambda gpu: f"generation {gpu.link_gen} of {gpu.max_link_gen}, idle",
+    )
+)
+_pending_rows = rule("GPU008")(
+    _about(
+        lambda gpu: gpu.remap_pending, "rows of memory wait to be replaced", lambda _gpu: "replaced at the next reset"
+    )
+)
+_no_persistence = rule("GPU009")(
+    _about(lambda gpu: gpu.persistence is False, "persistence mode is off", lambda _gpu: "persistence mode is Disabled")
+)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, Severity, rule
+from ncclt.health.doctor.finding import Observation, Severity, observe, rule
 from ncclt.health.doctor.matrix import NEAR_NIC
 from ncclt.nccl.log.evidence import Evidence
 
@@ -22,47 +22,41 @@ _NO_GPUDIRECT_HARDWARE = ("GB10",)
 
 @rule("NET001")
 def _sockets_beside_fast_network(facts: Facts) -> Iterator[Observation]:
-    fast = facts.fast_adapters()
-    if not fast and facts.cluster and facts.cluster.fabric in _FAST_FABRICS and facts.cluster.nodes > 1:
-        named = f"cluster {facts.cluster.name} says {facts.cluster.fabric}"
-        fast = (Evidence(source="cluster", text=named),)
-    if not fast or (facts.cluster and facts.cluster.fabric == "ethernet"):
+    cluster, fast = facts.cluster, facts.fast_adapters()
+    if not fast and cluster and cluster.fabric in _FAST_FABRICS and cluster.nodes > 1:
+        fast = (Evidence(source="cluster", text=f"cluster {cluster.name} says {cluster.fabric}"),)
+    if not fast or (cluster and cluster.fabric == "ethernet"):
         return
-    used = _socket_lines(facts)
-    switched = _switched_to_sockets(facts)
+    used, switches = _find_socket_lines(facts), _find_switches_to_sockets(facts)
     if used:
-        reason = f": {switched[0].text} asks for it" if switched else ""
-        what = f"ranks talk over TCP sockets although there is a faster network{reason}"
-        yield Observation(what=what, evidence=(used[0], *switched, *fast))
-    elif switched and not facts.log.tells_starts and (facts.cluster is None or facts.cluster.nodes > 1):
-        what = f"{switched[0].text} sends everything between nodes over TCP although there is a faster network"
-        yield Observation(
-            what=what, evidence=(*switched, *fast), fix="unset it, and see whether NCCL finds the network"
+        reason = f": {switches[0].text} asks for it" if switches else ""
+        yield observe(
+            f"ranks talk over TCP sockets although there is a faster network{reason}", used[0], *switches, *fast
         )
+    elif switches and not facts.log.tells_starts and (cluster is None or cluster.nodes > 1):
+        problem = f"{switches[0].text} sends everything between nodes over TCP although there is a faster network"
+        yield observe(problem, *switches, *fast, fix="unset it, and see whether NCCL finds the network")
 
 
-def _socket_lines(facts: Facts) -> list[Evidence]:
+def _find_socket_lines(facts: Facts) -> list[Evidence]:
     """Return lines that show data going over sockets; that they are merely loaded, as on one node, is harmless."""
-    found = [c.evidence for s in facts.log.starts for c in s.connections if c.kind == "NET/Socket"]
-    several = any((start.nodes or 1) > 1 for start in facts.log.starts)
-    if not found and several:
-        networks = [p.network for p in facts.log.processes if p.network]
-        found = [said.evidence for said in networks if said.value.startswith("Socket")]
-    return found
+    lines = [connection.evidence for connection in facts.connections if connection.kind == "NET/Socket"]
+    if not lines and any((start.nodes or 1) > 1 for start in facts.log.starts):
+        networks = [process.network for process in facts.log.processes if process.network]
+        lines = [network.evidence for network in networks if network.value.startswith("Socket")]
+    return lines
 
 
-def _switched_to_sockets(facts: Facts) -> list[Evidence]:
-    found = []
-    named = [adapter.name for adapter in facts.adapters]
+def _find_switches_to_sockets(facts: Facts) -> list[Evidence]:
+    adapters = [adapter.name for adapter in facts.adapters]
     # Where the network has its own plugin, NCCL_IB_DISABLE does not affect it.
-    by_plugin = facts.cluster is not None and facts.cluster.fabric in ("efa", "slingshot")
-    by_plugin = by_plugin or (bool(named) and all(name.startswith(_PLUGIN_ADAPTERS) for name in named))
+    by_plugin = (facts.cluster is not None and facts.cluster.fabric in ("efa", "slingshot")) or (
+        bool(adapters) and all(name.startswith(_PLUGIN_ADAPTERS) for name in adapters)
+    )
     disable, net = facts.value("NCCL_IB_DISABLE"), facts.value("NCCL_NET")
-    if disable and disable.value.strip() not in ("", "0") and not by_plugin:
-        found.append(replace(disable.evidence, text=f"NCCL_IB_DISABLE={disable.value}"))
-    if net and net.value.lower() == "socket":
-        found.append(replace(net.evidence, text=f"NCCL_NET={net.value}"))
-    return found
+    switches = [disable] if disable and disable.value.strip() not in ("", "0") and not by_plugin else []
+    switches += [net] if net and net.value.lower() == "socket" else []
+    return [replace(switch.evidence, text=f"{switch.name}={switch.value}") for switch in switches]
 
 
 @rule("NET002")
@@ -70,45 +64,33 @@ def _gpudirect_off(facts: Facts) -> Iterator[Observation]:
     if any(model in name for name in facts.gpu_models for model in _NO_GPUDIRECT_HARDWARE):
         return
     refused = [line for enabled, line in facts.log.gpudirect if not enabled and " for HCA" in line.text]
-    connections = [c for s in facts.log.starts for c in s.connections if c.kind.startswith("NET/")]
-    staged = [c for c in connections if "Socket" not in c.kind]
-    without = [c.evidence for c in staged if not c.kind.endswith("/GDRDMA")]
-    near = _near_nics(facts)
-    if refused and not (staged and not without):
-        yield Observation(
-            what="NCCL found the NICs unable to read GPU memory, so all data is copied through the CPU's memory",
-            evidence=(refused[0], *without[:1]),
-        )
-    elif without and near:
-        yield Observation(
-            what=f"{len(without)} of {len(staged)} network connections go without GPUDirect although a NIC is near",
-            evidence=(without[0], near),
-        )
+    rdma = [c for c in facts.connections if c.kind.startswith("NET/") and "Socket" not in c.kind]
+    staged = [connection.evidence for connection in rdma if not connection.kind.endswith("/GDRDMA")]
+    if refused and (staged or not rdma):
+        problem = "NCCL found the NICs unable to read GPU memory, so all data is copied through the CPU's memory"
+        yield observe(problem, refused[0], *staged[:1])
+    elif staged and (near := _find_near_nic(facts)):
+        problem = f"{len(staged)} of {len(rdma)} network connections go without GPUDirect although a NIC is near"
+        yield observe(problem, staged[0], near)
 
 
-def _near_nics(facts: Facts) -> Evidence | None:
+def _find_near_nic(facts: Facts) -> Evidence | None:
     """Return a sign that a NIC is near enough to a GPU for GPUDirect; None = there is none."""
     for matrix in facts.matrices:
         for gpu in matrix.gpus:
             for nic, link in matrix.nic_links(gpu)[:1]:
                 if link.path <= NEAR_NIC:
                     return Evidence(source=matrix.source, text=f"GPU{gpu} reaches {nic} by {link.word}")
-    for start in facts.log.starts:
-        for graph in start.graphs:
-            if graph.type_inter in _NEAR and (start.nodes or 1) > 1:
-                return graph.evidence
-    return None
+    return next((graph.evidence for _, graph in facts.graphs(between_nodes=True) if graph.type_inter in _NEAR), None)
 
 
 @rule("NET003")
 def _down_adapters(facts: Facts) -> Iterator[Observation]:
-    down = [adapter for adapter in facts.adapters if not adapter.active]
-    if down and len(down) < len(facts.adapters):
-        names = ", ".join(adapter.name for adapter in down)
-        yield Observation(
-            what=f"the ports of {names} are down, {len(facts.adapters) - len(down)} others are up",
-            evidence=(Evidence(source="/sys/class/infiniband", text=f"{names}: state is not ACTIVE"),),
-        )
+    names = ", ".join(adapter.name for adapter in facts.adapters if not adapter.active)
+    active = sum(adapter.active for adapter in facts.adapters)
+    if names and active:
+        line = Evidence(source="/sys/class/infiniband", text=f"{names}: state is not ACTIVE")
+        yield observe(f"the ports of {names} are down, {active} others are up", line)
 
 
 _VIRTUAL = re.compile(
@@ -120,33 +102,19 @@ _VIRTUAL = re.compile(
 
 @rule("NET004")
 def _virtual_interface(facts: Facts) -> Iterator[Observation]:
-    named = facts.value("NCCL_SOCKET_IFNAME")
-    if named and not named.value.startswith("^"):
-        names = [name for name in named.value.removeprefix("=").split(",") if name]
+    variable = facts.value("NCCL_SOCKET_IFNAME")
+    if variable and not variable.value.startswith("^"):
+        names = [name for name in variable.value.removeprefix("=").split(",") if name]
         if names and all(_VIRTUAL.match(name) for name in names):
-            yield Observation(
-                what=f"NCCL_SOCKET_IFNAME={named.value} names a virtual interface", evidence=(named.evidence,)
-            )
+            yield observe(f"NCCL_SOCKET_IFNAME={variable.value} names a virtual interface", variable.evidence)
             return
-    one_node = {start.nodes for start in facts.log.starts if start.nodes} == {1}
-    for role, word in (("Bootstrap", "ranks meet"), ("NET/Socket", "sockets run")):
+    is_one_node = {start.nodes for start in facts.log.starts if start.nodes} == {1}
+    for role, activity in (("Bootstrap", "ranks meet"), ("NET/Socket", "sockets run")):
         lines: dict[str, Evidence] = {}
         for process in facts.log.processes:
-            for (where, interface), line in process.sockets.items():
-                if where == role and _VIRTUAL.match(interface):
+            for (use, interface), line in process.sockets.items():
+                if use == role and _VIRTUAL.match(interface):
                     lines.setdefault(interface, line)
         if lines:
-            yield Observation(
-                what=f"{word} over a virtual interface: {', '.join(lines)}",
-                evidence=tuple(lines.values()),
-                severity=Severity.INFO if one_node else None,
-            )
-
-
-NETWORK_RULES = (
-    _sockets_beside_fast_network,
-    _gpudirect_off,
-    _down_adapters,
-    _virtual_interface,
-)
-"""About the network between nodes."""
+            problem = f"{activity} over a virtual interface: {', '.join(lines)}"
+            yield observe(problem, *lines.values(), severity=Severity.INFO if is_one_node else None)

@@ -11,7 +11,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm
 from ncclt.core.message import Collective, format_bytes
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Observation, rule
+from ncclt.health.doctor.finding import Observation, observe, rule
 from ncclt.health.doctor.variables import (
     LIMITS,
     PARAMETERS,
@@ -45,6 +45,8 @@ _LEVELS: dict[str, str] = {
 }
 """At LOC or 0 they switch something off."""
 
+_OFF = ("LOC", "0")
+
 _DANGEROUS: dict[tuple[str, int], str] = {
     ("NCCL_PAT_ENABLE", 1): "is not supported with several GPUs per node",
     ("NCCL_IGNORE_DISABLED_P2P", 2): "uses peer-to-peer that the driver has disabled",
@@ -63,44 +65,42 @@ _OLDEST = NcclVersion(2, 18)
 _NAME = re.compile(r"NCCL_[A-Za-z0-9_]+")
 
 
-def _named(facts: Facts) -> Iterator[Variable]:
+def _named(facts: Facts, *names: str) -> Iterator[Variable]:
+    """Yield the variables of some names; none = all whose name is valid: damaged lines have their own rule."""
     for variable in facts.variables():
-        # Invalid names come from damaged lines of files, which have their own rule.
-        if _NAME.fullmatch(variable.name):
+        if variable.name in names if names else _NAME.fullmatch(variable.name):
             yield variable
 
 
-def _setting(variable: Variable) -> str:
+def _show(variable: Variable) -> str:
     return f"{variable.name}={shown_value(variable.name, variable.value)}"
 
 
-def _seen(variable: Variable, what: str, fix: str = "") -> Observation:
-    return Observation(what=f"{_setting(variable)} {what}", evidence=(variable.evidence,), fix=fix)
+def _observe(variable: Variable, problem: str, fix: str = "") -> Observation:
+    return observe(f"{_show(variable)} {problem}", variable.evidence, fix=fix)
 
 
 @rule("ENV001")
 def _ll128(facts: Facts) -> Iterator[Observation]:
-    for variable in _named(facts):
-        if variable.name == "NCCL_PROTO" and forces_ll128(variable.value):
-            yield _seen(variable, "switches LL128 on where NCCL itself may have found it unsafe")
+    for variable in _named(facts, "NCCL_PROTO"):
+        if forces_ll128(variable.value):
+            yield _observe(variable, "switches LL128 on where NCCL itself may have found it unsafe")
 
 
 @rule("ENV002")
 def _unflushed(facts: Facts) -> Iterator[Observation]:
-    for variable in _named(facts):
-        if variable.name == "NCCL_GDR_FLUSH_DISABLE" and as_nccl_reads(variable.value)[0]:
-            yield _seen(variable, "lets GPUs read data that the NIC has not finished writing")
+    for variable in _named(facts, "NCCL_GDR_FLUSH_DISABLE"):
+        if as_nccl_reads(variable.value)[0]:
+            yield _observe(variable, "lets GPUs read data that the NIC has not finished writing")
 
 
 @rule("ENV003")
 def _misread(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
-        if not is_number(variable.name) or not variable.value.strip():
-            continue
-        number, whole = as_nccl_reads(variable.value)
-        if not whole:
+        number, is_plain = as_nccl_reads(variable.value)
+        if is_number(variable.name) and variable.value.strip() and not is_plain:
             fix = f"write a plain decimal number, for example {_plain(variable.value)}"
-            yield _seen(variable, f"is read by NCCL as {number}", fix)
+            yield _observe(variable, f"is read by NCCL as {number}", fix)
 
 
 def _plain(text: str) -> str:
@@ -116,138 +116,115 @@ def _plain(text: str) -> str:
 
 @rule("ENV007")
 def _outside(facts: Facts) -> Iterator[Observation]:
-    for variable in _named(facts):
-        number, whole = as_nccl_reads(variable.value)
-        low, high = LIMITS.get(variable.name, (number, number))
+    for variable in _named(facts, *LIMITS):
+        number, is_plain = as_nccl_reads(variable.value)
+        low, high = LIMITS[variable.name]
         if facts.is_rccl and "CHANNELS" in variable.name:
             continue  # RCC002 has the limits of RCCL
-        if whole and not low <= number <= high:
-            yield _seen(variable, f"is outside {low} to {high}, NCCL uses another value", f"choose {low} to {high}")
+        if is_plain and not low <= number <= high:
+            yield _observe(variable, f"is outside {low} to {high}, NCCL uses another value", f"choose {low} to {high}")
     threads, sockets = facts.value("NCCL_SOCKET_NTHREADS"), facts.value("NCCL_NSOCKS_PERTHREAD")
     if threads and sockets and as_nccl_reads(threads.value)[0] * as_nccl_reads(sockets.value)[0] > 64:
-        yield _seen(threads, f"x {_setting(sockets)} is more than 64 sockets, NCCL uses fewer")
+        yield _observe(threads, f"x {_show(sockets)} is more than 64 sockets, NCCL uses fewer")
 
 
 @rule("ENV004")
 def _forced_choice(facts: Facts) -> Iterator[Observation]:
-    for variable in _named(facts):
-        if variable.name == "NCCL_ALGO":
-            lost = collectives_without_algorithm(variable.value, facts.nccl) if facts.nccl else ()
-            names = ", ".join(collective.value for collective in lost)
-            failing = f", and every call of {names} fails with NCCL {facts.nccl}" if names else ""
-            yield _seen(variable, f"takes the choice of the algorithm away from NCCL for every size{failing}")
-        elif variable.name == "NCCL_PROTO" and not forces_ll128(variable.value):
-            yield _seen(variable, "takes the choice of the protocol away from NCCL for every size")
+    for variable in _named(facts, "NCCL_ALGO"):
+        failing = collectives_without_algorithm(variable.value, facts.nccl) if facts.nccl else ()
+        names = ", ".join(collective.value for collective in failing)
+        consequence = f", and every call of {names} fails with NCCL {facts.nccl}" if names else ""
+        yield _observe(variable, f"takes the choice of the algorithm away from NCCL for every size{consequence}")
+    for variable in _named(facts, "NCCL_PROTO"):
+        if not forces_ll128(variable.value):
+            yield _observe(variable, "takes the choice of the protocol away from NCCL for every size")
 
 
 @rule("ENV005")
 def _dangerous(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
-        if not variable.value.strip():
-            continue
-        what = _DANGEROUS.get((variable.name, as_nccl_reads(variable.value)[0]))
-        if what:
-            yield _seen(variable, what)
+        problem = _DANGEROUS.get((variable.name, as_nccl_reads(variable.value)[0]))
+        if problem and variable.value.strip():
+            yield _observe(variable, problem)
 
 
 @rule("ENV006")
 def _switched_off(facts: Facts) -> Iterator[Observation]:
-    for variable in _named(facts):
-        name, effect = variable.name, ""
-        if name in _OFF_SWITCHES and as_nccl_reads(variable.value)[0]:
-            effect = _OFF_SWITCHES[name]
-        elif name in _LEVELS and variable.value.strip().upper() in ("LOC", "0"):
-            effect = _LEVELS[name]
-        if effect:
-            fix = (
-                f"unset it if the job runs without; its cost: ncclt verify --against 'COMMAND' -- env -u {name} COMMAND"
-            )
-            yield _seen(variable, f"is set: {effect}", fix)
+    for variable in _named(facts, *_OFF_SWITCHES, *_LEVELS):
+        name = variable.name
+        is_off = as_nccl_reads(variable.value)[0] if name in _OFF_SWITCHES else variable.value.strip().upper() in _OFF
+        if is_off:
+            cost = f"ncclt verify --against 'COMMAND' -- env -u {name} COMMAND"
+            effect = {**_OFF_SWITCHES, **_LEVELS}[name]
+            yield _observe(variable, f"is set: {effect}", f"unset it if the job runs without; its cost: {cost}")
 
 
 @rule("ENV008")
 def _ignored(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         row = PARAMETERS.get(variable.name)
-        since, instead = REMOVED.get(variable.name, ("", ""))
+        since, successor = REMOVED.get(variable.name, ("", ""))
         if since and (facts.nccl or _OLDEST) >= NcclVersion.parse(since):
-            yield _seen(variable, f"does nothing: NCCL {since} removed it", f"unset it: {instead}")
+            yield _observe(variable, f"does nothing: NCCL {since} removed it", f"unset it: {successor}")
         elif variable.name in OLD_PYTORCH:
-            yield _seen(variable, "is not read by NCCL", "unset it; PyTorch since 2.2 reads TORCH_NCCL_*")
+            yield _observe(variable, "is not read by NCCL", "unset it; PyTorch since 2.2 reads TORCH_NCCL_*")
         elif row and facts.nccl and not row.exists_in(facts.nccl):
-            yield _seen(variable, f"does nothing: it came with NCCL {row.since}, this is {facts.nccl}")
+            yield _observe(variable, f"does nothing: it came with NCCL {row.since}, this is {facts.nccl}")
 
 
 @rule("ENV011")
 def _deprecated(facts: Facts) -> Iterator[Observation]:
-    for variable in _named(facts):
-        if variable.name in REPLACED:
-            since, instead = REPLACED[variable.name]
-            yield _seen(variable, f"is deprecated since NCCL {since}", f"use {instead}, or unset it")
+    for variable in _named(facts, *REPLACED):
+        since, successor = REPLACED[variable.name]
+        yield _observe(variable, f"is deprecated since NCCL {since}", f"use {successor}, or unset it")
 
 
 @rule("ENV010")
 def _unknown(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not is_known(variable.name):
-            close = difflib.get_close_matches(variable.name, known_names(), n=1, cutoff=0.85)
-            meant = f"; is {close[0]} meant?" if close else ""
-            yield _seen(variable, f"is not a variable that ncclt knows of{meant}")
+            similar = difflib.get_close_matches(variable.name, known_names(), n=1, cutoff=0.85)
+            question = f"; is {similar[0]} meant?" if similar else ""
+            yield _observe(variable, f"is not a variable that ncclt knows of{question}")
 
 
 @rule("ENV009")
 def _inherited(facts: Facts) -> Iterator[Observation]:
     """Yield one observation of all inherited tuning that no other rule names."""
-    named = set(_OFF_SWITCHES) | set(_LEVELS) | set(REPLACED) | set(REMOVED) | {"NCCL_ALGO", "NCCL_PROTO"}
-    tuning = [v for v in _named(facts) if classify(v.name)[0] is VariableClass.TUNING]
-    # A tuner plugin decides by calls, and has rules of its own.
-    found = [v for v in tuning if v.name not in named and not v.name.startswith("NCCL_TUNER_")]
-    if found:
-        names = ", ".join(_setting(variable) for variable in found)
-        yield Observation(what=f"inherited tuning: {names}", evidence=tuple(v.evidence for v in found))
+    named = {*_OFF_SWITCHES, *_LEVELS, *REPLACED, *REMOVED, "NCCL_ALGO", "NCCL_PROTO"}
+    tuning = [
+        variable
+        for variable in _named(facts)
+        if classify(variable.name)[0] is VariableClass.TUNING
+        and variable.name not in named
+        # A tuner plugin decides by calls, and has rules of its own.
+        and not variable.name.startswith("NCCL_TUNER_")
+    ]
+    if tuning:
+        lines = (variable.evidence for variable in tuning)
+        yield observe(f"inherited tuning: {', '.join(map(_show, tuning))}", *lines)
 
 
 @rule("ENV012")
 def _logging(facts: Facts) -> Iterator[Observation]:
-    for variable in _named(facts):
-        if variable.name == "NCCL_DEBUG" and variable.value.upper() in ("INFO", "TRACE"):
-            yield _seen(variable, "writes a line for every call where COLL or ALL is asked for")
+    for variable in _named(facts, "NCCL_DEBUG"):
+        if variable.value.upper() in ("INFO", "TRACE"):
+            yield _observe(variable, "writes a line for every call where COLL or ALL is asked for")
 
 
 @rule("ENV013")
 def _cut_chunk(facts: Facts) -> Iterator[Observation]:
-    named = {variable.name.removeprefix("NCCL_"): variable for variable in _named(facts)}
-    asked = {name: number for name in DEFAULTS if name in named and (number := as_nccl_reads(named[name].value)[0]) > 0}
-    buffer, cut = format_bytes(asked.get("BUFFSIZE", DEFAULTS["BUFFSIZE"])), False
-    for name in (BETWEEN_NODES, *CHUNKS_IN_NODE):
-        if name in asked and (used := find_chunk(name, asked)) < asked[name]:
-            cut = True
-            yield _seen(
-                named[name],
-                f"is cut to {format_bytes(used)}: NCCL_BUFFSIZE is {buffer}",
-                f"set NCCL_BUFFSIZE={STEPS * asked[name]}, or unset it",
-            )
-    if not cut and (problem := find_chunk_problem(asked, facts.log.p2p_chunks)):
-        name = next(name for name in (BETWEEN_NODES, *CHUNKS_IN_NODE) if name in asked)
-        yield Observation(what=problem, evidence=(named[name].evidence,), fix="compare the variables of all ranks")
-
-
-VARIABLE_RULES = (
-    _ll128,
-    _unflushed,
-    _misread,
-    _forced_choice,
-    _dangerous,
-    _switched_off,
-    _outside,
-    _ignored,
-    _inherited,
-    _unknown,
-    _deprecated,
-    _logging,
-    _cut_chunk,
-)
-"""About variables."""
+    variables = {variable.name.removeprefix("NCCL_"): variable for variable in _named(facts)}
+    sizes = {name: as_nccl_reads(variables[name].value)[0] for name in DEFAULTS if name in variables}
+    sizes = {name: size for name, size in sizes.items() if size > 0}
+    chunks = [name for name in (BETWEEN_NODES, *CHUNKS_IN_NODE) if name in sizes]
+    buffer = format_bytes(sizes.get("BUFFSIZE", DEFAULTS["BUFFSIZE"]))
+    cut = {name: used for name in chunks if (used := find_chunk(name, sizes)) < sizes[name]}
+    for name, used in cut.items():
+        problem = f"is cut to {format_bytes(used)}: NCCL_BUFFSIZE is {buffer}"
+        yield _observe(variables[name], problem, f"set NCCL_BUFFSIZE={STEPS * sizes[name]}, or unset it")
+    if not cut and (problem := find_chunk_problem(sizes, facts.log.p2p_chunks)):
+        yield observe(problem, variables[chunks[0]].evidence, fix="compare the variables of all ranks")
 
 
 def forces_ll128(text: str) -> bool:
@@ -286,20 +263,19 @@ def collectives_without_algorithm(text: str, version: NcclVersion) -> tuple[Coll
 @rule("CNF001")
 def _not_as_meant(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
-        for what, line in file.errors:
-            yield Observation(what=what, evidence=(line,))
+        yield from (observe(problem, line) for problem, line in file.errors)
 
 
 @rule("CNF002")
 def _contradicts(facts: Facts) -> Iterator[Observation]:
     """Yield the lines that differ from the environment or an earlier line."""
-    taken = {variable.name: (variable.value, variable.evidence) for variable in facts.environment}
+    in_effect = {variable.name: (variable.value, variable.evidence) for variable in facts.environment}
     for file in facts.conf_files:
         for row in file.assignments:
-            value, where = taken.setdefault(row.name, (row.value, row.evidence))
+            value, line = in_effect.setdefault(row.name, (row.value, row.evidence))
             if value != row.value:
-                what = f"{file.source} sets {_setting(row)}, but {shown_value(row.name, value)} counts ({where.source})"
-                yield Observation(what=what, evidence=(row.evidence, where))
+                problem = f"{file.source} sets {_show(row)}, but {shown_value(row.name, value)} counts ({line.source})"
+                yield observe(problem, row.evidence, line)
 
 
 @rule("CNF003")
@@ -308,40 +284,22 @@ def _against_recommendation(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
         for row in file.assignments:
             wanted = recommended.get(row.name)
+            sets = f"{file.source} sets {row.name}={row.value}"
             if wanted is not None and wanted != row.value:
-                yield Observation(
-                    what=f"{file.source} sets {row.name}={row.value}, the recommendation {wanted}",
-                    evidence=(row.evidence,),
-                )
+                yield observe(f"{sets}, the recommendation {wanted}", row.evidence)
             elif row.name in ("NCCL_ALGO", "NCCL_PROTO") and "NCCL_TUNER_PLUGIN" in recommended:
-                what = f"{file.source} sets {row.name}={row.value}, which overrules the recommended tuner table"
-                yield Observation(what=what, evidence=(row.evidence,))
+                yield observe(f"{sets}, which overrules the recommended tuner table", row.evidence)
 
 
 @rule("CNF004")
 def _not_found(facts: Facts) -> Iterator[Observation]:
-    for problem in facts.file_problems:
-        yield Observation(what=problem.text, evidence=(problem,))
-    for line in facts.log.unopened:
-        yield Observation(what="NCCL could not open a file that a variable names", evidence=(line,))
+    yield from (observe(problem.text, problem) for problem in facts.file_problems)
+    yield from (observe("NCCL could not open a file that a variable names", line) for line in facts.log.unopened)
 
 
 @rule("CNF005")
 def _in_effect(facts: Facts) -> Iterator[Observation]:
     for file in facts.conf_files:
         if file.assignments:
-            names = ", ".join(dict.fromkeys(row.name for row in file.assignments))
-            line = Evidence(source=file.source, text=names)
-            yield Observation(
-                what=f"{file.source} sets {len(file.assignments)} variables for every job", evidence=(line,)
-            )
-
-
-CONF_RULES = (
-    _not_as_meant,
-    _contradicts,
-    _against_recommendation,
-    _not_found,
-    _in_effect,
-)
-"""About configuration files."""
+            line = Evidence(source=file.source, text=", ".join(dict.fromkeys(row.name for row in file.assignments)))
+            yield observe(f"{file.source} sets {len(file.assignments)} variables for every job", line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,37 +49,37 @@ def find_settings(facts: Facts) -> tuple[SetVariable, ...]:
     the files into the environment). So the log is compared with this shell, the files, the environment in which the
     recorded processes started, and what Python has set in them since. Other values have no known source.
     """
-    counts: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     lines: dict[tuple[str, str], Evidence] = {}
     plugins: dict[tuple[str, str], str] = {}
     for process in facts.log.processes:
-        logged = (*process.variables.items(), *process.set_inside.items())
-        for name, said in logged:
-            lines.setdefault((name, said.value), said.evidence)
-        for pair in {(name, said.value) for name, said in logged}:
-            counts[pair] = counts.get(pair, 0) + 1
-        for name, said in process.set_inside.items():
-            writer = _WRITER.search(said.evidence.text)
-            plugins[name, said.value] = f"plugin {writer[1] or writer[2]}" if writer else "plugin"
+        logged = [*process.variables.items(), *process.set_inside.items()]
+        for name, line in logged:
+            lines.setdefault((name, line.value), line.evidence)
+        counts.update({(name, line.value) for name, line in logged})
+        for name, line in process.set_inside.items():
+            writer = _WRITER.search(line.evidence.text)
+            plugins[name, line.value] = f"plugin {writer[1] or writer[2]}" if writer else "plugin"
     sources: dict[tuple[str, str], tuple[str, Evidence]] = {}
     for pair, set_by, evidence in _sources(facts):
         sources.setdefault(pair, (set_by, evidence))
-    unseen = f"unknown: {'not this shell, nor a file of this node' if facts.here else 'no file of --from'}"
-    found = []
-    for pair in sorted({*lines, *sources}):
-        set_by, evidence = sources.get(pair, (unseen, Evidence(source="", text="")))
-        found.append(
+    unknown = f"unknown: {'not this shell, nor a file of this node' if facts.here else 'no file of --from'}"
+    settings = []
+    for name, value in sorted({*lines, *sources}):
+        set_by, evidence = sources.get((name, value), (unknown, Evidence(source="", text="")))
+        if facts.job and name in LOG_NAMES:
+            continue  # ncclt itself has set these in a job that it ran
+        settings.append(
             SetVariable(
-                name=pair[0],
-                value=pair[1],
-                kind=classify(pair[0])[0],
-                set_by=plugins.get(pair, set_by),
-                processes=counts.get(pair, 0),
-                evidence=lines.get(pair, evidence),
+                name=name,
+                value=value,
+                kind=classify(name)[0],
+                set_by=plugins.get((name, value), set_by),
+                processes=counts[name, value],
+                evidence=lines.get((name, value), evidence),
             )
         )
-    # ncclt itself has set these in a job that it ran.
-    return tuple(row for row in found if facts.job is None or row.name not in LOG_NAMES)
+    return tuple(settings)
 
 
 def _sources(facts: Facts) -> Iterator[tuple[tuple[str, str], str, Evidence]]:
@@ -92,9 +93,6 @@ def _sources(facts: Facts) -> Iterator[tuple[tuple[str, str], str, Evidence]]:
     for name, values in facts.log.assigned.items():
         for value, evidence in values.items():
             yield (name, value), f"traced command ({evidence.source}:{evidence.line})", evidence
-    for rank in facts.job.programs if facts.job else ():
-        seen = Evidence(source=f"{rank.host}, rank {'?' if rank.rank is None else rank.rank}", text="")
-        for pair in rank.started_with:
-            yield pair, "launcher or script", seen
-        for pair in rank.set_inside:
-            yield pair, "program, in Python", seen
+    for rank, source in facts.job.program_sources() if facts.job else ():
+        yield from ((pair, "launcher or script", source) for pair in rank.started_with)
+        yield from ((pair, "program, in Python", source) for pair in rank.set_inside)

@@ -120,7 +120,6 @@ def as_nccl_reads(text: str) -> tuple[int, bool]:
     digits = match[2].lower()
     octal = len(digits) > 1 and digits[0] == "0" and digits[1] != "x"
     value = int(digits, 8) if octal else int(digits, 0)
-    rest = text[match.end() :]
     # NCCL drops a comment after a number, as was intended.
-    whole = re.fullmatch(r"\s*|\s+#.*", rest) is not None
-    return (-value if match[1] == "-" else value), whole and not octal
+    is_whole = re.fullmatch(r"\s*|\s+#.*", text[match.end() :]) is not None
+    return (-value if match[1] == "-" else value), is_whole and not octal

@@ -174,19 +174,19 @@ class Checkup:
         return share
 
     def _does_anything_run(self) -> bool:
-        """Return True if anything runs at all: pairs from all over the job are tried; one with wrong data does run."""
+        """Return True if anything runs at all: parts from all over the job are tried; one with wrong data does run."""
+        gpus = self._cluster.gpus_per_node
+        if len(self._hosts) > 2:
+            sections = [Section(hosts=pair) for pair in plan_rounds(self._hosts)[0]]
+        elif len(self._hosts) == 2:
+            sections = [Section(hosts=(host,)) for host in self._hosts if gpus > 1]
+        else:
+            sections = [Section(hosts=self._hosts, gpus=(gpu, gpu + 1)) for gpu in range(0, gpus - 1, 2) if gpus > 2]
         runs = (Outcome.OK, Outcome.WRONG_RESULT)
         if any(reading.outcome in runs for reading in self._probes.readings):
             return True
-        if len(self._hosts) > 2:
-            pairs = plan_rounds(self._hosts)[0]
-            sections = [Section(hosts=pair) for pair in pairs[:: max(1, len(pairs) // _SAMPLE)][:_SAMPLE]]
-        elif len(self._hosts) == 2:
-            sections = [Section(hosts=(host,)) for host in self._hosts if self._cluster.gpus_per_node > 1]
-        else:
-            gpus = range(self._cluster.gpus_per_node)
-            sections = [Section(hosts=self._hosts, gpus=pair) for pair in list(itertools.combinations(gpus, 2))[:1]]
-        return any(reading.outcome in runs for reading in self._probes.measure(sections))
+        tried = sections[:: max(1, len(sections) // _SAMPLE)][:_SAMPLE]
+        return any(reading.outcome in runs for reading in self._probes.measure(tried))
 
     # --- nodes ---
 
@@ -224,21 +224,21 @@ class Checkup:
         """Return the findings about a slow node or link: a node is looked into, as one of its GPUs may be the cause."""
         if len(slow.parts) == 2:
             if len(self._hosts) > 2:
-                return [self._build_finding(slow, result.level)]
+                return [self._name(slow, result.level)]
             inside = self._look_inside(self._hosts)
             remark = "two nodes do not tell which end it is"
             if self._cluster.gpus_per_node > 1:
                 remark = f"alone both are alike: look at the network between them; {remark}"
-            return list(itertools.chain(*inside.values())) or [self._build_finding(slow, result.level, remark=remark)]
+            return list(itertools.chain(*inside.values())) or [self._name(slow, result.level, remark=remark)]
         host = slow.parts[0]
         peer = next((peer for peer in result.good if peer != host), "")
         advice = "look at its network and its GPU"
         if self._cluster.gpus_per_node > 1:
-            if inside := self._look_inside([host, peer] if peer else [host]).get(host):
-                return inside
+            if findings := self._look_inside([host, peer] if peer else [host]).get(host):
+                return findings
             advice = "alone its GPUs are as fast as others: look at its network"
         remark = f"launched with {', '.join(slow.partners[:4])}; {advice}"
-        return [self._build_finding(slow, result.level, remark=remark)]
+        return [self._name(slow, result.level, remark=remark)]
 
     def _explain_evenness(self, hosts: tuple[str, ...], share: float, level: float) -> None:
         """Report what is wrong where nothing stands out: all parts alike, or only all of them together."""
@@ -271,16 +271,7 @@ class Checkup:
         peer = next((host for host in hosts if host not in slow), "")
         return {
             host: self._find_slow_gpus(host, gbps / usual, peer=peer)
-            or [
-                build_finding(
-                    Part.NODE,
-                    sections[host],
-                    self._probes.of(sections[host]),
-                    busbw_gbps=gbps,
-                    reference_gbps=usual,
-                    remark="alone, and no GPU stands out",
-                )
-            ]
+            or [self._build_finding(Part.NODE, sections[host], gbps, usual, "alone, and no GPU stands out")]
             for host, gbps in slow.items()
         }
 
@@ -300,7 +291,7 @@ class Checkup:
                 self.notes.append(f"{_section(slow.parts, host).label}: slower than other pairs of this node")
                 continue
             remark = f"launched with GPU {', '.join(slow.partners[:4])}" if len(slow.parts) == 1 else ""
-            findings.append(self._build_finding(slow, result.level, host=host, peer=peer, remark=remark))
+            findings.append(self._name(slow, result.level, host=host, peer=peer, remark=remark))
         return findings
 
     # --- both ---
@@ -347,20 +338,45 @@ class Checkup:
         reading = (self._probes.of(same_gpus) or self._probes.measure([same_gpus]))[0]
         return reading.gbps or reading.expected_gbps
 
-    def _build_finding(
-        self, slow: SlowPart, level: float, *, host: str = "", peer: str = "", remark: str = ""
-    ) -> FabricFinding:
+    def _name(self, slow: SlowPart, level: float, *, host: str = "", peer: str = "", remark: str = "") -> FabricFinding:
+        """Return a slow part of a bisection as a finding."""
         sections = [_section(pair, host) for pair in slow.pairs]
+        if host and not self._probes.of(sections[0]):
+            sections = [Section(hosts=(host,))]  # a node of two GPUs is their only pair
         readings = [reading for section in sections for reading in self._probes.of(section)]
         usual = self._usual_gbps(sections[0], peer)
-        parts = (Part.GPU, Part.GPU_LINK) if host else (Part.NODE, Part.LINK)
-        return build_finding(
-            parts[len(slow.parts) - 1],
-            _section(slow.parts, host),
-            readings or self._probes.of(Section(hosts=(host,))),  # a node of two GPUs is their only pair
-            busbw_gbps=slow.share * usual,
-            reference_gbps=level * usual,
-            launches=slow.launches,
+        part = ((Part.NODE, Part.LINK), (Part.GPU, Part.GPU_LINK))[bool(host)][len(slow.parts) - 1]
+        section = _section(slow.parts, host)
+        return self._build_finding(part, section, slow.share * usual, level * usual, remark, readings, slow.launches)
+
+    def _build_finding(
+        self,
+        part: Part,
+        section: Section,
+        gbps: float,
+        reference_gbps: float,
+        remark: str,
+        readings: Sequence[ProbeReading] = (),
+        launches: int = 0,
+    ) -> FabricFinding:
+        """Return a finding about a section; it is a failure if no data arrive, or wrong data.
+
+        Args:
+            gbps: bus bandwidth that it reaches.
+            reference_gbps: that it should reach.
+            readings: that speak against it; empty = those of the section.
+            launches: 0 = as many as the readings.
+        """
+        readings = readings or self._probes.of(section)
+        worst = min((reading.outcome for reading in readings), key=SEVERITY.index)
+        return FabricFinding(
+            part=part,
+            hosts=section.hosts,
+            gpus=section.gpus,
+            outcome=worst if gbps == 0 or worst is Outcome.WRONG_RESULT else Outcome.OK,
+            busbw_gbps=gbps,
+            reference_gbps=reference_gbps,
+            launches=launches or len(readings),
             remark=remark,
         )
 
@@ -372,19 +388,10 @@ class Checkup:
         self._blame_group(hosts, remark, part=Part.FABRIC)
 
     def _blame_group(self, hosts: tuple[str, ...], remark: str, *, part: Part = Part.GROUP) -> None:
-        readings = self._probes.of(Section(hosts=hosts))
+        section = Section(hosts=hosts)
+        readings = self._probes.of(section)
         gbps = statistics.median_low(reading.gbps for reading in readings)
-        expected_gbps = readings[0].expected_gbps
-        self.findings.append(
-            build_finding(
-                part,
-                Section(hosts=hosts),
-                readings,
-                busbw_gbps=gbps,
-                reference_gbps=expected_gbps,
-                remark=remark,
-            )
-        )
+        self.findings.append(self._build_finding(part, section, gbps, readings[0].expected_gbps, remark))
 
     def _blame_smallest(self) -> None:
         """Name the smallest slow group if the time was over before the cause was found."""
@@ -403,18 +410,11 @@ class Checkup:
         blamed = {host for finding in self.findings if finding.outcome is wrong for host in finding.hosts}
         spoilt = [reading for reading in self._probes.readings if reading.outcome is wrong]
         for reading in sorted(spoilt, key=lambda reading: reading.ranks):
-            if blamed.isdisjoint(reading.section.hosts):
-                blamed.update(reading.section.hosts)
-                self.findings.append(
-                    build_finding(
-                        Part.GROUP,
-                        reading.section,
-                        [reading],
-                        busbw_gbps=0.0,
-                        reference_gbps=reading.expected_gbps,
-                        remark="in one launch",
-                    )
-                )
+            section, expected_gbps = reading.section, reading.expected_gbps
+            if blamed.isdisjoint(section.hosts):
+                blamed.update(section.hosts)
+                finding = self._build_finding(Part.GROUP, section, 0.0, expected_gbps, "in one launch", [reading])
+                self.findings.append(finding)
 
 
 _INSIDE_NODE = (Part.NODE, Part.GPU, Part.GPU_LINK)
@@ -423,35 +423,6 @@ _INSIDE_NODE = (Part.NODE, Part.GPU, Part.GPU_LINK)
 def _section(names: tuple[str, ...], host: str) -> Section:
     """Return a section of some nodes, or of some GPUs of a host."""
     return Section(hosts=(host,), gpus=tuple(map(int, names))) if host else Section(hosts=names)
-
-
-def build_finding(
-    part: Part,
-    section: Section,
-    readings: Sequence[ProbeReading],
-    *,
-    busbw_gbps: float,
-    reference_gbps: float,
-    launches: int = 0,
-    remark: str,
-) -> FabricFinding:
-    """Return a finding about a section; it is a failure if no data arrive, or wrong data.
-
-    Args:
-        readings: that speak against it.
-        launches: 0 = as many as the readings.
-    """
-    worst = min((reading.outcome for reading in readings), key=SEVERITY.index)
-    return FabricFinding(
-        part=part,
-        hosts=section.hosts,
-        gpus=section.gpus,
-        outcome=worst if busbw_gbps == 0 or worst is Outcome.WRONG_RESULT else Outcome.OK,
-        busbw_gbps=busbw_gbps,
-        reference_gbps=reference_gbps,
-        launches=launches or len(readings),
-        remark=remark,
-    )
 
 
 def _is_decided(readings: Sequence[ProbeReading], least: float) -> bool:

@@ -105,18 +105,18 @@ def expectation(
     if not 0 < tolerance < 1:
         raise UsageError(f"--tolerance must be above 0 and below 1, not {tolerance:g}")
     largest = max(sizes)
-    known: tuple[tuple[int, float], ...] = ()
+    expected: tuple[tuple[int, float], ...] = ()
     source = ""
     if given_gbps is not None:
         if not 0 < given_gbps < math.inf:
             raise UsageError(f"--expect must be above 0 GB/s and finite, not {given_gbps:g}")
-        known, source = ((largest, given_gbps),), "by --expect"
+        expected, source = ((largest, given_gbps),), "by --expect"
     elif len(healthy) >= BASELINE_RUNS:
         busbw_gbps: dict[int, list[float]] = {size: [] for size in sizes}
         for row in (row for run in healthy for row in run.rows):
             busbw_gbps.setdefault(row.size_bytes, []).append(row.busbw_gbps)
         enough = [size for size in sizes if len(busbw_gbps[size]) >= BASELINE_RUNS]
-        known = tuple((size, statistics.median(busbw_gbps[size])) for size in enough)
+        expected = tuple((size, statistics.median(busbw_gbps[size])) for size in enough)
         if largest in enough:
             source, tolerance = f"as the median of {len(healthy)} healthy runs", tolerance * _MEASURED_SHARE
     if not source:
@@ -127,8 +127,8 @@ def expectation(
             )
         # Link figures give neither latency nor the size where bandwidth saturates: only the largest size is judged.
         promised = links_gbps(cluster, nodes=cluster.nodes, ranks=cluster.world_size, size=largest)
-        known, source = ((largest, promised),), "from link speeds"
-    return Expectation(cluster=cluster, source=source, sizes=known, largest_bytes=largest, tolerance=tolerance)
+        expected, source = ((largest, promised),), "from link speeds"
+    return Expectation(cluster=cluster, source=source, sizes=expected, largest_bytes=largest, tolerance=tolerance)
 
 
 def peer_tolerance(tolerance: float) -> float:

@@ -133,13 +133,13 @@ class Probes:
         except HostLostError as error:
             # Smaller parts will show which one it is.
             result = TrialResult(outcome=Outcome.CRASHED, detail=error.message)
-        times = [(measurement.message.size_bytes, measurement.time_us) for measurement in result.measurements]
+        times = sorted((measurement.message.size_bytes, measurement.time_us) for measurement in result.measurements)
         return ProbeReading(
             section=section,
             ranks=ranks,
             repeat=repeat,
             outcome=result.outcome,
-            times_us=tuple(sorted(times)) if result.outcome is Outcome.OK else (),
+            times_us=tuple(times) if result.outcome is Outcome.OK else (),
             expected_gbps=self._expectation.gbps(section),
             detail=result.detail,
             wall_s=result.wall_s,
@@ -168,17 +168,15 @@ def hosts_here(cluster: Cluster, target: Target, *, environ: Mapping[str, str]) 
             f"--launcher {target.launcher} chooses the nodes itself, so a preflight cannot compare them",
             hint="run it in the pods of a job, with --launcher ssh or mpirun",
         )
-    named = target.hosts
-    if not named and target.launcher_class.uses_allocation:
-        named = granted_hosts(environ)
-    if not named and cluster.nodes == 1:
+    hosts = target.hosts or (granted_hosts(environ) if target.launcher_class.uses_allocation else ())
+    if not hosts and cluster.nodes == 1:
         return (platform.node(),)
-    if len(named) < cluster.nodes:
+    if len(hosts) < cluster.nodes:
         raise UsageError(
-            f"{cluster.nodes} nodes are to be examined and {len(named) or 'none'} are named",
+            f"{cluster.nodes} nodes are to be examined and {len(hosts) or 'none'} are named",
             hint="name them with --hosts; in a job of Slurm, PBS, LSF or Grid Engine they are known",
         )
-    return named[: cluster.nodes]
+    return hosts[: cluster.nodes]
 
 
 def launched_runners(
@@ -199,26 +197,22 @@ def launched_runners(
         UsageError: launcher, benchmark and cluster do not fit together.
     """
     target.require(cluster)
-    whole = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
-    benchmark, notes = choose_benchmark(cluster, target, whole, frozenset({Collective.ALL_REDUCE}), ask=ask)
+    launcher_class = target.launcher_class
+    launcher = create_launcher(cluster, target, target.hosts[: cluster.nodes], environ=environ)
+    benchmark, notes = choose_benchmark(cluster, target, launcher, frozenset({Collective.ALL_REDUCE}), ask=ask)
     timeouts = Timeouts(most_s=time_s)  # so that a hang is reported within the total limit, not after it
 
     def runner_for(hosts: tuple[str, ...], gpus: tuple[int, ...]) -> LaunchedRunner:
         part = cluster.sized(nodes=len(hosts), gpus_per_node=len(gpus) or None)
         sized = benchmark
         if isinstance(benchmark, NcclTests):
-            starts_ranks = target.launcher_class.starts_ranks
-            sized = replace(
-                benchmark,
-                processes=part.world_size if starts_ranks else 1,
-                gpus_per_process=1 if starts_ranks else part.gpus_per_node,
-            )
-        visible = {_VISIBLE: _visible(gpus, target, environ)} if gpus else {}
+            ranks, gpus_each = (part.world_size, 1) if launcher_class.starts_ranks else (1, part.gpus_per_node)
+            sized = replace(benchmark, processes=ranks, gpus_per_process=gpus_each)
+        visible = {_VISIBLE: _list_visible(gpus, target, environ)} if gpus else {}
+        named = () if launcher_class.shares_files else hosts
         return LaunchedRunner(
             benchmark=sized,
-            launcher=create_launcher(
-                part, target, () if target.launcher_class.shares_files else hosts, environ=environ
-            ),
+            launcher=create_launcher(part, target, named, environ=environ),
             cluster=part,
             variables=lambda _setting: visible,
             timeouts=timeouts,
@@ -229,9 +223,7 @@ def launched_runners(
     return runner_for, notes
 
 
-def _visible(gpus: tuple[int, ...], target: Target, environ: Mapping[str, str]) -> str:
+def _list_visible(gpus: tuple[int, ...], target: Target, environ: Mapping[str, str]) -> str:
     """Return CUDA's list of the GPUs to use; on this machine they count among those that are visible here."""
-    here = [name for name in environ.get(_VISIBLE, "").split(",") if name]
-    if target.launcher_class.shares_files and here:
-        return ",".join(here[gpu] for gpu in gpus)
-    return ",".join(map(str, gpus))
+    local = [name for name in environ.get(_VISIBLE, "").split(",") if name and target.launcher_class.shares_files]
+    return ",".join(local[gpu] if local else str(gpu) for gpu in gpus)
