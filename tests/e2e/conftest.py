@@ -6,6 +6,7 @@ What is waited for is forked from a process that has imported ncclt; what runs b
 import contextlib
 import importlib.util
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+STAND_IN = Path(__file__).resolve().parents[1] / "fakes" / "nccl_tests_stand_in.py"
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -65,6 +67,16 @@ class Shell:
 def ncclt(tmp_path, start, nursery):
     """The command line in an empty folder; what it starts ends with the test."""
     return Shell(tmp_path, start, nursery)
+
+
+@pytest.fixture
+def local(ncclt):
+    """Words of a study on this machine, with a stand-in for nccl-tests in place: invented times."""
+    folder = ncclt.folder / "nccl-tests"
+    folder.mkdir()
+    runpy.run_path(str(STAND_IN))["install"](folder)
+    job = ("--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "2")
+    return ("tune", *job, "--launcher", "local", "--nccl-tests", folder)
 
 
 @pytest.fixture(scope="session")

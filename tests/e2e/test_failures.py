@@ -186,8 +186,9 @@ def test_kill_9_loses_no_completed_trial_and_the_study_ends_as_if_nothing_had_ha
     assert document == json.loads(undisturbed.stdout)
 
 
-def test_one_ctrl_c_finishes_the_trial_saves_and_the_same_command_goes_on(ncclt):
-    ended, stdout, stderr = signalled(ncclt, *TUNE, "--json", after=4, by=signal.SIGINT)
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "Slurm preempts"])
+def test_one_signal_finishes_the_trial_saves_and_the_same_command_goes_on(ncclt, by):
+    ended, stdout, stderr = signalled(ncclt, *TUNE, "--json", after=4, by=by)
 
     assert ended == 130, stderr
     assert "finishing the running trial" in stderr
@@ -197,30 +198,9 @@ def test_one_ctrl_c_finishes_the_trial_saves_and_the_same_command_goes_on(ncclt)
     assert ncclt("env", "--cluster", "leonardo", "--model", "bert", *STORE, rc=3).stdout == ""
 
 
-def test_sigterm_means_the_same_for_slurm_preempts_with_it(ncclt):
-    ended, _out, stderr = signalled(ncclt, *TUNE, "--quiet", after=4, by=signal.SIGTERM)
-
-    assert ended == 130, stderr
-    assert "finishing the running trial" in stderr
-
-
 def test_a_dry_run_shows_the_plan_and_stores_no_study(ncclt):
-    plan = json.loads(
-        ncclt(
-            "tune",
-            "--model",
-            "bert",
-            "--cluster",
-            "leonardo",
-            "--launcher",
-            "simulate",
-            "--through",
-            "variables",
-            "--dry-run",
-            "--json",
-            *STORE,
-        ).stdout
-    )
+    words = ("tune", "--model", "bert", *SIMULATED, "--through", "variables", "--dry-run", "--json", *STORE)
+    plan = json.loads(ncclt(*words).stdout)
 
     assert plan["simulated"] is True
     assert any("NCCL_ALGO" in line for line in plan["first"])

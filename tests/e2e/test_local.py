@@ -18,31 +18,9 @@ STAND_IN = Path(__file__).resolve().parents[1] / "fakes" / "nccl_tests_stand_in.
 
 
 @pytest.fixture
-def tune(ncclt):
-    """The command up to its last options, with the stand-in's programs in place."""
-    folder = ncclt.folder / "nccl-tests"
-    folder.mkdir()
-    runpy.run_path(str(STAND_IN))["install"](folder)
-    return (
-        "tune",
-        "--model",
-        "nasnetmobile",
-        "--cluster",
-        "dgx-a100",
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        "2",
-        "--launcher",
-        "local",
-        "--nccl-tests",
-        folder,
-        "--trials",
-        "8",
-        "--blocks",
-        "4",
-        *STORE,
-    )
+def tune(local):
+    """The command up to its last options."""
+    return (*local, "--trials", "8", "--blocks", "4", *STORE)
 
 
 def test_settings_of_the_users_shell_are_an_arm_and_those_of_the_site_reach_every_trial(ncclt, tune):

@@ -1,10 +1,7 @@
 """Passwords and keys stay where they are: not on a terminal, not in a store, not in a script of Slurm."""
 
 import json
-import runpy
-from pathlib import Path
 
-FAKES = Path(__file__).resolve().parents[1] / "fakes"
 PASSWORD = "hunt@r2/x"
 URL = f"postgresql://ncclt:{PASSWORD}@127.0.0.1:9/ncclt"
 QUERY = "postgresql://ncclt@127.0.0.1:9/ncclt?connect_timeout=2&password=hunt@r2/x"
@@ -67,38 +64,16 @@ value of ours: quitePlainWord
 """
 
 
-def test_output_of_a_failed_trial_is_kept_without_its_secrets(ncclt):
+def test_output_of_a_failed_trial_is_kept_without_its_secrets(ncclt, local):
     """Whatever it printed: neither the terminal nor the file of the store has them."""
-    folder = ncclt.folder / "nccl-tests"
-    folder.mkdir()
-    runpy.run_path(str(FAKES / "nccl_tests_stand_in.py"))["install"](folder)
     (ncclt.folder / "printed").write_text(PRINTED)
-    for program in list(folder.glob("*_perf")):
+    for program in list((ncclt.folder / "nccl-tests").glob("*_perf")):
         real = program.rename(program.with_suffix(".real"))
         program.write_text(f'#!/bin/sh\ncat {ncclt.folder}/printed >&2\nexec {real} "$@"\n')
         program.chmod(0o755)
     ncclt.variables |= {"STAND_IN": "partial", "MY_SERVICE_TOKEN": "quitePlainWord"}
 
-    done = ncclt(
-        "tune",
-        "--model",
-        "nasnetmobile",
-        "--cluster",
-        "dgx-a100",
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        "2",
-        "--launcher",
-        "local",
-        "--nccl-tests",
-        folder,
-        "--trials",
-        "3",
-        "--storage",
-        "sqlite:///ncclt.db",
-        rc=1,
-    )
+    done = ncclt(*local, "--trials", "3", "--storage", "sqlite:///ncclt.db", rc=1)
 
     assert "node17:/opt/train.py" in done.stderr, "what people need stays"
     kept = b"".join(path.read_bytes() for path in ncclt.folder.glob("ncclt*.db*"))

@@ -32,7 +32,7 @@ def ncclt(ncclt):
         assert done.returncode == rc, (words, done.stdout[-2000:], done.stderr[-2000:])
         return done.stdout
 
-    run.shell = ncclt
+    run.shell, run.folder = ncclt, ncclt.folder
     done = subprocess.run([sys.executable, "-c", "import torch"], env=ncclt.environment, capture_output=True, text=True)
     assert "ModuleNotFoundError" in done.stderr
     return run
@@ -56,30 +56,10 @@ def test_replayed_study_is_tuned_delivered_and_served(ncclt):
 
 
 @pytest.mark.thorough
-def test_simulated_and_launched_studies_run(ncclt):
+def test_simulated_and_launched_studies_run(ncclt, local):
     short = ("--trials", "3", "--blocks", "3", "--json", *STORE)
     simulated = json.loads(ncclt("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", *short))
-    programs = ncclt.shell.folder / "nccl-tests"
-    programs.mkdir()
-    runpy.run_path(str(TESTS / "fakes" / "nccl_tests_stand_in.py"))["install"](programs)
-    launched = json.loads(
-        ncclt(
-            "tune",
-            "--model",
-            "nasnetmobile",
-            "--cluster",
-            "dgx-a100",
-            "--nodes",
-            "1",
-            "--gpus-per-node",
-            "2",
-            "--launcher",
-            "local",
-            "--nccl-tests",
-            programs,
-            *short,
-        )
-    )
+    launched = json.loads(ncclt(*local, *short))
     assert (simulated["simulated"], launched["simulated"]) == (True, False)
     assert launched["trials"][0]["outcome"] == "ok"
 

@@ -58,11 +58,11 @@ class ClassTable:
         """Yield third parties' classes by name; one that cannot be imported is reported once and skipped."""
         for name in sorted(self._third_party()):
             try:
-                found = self.load(name)
+                class_ = self.load(name)
             except MissingDependencyError as error:
                 _report(f"ncclt: {error.message}; it is skipped\n")
             else:
-                yield name, found
+                yield name, class_
 
     def _third_party(self) -> dict[str, EntryPoint]:
         from importlib.metadata import entry_points  # reads the metadata of every installed package

@@ -37,7 +37,7 @@ _PASSWORDS = re.compile(
 
 def hide_passwords(text: str) -> str:
     """Return a text with the passwords of all URLs in it replaced by `***`: store and server are named by URLs."""
-    return _PASSWORDS.sub(lambda found: f"{found[1] or found[2]}***", text)
+    return _PASSWORDS.sub(lambda match: f"{match[1] or match[2]}***", text)
 
 
 class NccltError(Exception):
@@ -155,11 +155,11 @@ _FRAMEWORK_WORDS = tuple(
 
 def translate_refusal(refusal: str) -> str:
     """Return the reason why a value was refused, phrased to follow the name of the value."""
-    said = refusal.removeprefix("Value error, ")
-    for found, ours in _FRAMEWORK_WORDS:
-        if match := found.fullmatch(said):
+    text = refusal.removeprefix("Value error, ")
+    for phrase, ours in _FRAMEWORK_WORDS:
+        if match := phrase.fullmatch(text):
             return match.expand(ours)
-    return said
+    return text
 
 
 _STORE = ("sqlalchemy", "alembic", "psycopg")
@@ -225,8 +225,8 @@ def as_ncclt_error(error: Exception) -> NccltError:
         package = (error.name or "").partition(".")[0]
         if any(package in packages for packages in EXTRAS.values()):
             return missing_dependency(package)
-    said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return StoreError(f"unexpected {said}", hint="--debug shows where; please report it")
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return StoreError(f"unexpected {text}", hint="--debug shows where; please report it")
 
 
 def reason(error: Exception) -> str:

@@ -46,11 +46,11 @@ def recorded_tables() -> Mapping[str, Path]:
     """Return the tables of recorded clusters by name: those that ncclt ships, then those that this user imported."""
     shipped = shipped_folder()
     folders = (*([shipped / "landscapes"] if shipped else []), landscape_folder())
-    found: dict[str, Path] = {}
+    tables: dict[str, Path] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.csv")):
-            found.setdefault(path.stem, path)
-    return found
+            tables.setdefault(path.stem, path)
+    return tables
 
 
 def account_name() -> str:

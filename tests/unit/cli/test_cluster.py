@@ -1,6 +1,5 @@
 """`ncclt cluster` as a user calls it."""
 
-import io
 import json
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.cluster import app
-from ncclt.cli.output import print_table
 from ncclt.errors import InputError, UsageError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -35,22 +33,6 @@ def test_what_was_seen_becomes_a_cluster(call, command):
     assert "next: ncclt tune --model bert --cluster mine" in said
     assert command.store.clusters.get("mine").description == "rack 7"
     assert command.store.clusters.get("mine").nic_gbps == 50.0
-
-
-def test_names_stay_whole_in_a_narrow_terminal(monkeypatch):
-    """Only texts of several words are folded."""
-    screen = io.StringIO()
-    screen.isatty = lambda: True
-    monkeypatch.setattr("sys.stdout", screen)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-    print_table(("name", "fabric", "text"), [("8x-a100-sxm4-80gb", "infiniband", "one word after another " * 4)])
-
-    lines = screen.getvalue().splitlines()
-    assert lines[1].startswith("8x-a100-sxm4-80gb  infiniband  one word")
-    assert len(lines) > 2
-    assert max(map(len, lines[1:])) <= 60
 
 
 def test_a_pattern_of_the_shell_and_a_name_of_its_own(call, command):

@@ -36,12 +36,7 @@ def ask(command, capsys):
             found.cluster,
             "--model",
             found.model,
-            "--nodes",
-            "2",
-            "--gpus-per-node",
-            "4",
-            "--nccl-version",
-            "2.28.9",
+            *("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9"),
         )
         code = env.main([*names, "--storage", command.url, *words])
         printed = capsys.readouterr()

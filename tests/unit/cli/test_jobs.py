@@ -15,19 +15,6 @@ from ncclt.store import open_store
 WHAT = ("--cluster", "leonardo", "--model", "bert")
 
 
-@pytest.fixture
-def call(command):
-    """Return a caller of a subcommand that gives its standard output."""
-
-    def run(*words):
-        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return run
-
-
 def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):
     id = call("submit", *WHAT, "--nodes", "2", "--trials", "7", "--priority", "2").strip()
     (job,) = json.loads(call("list", "--json"))["jobs"]

@@ -10,19 +10,6 @@ from ncclt.core.api_key import hash_secret
 from ncclt.errors import NotFoundError, UsageError
 
 
-@pytest.fixture
-def call(command):
-    """Return a caller of a subcommand that gives its standard output."""
-
-    def run(*words):
-        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return run
-
-
 def test_a_key_is_created_listed_and_revoked(call, command):
     secret = call("create", "--role", "env", "--cluster", "leonardo", "--note", "job starts").strip()
     (key,) = json.loads(call("list", "--json"))["keys"]

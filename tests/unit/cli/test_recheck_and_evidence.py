@@ -13,16 +13,16 @@ from ncclt.cli.studies import show
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor
-from ncclt.core.study import Arm, Study, StudyState
+from ncclt.core.study import Arm, StudyState
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NoRecommendationError
 from ncclt.measure.testbed import simulated_testbed
 from ncclt.prove.interleave import Proof
 from ncclt.prove.proof import judge_arm
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
-from ncclt.testing.samples import sample_cluster
+from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study
 
 SOURCE = Workload(
     name="mine",
@@ -56,30 +56,15 @@ def proven(command):
         watch=lambda *_: None,
     ).run()
     verdict = judge_arm(Arm.TABLE, RING, trial_log.trials(), workload, min_effect=0.02)
-    study = Study(
-        id="abc123",
-        name="s",
-        cluster=cluster,
-        workload=workload,
-        launcher="simulate",
-        simulated=True,
-        process_wide=(),
-        seed=7,
-        state=StudyState.DONE,
+    study = replace(
+        sample_study("s"), cluster=cluster, workload=workload, process_wide=(), seed=7, state=StudyState.DONE
     )
-    found = Recommendation(
-        id="r1",
-        revision=1,
-        study="abc123",
-        cluster=cluster.name,
-        model="mine",
+    found = replace(
+        sample_recommendation("r1", cluster=cluster.name, model="mine"),
         workload_digest=workload.digest(),
         collectives=workload.collectives,
         fingerprint=cluster.fingerprint(),
         table=PolicyVerdict(policy=RING, verdict=verdict),
-        variables=None,
-        simulated=True,
-        launcher="simulate",
         created="2026-01-01T00:00:00",
         source_digest=SOURCE.digest(),
     )
@@ -99,19 +84,8 @@ def run_recheck(command, *words):
     app = typer.Typer()
     app.command()(recheck)
     cluster = sample_cluster()
-    options = [
-        "--model",
-        "mine",
-        "--cluster",
-        cluster.name,
-        "--nodes",
-        str(cluster.nodes),
-        "--points",
-        "3",
-        "--launcher",
-        "simulate",
-        *words,
-    ]
+    options = ["--model", "mine", "--cluster", cluster.name, "--nodes", str(cluster.nodes), "--points", "3"]
+    options += ["--launcher", "simulate", *words]
     return CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, options, catch_exceptions=False)
 
 

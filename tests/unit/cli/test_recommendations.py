@@ -20,17 +20,6 @@ from ncclt.user_dirs import account_name
 SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
 
 
-@pytest.fixture
-def call(command):
-    def run(*words):
-        done = CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return run
-
-
 def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):
     for id in ("a", "b"):
         command.store.revisions.publish(sample_recommendation(id))

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Phase, Study, StudyState, Trial
+from ncclt.core.study import StudyState
 from ncclt.core.trial import Measurement, Outcome, TrialResult
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import MessageCalls
 from ncclt.store import open_store
+from ncclt.testing.samples import sample_study, sample_trial
 
 HOSTILE = {
     "script": "<script>alert(1)</script>`|[x](javascript:1) @team",
@@ -37,62 +37,21 @@ def stored(tmp_path):
 
     def make(name="plain", **changes):
         url = f"sqlite:///{tmp_path}/{len(list(tmp_path.iterdir()))}.db"
-        told, name = name, name.replace("\udc80", "")  # only documents can hold what is no Unicode
-        cluster = Cluster(
-            name=name,
-            nodes=2,
-            gpus_per_node=8,
-            gpu="H100",
-            compute_capability=90,
-            link_class="nvlink",
-            link_gbps=400.0,
-            fabric="infiniband",
-            nics_per_node=8,
-            nic_gbps=50.0,
-            gpudirect=True,
-            nccl_version="2.28.3",
-            description="",
-            sources=(),
+        reason, name = name, name.replace("\udc80", "")  # only documents can hold what is no Unicode
+        study = sample_study(name, id="aa00")
+        calls = (MessageCalls(message=MESSAGE, calls_per_step=4.0),)
+        workload = replace(study.workload, name=name, messages=calls)
+        cluster = replace(study.cluster, name=name)
+        study = replace(study, cluster=cluster, workload=workload, state=StudyState.DONE, reason=reason, **changes)
+        measured = TrialResult(
+            outcome=Outcome.OK, measurements=(Measurement(message=MESSAGE, samples_us=(80.0, 81.0)),)
         )
-        workload = Workload(
-            name=name,
-            messages=(MessageCalls(message=MESSAGE, calls_per_step=4.0),),
-            provenance=Provenance(source="model", created="2026-11-20"),
-        )
-        study = Study(
-            id="aa00",
-            name=name,
-            cluster=cluster,
-            workload=workload,
-            launcher="simulate",
-            simulated=True,
-            process_wide=(),
-            seed=1,
-            state=StudyState.DONE,
-            reason=told,
-            created="2026-11-20T10:00:00+00:00",
-            updated="2026-11-20T10:05:00+00:00",
-        )
-        study = replace(study, **changes)
-        results = (
-            TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=MESSAGE, samples_us=(80.0, 81.0)),)),
-            TrialResult(outcome=Outcome.CRASHED, detail=f"rank 3: {told}"),
-        )
+        crashed = TrialResult(outcome=Outcome.CRASHED, detail=f"rank 3: {reason}")
         with open_store(url) as store:
             store.studies.open(study)
-            for number, result in enumerate(results):
-                score_us = 320.0 if result.measurements else None
-                store.trials.add(
-                    study.id,
-                    Trial(
-                        number=number,
-                        phase=Phase.SEARCH,
-                        setting=DEFAULT,
-                        repeat=number,
-                        result=result,
-                        score_us=score_us,
-                    ),
-                )
+            for number, (result, score_us) in enumerate(((measured, 320.0), (crashed, None))):
+                trial = replace(sample_trial(number, setting=DEFAULT, score_us=score_us), repeat=number, result=result)
+                store.trials.add(study.id, trial)
         return ("aa00", "--storage", url)
 
     return make

@@ -119,7 +119,7 @@ def test_whatever_ncclt_itself_prints_has_a_spelling():
 
 def test_json_is_whole_in_any_encoding(environ):
     document = {"name": "é µ…", "note": "\x7f"}
-    code = "from ncclt.cli.stdio import prepare; from ncclt.cli.output import print_json; prepare(); print_json("
+    code = "from ncclt.cli.stdio import prepare; from ncclt.cli.render import print_json; prepare(); print_json("
     argv = [sys.executable, "-c", f"{code}{document!a})"]
     for encoding in (ASCII, {"PYTHONIOENCODING": "utf-8"}):
         done = subprocess.run(argv, env={**environ, **encoding}, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True)

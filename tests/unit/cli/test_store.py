@@ -2,12 +2,11 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import optuna
 import pytest
-from typer.testing import CliRunner
 
-from ncclt.cli.store import app
 from ncclt.core.study import StudyState
 from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
@@ -15,16 +14,9 @@ from ncclt.testing.samples import sample_recommendation, sample_study, sample_tr
 
 
 @pytest.fixture
-def prune(command):
+def prune(call):
     """Return a caller that gives the standard output."""
-
-    def run(*words, url=command.url):
-        done = CliRunner(env={"NCCLT_STORAGE": url}).invoke(app, ["prune", *words], standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return run
+    return partial(call, "prune")
 
 
 @pytest.fixture

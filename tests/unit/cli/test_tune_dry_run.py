@@ -65,12 +65,7 @@ def planned(command, tmp_path, monkeypatch):
             workload.name,
             "--cluster",
             cluster.name,
-            "--nodes",
-            "1",
-            "--launcher",
-            "torchrun",
-            "--dry-run",
-            "--json",
+            *("--nodes", "1", "--launcher", "torchrun", "--dry-run", "--json"),
             *words,
         )
         assert not re.search(r"\b[0-9a-f]{64}\b|--token", printed)

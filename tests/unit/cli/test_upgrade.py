@@ -94,24 +94,12 @@ def test_what_cannot_be_compared_is_refused(upgrade, tmp_path):
 def test_a_recording_is_not_to_be_measured_again(command, capsys):
     """Its version is fixed: the command would be refused. One that was simulated on that cluster needs its launcher."""
     words = ("--model", "vit-l-32", "--cluster", "mi355x-2x8", "--trials", "4", "--blocks", "3")
+    versions = ("--from", "2.28.3", "--to", "2.30.7")
     command(tune, *words)
 
     def upgrade(*more):
         with pytest.raises(SystemExit):
-            app(
-                [
-                    "upgrade",
-                    "--cluster",
-                    "mi355x-2x8",
-                    "--storage",
-                    command.url,
-                    "--from",
-                    "2.28.3",
-                    "--to",
-                    "2.30.7",
-                    *more,
-                ]
-            )
+            app(["upgrade", "--cluster", "mi355x-2x8", "--storage", command.url, *versions, *more])
         return capsys.readouterr().out
 
     out = " ".join(upgrade().split())

@@ -14,7 +14,7 @@ def main() -> None:
     try:
         code = _run(sys.argv[1:])
     except KeyboardInterrupt:
-        from ncclt.cli.output import EXIT_INTERRUPTED
+        from ncclt.cli.exits import EXIT_INTERRUPTED
 
         code = EXIT_INTERRUPTED
     except OSError as error:

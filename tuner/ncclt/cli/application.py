@@ -13,8 +13,8 @@ import typer
 from ncclt import __version__
 from ncclt.cli import completion
 from ncclt.cli.configuration import default_map, forget_storage, keep_storage, storage_flag
+from ncclt.cli.exits import report
 from ncclt.cli.help import LazyGroup, arrange, format_styled, show_all, walk
-from ncclt.cli.output import report
 from ncclt.errors import NccltError, UsageError, as_ncclt_error, translate_refusal
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -61,8 +61,8 @@ class Program(LazyGroup):
         """Write the help of the program."""
         arrange(self)
         params: list[Any] = self.params
-        for one in params:
-            one.hidden = one.name in _RARE and not ctx.params.get("help_all")
+        for param in params:
+            param.hidden = param.name in _RARE and not ctx.params.get("help_all")
         format_styled(super().format_help, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -92,20 +92,20 @@ class Program(LazyGroup):
 
 def _plain(name: str, main: Callable[[Sequence[str]], int]) -> typer.Typer:
     """Wrap a command that parses its own arguments as one of the framework's."""
-    made = typer.Typer(add_completion=False)
+    wrapper = typer.Typer(add_completion=False)
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
 
     def _command(**_completed: object) -> None:
         # From sys.argv: the framework drops the `--` between our options and the job's command.
-        before = storage_flag()
-        given = [] if before is None else ["--storage", before]
-        raise typer.Exit(main([*given, *sys.argv[sys.argv.index(name) + 1 :]]))
+        url = storage_flag()
+        storage = [] if url is None else ["--storage", url]
+        raise typer.Exit(main([*storage, *sys.argv[sys.argv.index(name) + 1 :]]))
 
     shown = completion.signature_of(_parser_of(name)) if completion.is_completing() else inspect.Signature()
     vars(_command)["__signature__"] = shown
     _command.__annotations__ = {}
-    made.command(name, help=_PLAIN[name], add_help_option=False, context_settings=anything)(_command)
-    return made
+    wrapper.command(name, help=_PLAIN[name], add_help_option=False, context_settings=anything)(_command)
+    return wrapper
 
 
 def _refusal(error: Any, ctx: Any) -> Exception:
@@ -115,11 +115,11 @@ def _refusal(error: Any, ctx: Any) -> Exception:
         sys.stdout.write("".join(f"{line}\n" for line in error.format_message().splitlines()))
         return typer.Exit(error.exit_code)
     where, colon, why = error.format_message().rstrip(".").partition("': ")
-    said = f"{where}{colon}{translate_refusal(why)}"
+    message = f"{where}{colon}{translate_refusal(why)}"
     # Some of the framework's refusals name no command.
     command = error.ctx.command_path if error.ctx else f"{ctx.command_path} {ctx.invoked_subcommand or ''}".rstrip()
     hint = f"`{command} --help` lists the options"
-    return typer.Exit(report(UsageError(said[:1].lower() + said[1:], hint=hint)))
+    return typer.Exit(report(UsageError(message[:1].lower() + message[1:], hint=hint)))
 
 
 _WIDEST = 200

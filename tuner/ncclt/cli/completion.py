@@ -66,9 +66,9 @@ def _launcher_options(ctx: typer.Context, incomplete: str) -> list[str]:
     from ncclt.launch import load_launchers
 
     named = ctx.params.get("launcher")
-    classes = [found for name, found in load_launchers().items() if named in (None, "", name)]
-    keys = {option.key if option.key.endswith(".") else f"{option.key}=" for one in classes for option in one.options}
-    return _beginning(incomplete, keys)
+    classes = [launcher for name, launcher in load_launchers().items() if named in (None, "", name)]
+    keys = [option.key for launcher in classes for option in launcher.options]
+    return _beginning(incomplete, {key if key.endswith(".") else f"{key}=" for key in keys})
 
 
 def _benchmark_names(incomplete: str) -> list[str]:
@@ -151,9 +151,9 @@ def install_for(group: Any, ctx: Any, words: list[str]) -> None:
         return
     if shell not in SHELLS:
         raise UsageError(f"{option} does not support the shell {shell!r}", hint=f"one of {', '.join(SHELLS)}")
-    asked = next(one for one in group.params if option in one.opts)
+    installer = next(param for param in group.params if option in param.opts)
     try:
-        asked.callback(ctx, asked, shell)
+        installer.callback(ctx, installer, shell)
     except OSError as error:
         raise UsageError(f"{option} {shell} fails: {error}", hint="--show-completion prints what to load") from error
 
@@ -167,7 +167,7 @@ def _known(ctx: typer.Context) -> Any:
     from ncclt.store import local_names
 
     try:
-        given = ctx.params.get("storage") or storage_flag()
-        return local_names(given or lookup("storage", warn=lambda _line: None).value)
+        url = ctx.params.get("storage") or storage_flag()
+        return local_names(url or lookup("storage", warn=lambda _line: None).value)
     except NccltError:  # a broken file of settings
         return local_names("")

@@ -187,8 +187,8 @@ def default_map() -> dict[str, Any]:
     project, refused = _read_project()
     # The framework calls it only where neither flag nor variable sets the value.
     refusing = {key: partial(_refuse, key, why) for key, why in refused.items()}
-    found: dict[str, Any] = {**_read(user_file())[0], **project, **refusing}
-    values = {key: value for key, value in found.items() if key in ("cluster", "launcher")}
+    settings: dict[str, Any] = {**_read(user_file())[0], **project, **refusing}
+    values = {key: value for key, value in settings.items() if key in ("cluster", "launcher")}
     if not values:
         return {}
     # `doctor` launches nothing unless --launcher is given.

@@ -40,12 +40,13 @@ class LazyGroup(TyperGroup):
         command.name = cmd_name
         # Completion is installed once, for the whole program.
         command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
-        for one in (command, *getattr(command, "commands", {}).values()):
-            one.help = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(one.help or "").split("\n\n"))
-            arrange(one)
-            one.format_help = partial(format_styled, one.format_help)
-            if one.add_help_option and not hasattr(one, "list_commands"):
-                _shorten(one)
+        for shown in (command, *getattr(command, "commands", {}).values()):
+            paragraphs = inspect.cleandoc(shown.help or "").split("\n\n")
+            shown.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+            arrange(shown)
+            shown.format_help = partial(format_styled, shown.format_help)
+            if shown.add_help_option and not hasattr(shown, "list_commands"):
+                _shorten(shown)
         return command
 
     def load(self, name: str) -> Any:
@@ -78,9 +79,9 @@ def format_styled(write: Callable[[Any, Any], None], ctx: Any, formatter: Any) -
 
 
 def _shared_options() -> list[Any]:
-    made = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False)
 
-    @made.command()
+    @app.command()
     def shared(
         storage: Annotated[
             str | None,
@@ -94,16 +95,16 @@ def _shared_options() -> list[Any]:
         ] = False,
     ) -> None: ...
 
-    return list(typer.main.get_command(made).params)
+    return list(typer.main.get_command(app).params)
 
 
 def _shorten(command: Any) -> None:
     """Give a command the options of all commands, and hide those under a heading from its --help."""
     storage, help_all = _shared_options()
-    headed = [one for one in command.params if one.rich_help_panel]
+    headed = [param for param in command.params if param.rich_help_panel]
     # A shell completes only what is not hidden.
-    for one in (*headed, storage):
-        one.hidden = not is_completing()
+    for param in (*headed, storage):
+        param.hidden = not is_completing()
     help_all.hidden = not headed
     own = command.get_params
     command.get_params = lambda ctx: [*command.params, storage, help_all, *own(ctx)[len(command.params) :]]
@@ -111,8 +112,8 @@ def _shorten(command: Any) -> None:
 
 def show_all(command: Any) -> None:
     """Show the options under headings in the help of a command, too."""
-    for one in command.params:
-        one.hidden = False
+    for param in command.params:
+        param.hidden = False
 
 
 def _print_all(ctx: typer.Context, wanted: bool) -> None:
@@ -131,7 +132,7 @@ def is_terminal() -> bool:
 def arrange(command: Any) -> None:
     """Order the options of a command by their headings; outside of a terminal, its help is text without boxes."""
     order = ["", *Group]
-    command.params.sort(key=lambda one: order.index(one.rich_help_panel or ""))
+    command.params.sort(key=lambda param: order.index(param.rich_help_panel or ""))
     if not is_terminal():
         command.rich_markup_mode = None
         command.format_options = partial(_write_plainly, command)
@@ -139,10 +140,10 @@ def arrange(command: Any) -> None:
 
 def _write_plainly(command: Any, ctx: Any, formatter: Any) -> None:
     sections: dict[str, list[tuple[str, str]]] = {}
-    for one in command.get_params(ctx):
-        usual = "Arguments" if one.param_type_name == "argument" else "Options"
-        if record := one.get_help_record(ctx):
-            sections.setdefault(one.rich_help_panel or usual, []).append(record)
+    for param in command.get_params(ctx):
+        usual = "Arguments" if param.param_type_name == "argument" else "Options"
+        if record := param.get_help_record(ctx):
+            sections.setdefault(param.rich_help_panel or usual, []).append(record)
     # --help has no heading and is the last parameter.
     for name in command.list_commands(ctx) if hasattr(command, "list_commands") else ():
         below = command.get_command(ctx, name)

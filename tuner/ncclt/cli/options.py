@@ -106,7 +106,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     A parameter that is annotated with `Fields` offers only these. An option that is left out has the record's default.
     """
     own = inspect.signature(command, eval_str=True).parameters
-    made: dict[str, tuple[type, dict[str, Option]]] = {}
+    records: dict[str, tuple[type, dict[str, Option]]] = {}
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
         annotation = parameter.annotation
@@ -117,15 +117,15 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         chosen = next((mark for mark in marks if isinstance(mark, Fields)), Fields())
         options = {**options_of(hint), **chosen.own}
         words = chosen.words.split() or list(options)
-        made[name] = hint, {word: options[word] for word in words if word not in own}
+        records[name] = hint, {word: options[word] for word in words if word not in own}
         parameters |= {word: own[word] if word in own else _parameter(hint, word, options[word]) for word in words}
 
     @functools.wraps(command, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-    def call(**given: Any) -> None:
-        for name, (record, options) in made.items():
-            values = {word: _value(given.pop(word), option) for word, option in options.items()}
-            given[name] = record(**{word: value for word, value in values.items() if value is not None})
-        command(**given)
+    def call(**arguments: Any) -> None:
+        for name, (record, options) in records.items():
+            values = {word: _value(arguments.pop(word), option) for word, option in options.items()}
+            arguments[name] = record(**{word: value for word, value in values.items() if value is not None})
+        command(**arguments)
 
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
     vars(call)["__signature__"] = inspect.Signature(keywords)
@@ -136,7 +136,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
     """Return a field as a parameter of typer, for which an empty default is None."""
     hint = get_type_hints(record)[name]
-    default: Any = next(one.default for one in fields(record) if one.name == name)
+    default: Any = next(slot.default for slot in fields(record) if slot.name == name)
     if option.comma:
         hint, default = str, ",".join(default or ())
     elif get_origin(hint) is tuple:
@@ -156,17 +156,17 @@ def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, offered], default=default)
 
 
-def _value(given: Any, option: Option) -> Any:
+def _value(argument: Any, option: Option) -> Any:
     """Convert the value of an option to the type of its field; None = not given."""
-    if option.comma and given is not None:
-        return tuple(word.strip() for word in given.split(",") if word.strip())
-    return tuple(given) if isinstance(given, list) else given
+    if option.comma and argument is not None:
+        return tuple(word.strip() for word in argument.split(",") if word.strip())
+    return tuple(argument) if isinstance(argument, list) else argument
 
 
 def words_of(record: Any) -> list[str]:
     """Return a record as options of a command line that give the same record from any folder; defaults are left out."""
     words: list[str] = []
-    defaults = {one.name: one.default for one in fields(record)}
+    defaults = {slot.name: slot.default for slot in fields(record)}
     for name, option in options_of(type(record)).items():
         value, flag = getattr(record, name), option.flag or f"--{name.replace('_', '-')}"
         if value == defaults[name]:
@@ -174,7 +174,7 @@ def words_of(record: Any) -> list[str]:
         if isinstance(value, bool):
             words.append(flag.split("/")[0 if value else 1])
             continue
-        several = [",".join(value) or "none"] if option.comma else value if isinstance(value, tuple) else [value]
-        for text in (str(one.absolute() if isinstance(one, Path) else one) for one in several):
+        values = [",".join(value) or "none"] if option.comma else value if isinstance(value, tuple) else [value]
+        for text in (str(item.absolute() if isinstance(item, Path) else item) for item in values):
             words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return words

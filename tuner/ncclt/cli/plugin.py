@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.options import AsJson, CollectiveName
-from ncclt.cli.output import print_json, say
+from ncclt.cli.render import print_json, say
 from ncclt.errors import NotFoundError, UsageError
 
 app = typer.Typer(help="Find, build and check the NCCL tuner plugin.", no_args_is_help=True)
@@ -28,7 +28,7 @@ def plugin() -> None:
 @app.command("path", epilog="Exit codes: 0 = printed, 3 = no plugin.")
 def path() -> None:
     """Print the path of the plugin, for NCCL_TUNER_PLUGIN."""
-    sys.stdout.write(f"{_found()}\n")
+    sys.stdout.write(f"{_find_library()}\n")
 
 
 @app.command("build")
@@ -41,8 +41,8 @@ def build(
     from ncclt.nccl.tuner_plugin import LIBRARY_NAME, user_library
     from ncclt.nccl.tuner_plugin.build import build as build_plugin
 
-    made = build_plugin(user_library() if into is None else into.absolute() / LIBRARY_NAME)
-    sys.stdout.write(f"{made}\n")
+    library = build_plugin(user_library() if into is None else into.absolute() / LIBRARY_NAME)
+    sys.stdout.write(f"{library}\n")
 
 
 @app.command("check", epilog="Exit codes: 0 = it works and the table is in use, 1 = it does not, 3 = no plugin.")
@@ -73,19 +73,19 @@ def check(
     if not sizes and policy is not None:
         sizes = _row_sizes(policy, collective)
     sizes = sizes or tuple(_bytes(text) for text in ("8", "64K", "1M", "16M", "256M", "4G"))
-    found = examine(_found(), policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes)
+    loaded = examine(_find_library(), policy=policy, ranks=ranks, nodes=nodes, collective=collective, sizes=sizes)
     if as_json:
-        print_json(found.to_document())
+        print_json(loaded)
     else:
-        asked = ", ".join(f"v{version}" for version in found.api_versions)
-        say(f"ncclt: {found.library} answers as tuner API {asked}; v2 (NCCL 2.21) is also present and was not checked")
-        say(f"ncclt: {found.said}")
-        for row in found.choices:
+        asked = ", ".join(f"v{version}" for version in loaded.api_versions)
+        say(f"ncclt: {loaded.library} answers as tuner API {asked}; v2 (NCCL 2.21) is also present and was not checked")
+        say(f"ncclt: {loaded.said}")
+        for row in loaded.choices:
             sys.stdout.write(f"{row.text()}\n")
-    raise typer.Exit(0 if found.works else 1)
+    raise typer.Exit(0 if loaded.works else 1)
 
 
-def _found() -> Path:
+def _find_library() -> Path:
     from ncclt.nccl.tuner_plugin import find
 
     library = find()

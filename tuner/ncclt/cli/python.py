@@ -72,9 +72,7 @@ def tune(
     own = storage if isinstance(storage, store.Store) else None
     url = None if isinstance(storage, store.Store) else storage
     if isinstance(workload, str):
-        # An unknown name fails before a missing launcher or GPU, and makes no store.
-        with nullcontext(own) if own else store.open_to_read(url, would_be_made=True) as opened:
-            workload = opened.workloads.get(workload)
+        workload = _find_workload(workload, own, url)
     target = target.resolved(os.environ, demo=demo)
     if target.lacks_allocation(os.environ):
         raise UsageError(
@@ -92,6 +90,14 @@ def tune(
             )
         named = f"sqlite:///{opened.path}" if own and opened.path else url
         return replace(result, source=storage_option(named, opened.shown))
+
+
+def _find_workload(name: str, opened: Store | None, url: str | None) -> Workload:
+    """Return a workload; an unknown name fails before a missing launcher or GPU, and makes no store."""
+    from ncclt.store import open_to_read
+
+    with nullcontext(opened) if opened else open_to_read(url, would_be_made=True) as store:
+        return store.workloads.get(name)
 
 
 def _require_healthy(cluster: Cluster) -> None:

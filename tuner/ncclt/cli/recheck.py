@@ -161,8 +161,8 @@ def _find_published(
     served = store.recommendations.newest(cluster=cluster.name, model=model)
     published = [replace(r, stale="") for r in served or store.recommendations.find(cluster=cluster.name, model=model)]
     # The installed NCCL comes first; a recommendation measured with another version is then found stale.
-    here = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
-    fitting = [r for r in published if not here.refusal(r.fingerprint)]
+    installed = replace(wanted, nccl_version=wanted.nccl_version or str(cluster.version))
+    fitting = [r for r in published if not installed.refusal(r.fingerprint)]
     recommendation = select(fitting or published, wanted, partly=True)
     return recommendation, store.studies.get(recommendation.study)
 

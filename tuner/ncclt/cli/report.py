@@ -11,7 +11,7 @@ import typer
 
 from ncclt.cli.completion import study_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.output import say
+from ncclt.cli.render import say
 from ncclt.cli.stdio import Styled
 from ncclt.errors import require_extra
 

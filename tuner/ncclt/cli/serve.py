@@ -18,6 +18,18 @@ from ncclt.errors import UsageError, require_extra
 
 app = typer.Typer()
 
+Proxies = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="NCCLT_TRUST_USER_HEADER",
+        help="Address of a proxy whose X-Forwarded-* headers name users; repeatable.",
+    ),
+]
+UserRoles = Annotated[
+    list[str] | None,
+    typer.Option(envvar="NCCLT_USER_ROLES", help="GROUP=ROLE of such users; '*=read' = all of them; repeatable."),
+]
+
 
 @app.command()
 def serve(
@@ -42,20 +54,8 @@ def serve(
         str,
         typer.Option(envvar="NCCLT_PUBLIC_URL", help="Public URL of the service, such as https://tuner."),
     ] = "",
-    trust_user_header: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="NCCLT_TRUST_USER_HEADER",
-            help="Address of a proxy whose X-Forwarded-* headers name users; repeatable.",
-        ),
-    ] = None,
-    user_role: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="NCCLT_USER_ROLES",
-            help="GROUP=ROLE of such users; '*=read' = all of them; repeatable.",
-        ),
-    ] = None,
+    trust_user_header: Proxies = None,
+    user_role: UserRoles = None,
 ) -> None:
     """Serve recommendations, studies and pages over HTTP.
 

@@ -53,7 +53,7 @@ _HANDLER = "ncclt.spelled"
 
 def visible(text: str) -> str:
     r"""Return a text whose control characters are spelled out: as `\u001b`, which JSON and TOML read back."""
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -74,11 +74,11 @@ class Output(io.TextIOWrapper):
 
     Attributes:
         failure: the first error of a write, None while there was none.
-        given: the stream it replaces; it would close the file if it were garbage-collected.
+        replaced: the stream it replaces; it would close the file if it were garbage-collected.
     """
 
     failure: OSError | None = None
-    given: TextIO | None = None
+    replaced: TextIO | None = None
 
     def write(self, text: str, /) -> int:
         """Write a text without control characters; remember and raise the first error."""
@@ -140,31 +140,31 @@ class _Lossy(io.FileIO):
     """A file that drops what cannot be written.
 
     Attributes:
-        given: the stream of this file; it would close the file if it were garbage-collected.
+        replaced: the stream of this file; it would close the file if it were garbage-collected.
     """
 
-    given: TextIO
+    replaced: TextIO
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write as much as can be written."""
-        left = memoryview(data).cast("B")
+        unwritten = memoryview(data).cast("B")
         with contextlib.suppress(OSError):
-            while left and (count := super().write(left)):
-                left = left[count:]
+            while unwritten and (count := super().write(unwritten)):
+                unwritten = unwritten[count:]
         return memoryview(data).nbytes
 
 
-def _lossy(given: TextIO) -> TextIO:
+def _make_lossy(stream: TextIO) -> TextIO:
     """Return a stderr whose writes cannot fail: full, closed or cut off, it stops no command.
 
     Nothing is buffered, since Python would write that at exit, and change the exit code if it failed.
     """
     try:
-        file = _Lossy(given.fileno(), "w", closefd=False)
+        file = _Lossy(stream.fileno(), "w", closefd=False)
     except (OSError, AttributeError):  # an object of the caller, without a file
-        return given
-    file.given = given
-    return Output(file, encoding=given.encoding, errors=_HANDLER, write_through=True)
+        return stream
+    file.replaced = stream
+    return Output(file, encoding=stream.encoding, errors=_HANDLER, write_through=True)
 
 
 def prepare() -> Output | None:
@@ -178,13 +178,13 @@ def prepare() -> Output | None:
     # Open until the process ends, like the streams themselves; in the order of their numbers.
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
-    given = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    stream = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
-    sys.stderr = _lossy(sys.stderr)
-    if not hasattr(given, "buffer"):
+    sys.stderr = _make_lossy(sys.stderr)
+    if not hasattr(stream, "buffer"):
         return None
-    output = Output(given.buffer, encoding=given.encoding, errors=_HANDLER, line_buffering=True)
-    output.given = given
+    output = Output(stream.buffer, encoding=stream.encoding, errors=_HANDLER, line_buffering=True)
+    output.replaced = stream
     sys.stdout = output
     return output

@@ -175,9 +175,8 @@ def show(
             )
         if plot:
             print_picture(study, trials, newest)
-            return
-        document = evidence_document(newest, trials, study.workload)
-        print_json(document) if as_json else print_evidence(document)
+        else:
+            print_evidence(evidence_document(newest, trials, study.workload), as_json=as_json)
         return
     summary = None
     if newest:
@@ -187,8 +186,8 @@ def show(
     if as_json:
         _print_document(study, trials, newest, summary)
         return
-    label = f" ({study.label})" if study.label else ""
-    print_text(f"{study.name}{label}\n{study.state}: {study.reason or 'no verdict yet'}")
+    print_text(f"{study.name}{f' ({study.label})' if study.label else ''}")
+    print_text(f"{study.state}: {study.reason or 'no verdict yet'}")
     if on_jobs:
         print_text("\n".join(on_jobs))
         return
@@ -196,14 +195,25 @@ def show(
         print_text(f"cost of {count_noun(len(trials), 'trial')}: {describe_cost(study, trials, None)}")
     _print_trials(study, trials)
     if newest and summary:
-        print_text("")
-        print_details(
-            summary, study, build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
-        )
-        if publication:
-            note(publication)
-        print_text("")
-        print_summary(summary, again=_reconstruct_command(study, newest, source), source=source, details=True)
+        _print_result(study, trials, newest, summary, source=source, publication=publication)
+
+
+def _print_result(
+    study: Study,
+    trials: Sequence[Trial],
+    newest: Recommendation,
+    summary: StudySummary,
+    *,
+    source: str,
+    publication: str,
+) -> None:
+    rows = build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
+    print_text("")
+    print_details(summary, study, rows)
+    if publication:
+        note(publication)
+    print_text("")
+    print_summary(summary, again=_reconstruct_command(study, newest, source), source=source, details=True)
 
 
 def _print_document(
@@ -289,8 +299,11 @@ def build_trial_document(trial: Trial, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def print_evidence(document: dict[str, Any]) -> None:
+def print_evidence(document: dict[str, Any], *, as_json: bool) -> None:
     """Print a table per arm with its verdict, recomputed from the launches."""
+    if as_json:
+        print_json(document)
+        return
     if origin := ORIGIN_WORDS.get(document["origin"]):
         print_text(f"demonstration on {origin} timings")
     for arm in document["arms"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from ncclt.core.nccl_version import NcclVersion
     from ncclt.core.printed_costs import PrintedCosts
     from ncclt.core.recommendation import Recommendation
-    from ncclt.health.doctor.known_issues import KnownIssue
-    from ncclt.nccl.upgrade import ChoiceChange, PolicyChange, VariableChange
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -78,81 +75,6 @@ class UpgradeOptions:
     def __post_init__(self) -> None:
         if not 0.001 <= self.margin <= 0.5:
             raise UsageError(f"--margin must be 0.001 to 0.5, not {self.margin:g}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Remeasured:
-    """A recommendation that the new version needs measured again.
-
-    Attributes:
-        recommendation, model, nodes, gpus_per_node, decision, stale, label: of what was published.
-        word: verdict shown in tables; a gain on recorded or simulated times is a demonstration.
-        change: of its policy.
-        moved: share of the bytes per step in messages for which NCCL itself would choose otherwise.
-        command: measures it again; empty for a replayed study, since a recording has one NCCL version.
-    """
-
-    recommendation: str
-    model: str
-    nodes: int
-    gpus_per_node: int
-    decision: str
-    word: str
-    stale: str
-    label: str
-    change: PolicyChange
-    moved: float
-    command: str
-
-    @property
-    def marked_verdict(self) -> str:
-        """Return the verdict with the origin of its times, and whether it is stale."""
-        return ", ".join(filter(None, (self.word, self.label.partition(":")[0], "stale" if self.stale else "")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    """Changes between two versions on a cluster.
-
-    Attributes:
-        cluster: its name.
-        before, after: the versions.
-        notes: limits of the report.
-        variables, choices, issues: changes of variables and of the NCCL default; known issues of the new version here.
-        remeasured: recommendations to measure again.
-    """
-
-    cluster: str
-    before: NcclVersion
-    after: NcclVersion
-    notes: list[str]
-    variables: Sequence[VariableChange]
-    choices: Sequence[ChoiceChange]
-    issues: Sequence[KnownIssue]
-    remeasured: Sequence[_Remeasured]
-
-    @property
-    def recorded_notes(self) -> list[str]:
-        """Say once why a recording is not measured again, and what to do; empty where all can be."""
-        if all(row.command for row in self.remeasured):
-            return []
-        return [
-            f"{self.cluster} is a recording of NCCL {self.before}: for jobs with NCCL {self.after} tune on your own "
-            f"cluster with --cluster NAME --nccl-version {self.after}"
-        ]
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
-        return {
-            "cluster": self.cluster,
-            "from": str(self.before),
-            "to": str(self.after),
-            "notes": [*self.notes, *self.recorded_notes],
-            "variables": [asdict(row) for row in self.variables],
-            "choices": [asdict(row) for row in self.choices],
-            "known_issues": list(self.issues),
-            "measure_again": [asdict(row) for row in self.remeasured],
-        }
 
 
 @app.command(
@@ -209,14 +131,14 @@ def upgrade(
         before = NcclVersion.parse(options.old) if options.old else store.clusters.get(name).version
         report = _build_report(store, name, before, NcclVersion.parse(options.new), (options.from_log, options.to_log))
     if as_json:
-        print_json(report)
+        print_json({**report, "notes": [*report["notes"], *_describe_recording(report)]})
     else:
         _print(report)
 
 
 def _build_report(
     store: Store, name: str, before: NcclVersion, after: NcclVersion, logs: tuple[Path | None, Path | None]
-) -> _Report:
+) -> dict[str, Any]:
     """Compare two versions on a cluster, and find the recommendations to measure again."""
     from ncclt.core.message import Collective
     from ncclt.health.doctor.facts import Facts
@@ -243,16 +165,18 @@ def _build_report(
         measured = ", ".join(map(str, others))
         notes.append(f"recommendations for {name} were measured with NCCL {measured}, not {before}")
     tunable = tuple(collective for collective in Collective if collective.is_tunable)
-    return _Report(
-        cluster=name,
-        before=before,
-        after=after,
-        notes=notes,
-        variables=variables,
-        choices=choice_changes(tunable, old, new, costs),
-        issues=find_upgrade_issues(Facts(cluster=old, version=before), Facts(cluster=new, version=after)),
-        remeasured=remeasured,
-    )
+    choices = choice_changes(tunable, old, new, costs)
+    issues = find_upgrade_issues(Facts(cluster=old, version=before), Facts(cluster=new, version=after))
+    return {
+        "cluster": name,
+        "from": str(before),
+        "to": str(after),
+        "notes": notes,
+        "variables": [asdict(row) for row in variables],
+        "choices": [asdict(row) for row in choices],
+        "known_issues": issues,
+        "measure_again": remeasured,
+    }
 
 
 def _read_costs(
@@ -284,7 +208,13 @@ def _describe_remeasured(
     recommendation: Recommendation,
     after: NcclVersion,
     costs: tuple[PrintedCosts | None, PrintedCosts | None],
-) -> _Remeasured:
+) -> dict[str, Any]:
+    """Return a recommendation that the new version needs measured again.
+
+    `word` is the verdict in tables: a gain on recorded or simulated times is a demonstration. `moved` is the share of
+    the bytes per step in messages for which NCCL itself would choose otherwise. `command` measures it again; it is
+    empty for a replayed study, since a recording has one NCCL version.
+    """
     from ncclt.core.trial import TimesOrigin
     from ncclt.deliver.render.delivery import choose_form
     from ncclt.nccl.upgrade import choice, policy_change
@@ -306,66 +236,70 @@ def _describe_remeasured(
         command += f" --launcher {recommendation.launcher}"
     if recommendation.deterministic:
         command += " --deterministic"
-    return _Remeasured(
-        recommendation=recommendation.id,
-        model=recommendation.model,
-        nodes=fingerprint.nodes,
-        gpus_per_node=fingerprint.gpus_per_node,
-        decision=verdict.decision,
-        word=recommendation.verdict_word(verdict),
-        stale=recommendation.stale,
-        label=recommendation.label,
-        change=policy_change(recommendation.table.effective, fingerprint.version, after, recommendation.collectives),
-        moved=moved / sum(calls.bytes_per_step for calls in messages),
-        command="" if recommendation.origin is TimesOrigin.RECORDED else command,
-    )
+    change = policy_change(recommendation.table.effective, fingerprint.version, after, recommendation.collectives)
+    return {
+        "recommendation": recommendation.id,
+        "model": recommendation.model,
+        "nodes": fingerprint.nodes,
+        "gpus_per_node": fingerprint.gpus_per_node,
+        "decision": verdict.decision,
+        "word": recommendation.verdict_word(verdict),
+        "stale": recommendation.stale,
+        "label": recommendation.label,
+        "change": asdict(change),
+        "moved": moved / sum(calls.bytes_per_step for calls in messages),
+        "command": "" if recommendation.origin is TimesOrigin.RECORDED else command,
+    }
 
 
-def _print(report: _Report) -> None:
+def _describe_recording(report: dict[str, Any]) -> list[str]:
+    """Say once why a recording is not measured again, and what to do; empty where all can be."""
+    if all(row["command"] for row in report["measure_again"]):
+        return []
+    return [
+        f"{report['cluster']} is a recording of NCCL {report['from']}: for jobs with NCCL {report['to']} tune on your "
+        f"own cluster with --cluster NAME --nccl-version {report['to']}"
+    ]
+
+
+def _print(report: dict[str, Any]) -> None:
     """Print the three tables; of the new variables those worth tuning, as nothing that is set becomes wrong by them."""
     from ncclt.core.message import format_bytes
 
-    print_text(f"{report.cluster}: NCCL {report.before} to {report.after}\n")
-    _print_variables(report.variables)
-    if report.choices:
+    print_text(f"{report['cluster']}: NCCL {report['from']} to {report['to']}\n")
+    _print_variables(report["variables"])
+    if report["choices"]:
         print_text("Predicted changes of the NCCL default:")
         print_table(
-            report.choices,
+            report["choices"],
             [
-                Column("collective", lambda row: row.collective),
-                Column("from", lambda row: format_bytes(row.min_bytes)),
-                Column("to", lambda row: format_bytes(row.max_bytes)),
-                Column(str(report.before), lambda row: row.before),
-                Column(str(report.after), lambda row: row.after),
+                Column("collective", lambda row: row["collective"]),
+                Column("from", lambda row: format_bytes(row["min_bytes"])),
+                Column("to", lambda row: format_bytes(row["max_bytes"])),
+                Column(report["from"], lambda row: row["before"]),
+                Column(report["to"], lambda row: row["after"]),
             ],
         )
     else:
         print_text("No predicted change of the NCCL default from 1 KiB to 1 GiB")
-    if report.issues:
-        print_text(f"\nKnown issues of NCCL {report.after} here:")
-    for issue in report.issues:
+    if report["known_issues"]:
+        print_text(f"\nKnown issues of NCCL {report['to']} here:")
+    for issue in report["known_issues"]:
         print_text(str(issue))
-    for sentence in report.notes:
+    for sentence in report["notes"]:
         note(sentence)
     print_text("")
     _print_remeasured(report)
 
 
-def _print_variables(variables: Sequence[VariableChange]) -> None:
+def _print_variables(variables: list[dict[str, Any]]) -> None:
     from ncclt.nccl.parameters import CATALOGUE
 
-    if changed := [row for row in variables if row.note]:
-        print_table(
-            changed,
-            [
-                Column("variable", lambda row: row.variable),
-                Column("change", lambda row: row.change),
-                Column("note", lambda row: row.note),
-            ],
-        )
+    if changed := [(row["variable"], row["change"], row["note"]) for row in variables if row["note"]]:
+        print_table(changed, [Column("variable"), Column("change"), Column("note")])
         print_text("")
-    gone = [row.variable for row in variables if row.change == "gone"]
-    new = [row.variable for row in variables if row.change == "new"]
+    gone = [row["variable"] for row in variables if row["change"] == "gone"]
+    new = [row["variable"] for row in variables if row["change"] == "new"]
     named = new if len(new) <= _FEW else [name for name in new if name in {row.variable for row in CATALOGUE}]
     unnamed = f"; {len(new) - len(named)} more with --json" if len(named) < len(new) else ""
     if new and not named:
@@ -374,31 +308,37 @@ def _print_variables(variables: Sequence[VariableChange]) -> None:
     print_text(f"new: {', '.join(named) or 'nothing'}{unnamed}\n")
 
 
-def _print_remeasured(report: _Report) -> None:
-    if not report.remeasured:
-        print_text(f"no recommendation for {report.cluster} was measured with NCCL {report.before}")
+def _print_remeasured(report: dict[str, Any]) -> None:
+    rows = report["measure_again"]
+    if not rows:
+        print_text(f"no recommendation for {report['cluster']} was measured with NCCL {report['from']}")
         return
     print_table(
-        report.remeasured,
+        rows,
         [
-            Column("workload", lambda row: row.model),
-            Column("job", lambda row: f"{row.nodes} x {row.gpus_per_node}"),
-            Column("verdict", lambda row: row.marked_verdict),
-            Column("default changes for", lambda row: f"{format_percent(row.moved)} of the bytes", drop=1),
-            Column("policy", lambda row: _describe_change(row.change)),
+            Column("workload", lambda row: row["model"]),
+            Column("job", lambda row: f"{row['nodes']} x {row['gpus_per_node']}"),
+            Column("verdict", _describe_verdict),
+            Column("default changes for", lambda row: f"{format_percent(row['moved'])} of the bytes", drop=1),
+            Column("policy", lambda row: _describe_change(row["change"])),
         ],
     )
-    if any(row.command for row in report.remeasured):
-        print_text(f"Not served to jobs with NCCL {report.after} until measured again:")
-    for row in report.remeasured:
-        if row.command:
-            print_text(f"  {row.command}")
-    for sentence in report.recorded_notes:
+    commands = [row["command"] for row in rows if row["command"]]
+    if commands:
+        print_text(f"Not served to jobs with NCCL {report['to']} until measured again:")
+    for command in commands:
+        print(f"  {command}")
+    for sentence in _describe_recording(report):
         print_text(sentence)
 
 
-def _describe_change(change: PolicyChange) -> str:
-    if change.refused:
-        return f"not possible: {change.refused}"
-    table = "no tuner table any more" if change.table_lost else ""
-    return ", ".join(filter(None, (table, "other variables" if change.variables_differ else ""))) or "as before"
+def _describe_verdict(row: dict[str, Any]) -> str:
+    origin = row["label"].partition(":")[0]
+    return ", ".join(filter(None, (row["word"], origin, "stale" if row["stale"] else "")))
+
+
+def _describe_change(change: dict[str, Any]) -> str:
+    if change["refused"]:
+        return f"not possible: {change['refused']}"
+    table = "no tuner table any more" if change["table_lost"] else ""
+    return ", ".join(filter(None, (table, "other variables" if change["variables_differ"] else ""))) or "as before"

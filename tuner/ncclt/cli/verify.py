@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,6 +51,15 @@ _SAME_WORK = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideOptions:
+    """Two sides to compare instead of a recommendation; the `Option` of each field describes it."""
+
+    env: Annotated[tuple[str, ...], Option("NAME=VALUE to test instead of a recommendation; repeatable.")] = ()
+    base: Annotated[tuple[str, ...], Option("NAME=VALUE of the baseline; repeatable; default: none.")] = ()
+    against: Annotated[str | None, Option("Command of the baseline, quoted as one text.")] = None
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 @spread
 def verify(
@@ -60,19 +69,8 @@ def verify(
     model: ModelFilter = None,
     recommendation: Annotated[str | None, typer.Option(help="Id of the revision to test, such as a candidate.")] = None,
     *,
-    target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version env base", _OF_THE_JOB)],
-    env: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE to test instead of a recommendation; repeatable."),
-    ] = None,
-    base: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of the baseline; repeatable; default: none."),
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(help="Command of the baseline, quoted as one text."),
-    ] = None,
+    target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version", _OF_THE_JOB)],
+    sides: SideOptions,
     how: Comparison,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launches; run and store nothing.")] = False,
     verbose: Annotated[
@@ -94,7 +92,7 @@ def verify(
     from ncclt.prove.tuned_arm import prepare_comparison, require_measurable
     from ncclt.store import open_store
 
-    argv, has_sides = tuple(command or ()), bool(env or base or against is not None)
+    argv, has_sides = tuple(command or ()), sides != SideOptions()
     if recommendation and has_sides:
         raise UsageError("--recommendation cannot be combined with --env, --base or --against", hint="give one of them")
     published = None if has_sides else _find_recommendation(model or "", target, storage, id=recommendation)
@@ -107,18 +105,8 @@ def verify(
     )
     with ExitStack() as stack:
         if published is None:
-            # The user's own tuning is part of both sides, and shown and kept as such.
-            own = split_variables(os.environ).tuning
-            request = build_request(
-                argv,
-                split_command(against),
-                base_env=parse_variables("--base", base or [], own=own),
-                tuned_env=parse_variables("--env", env or [], own=own),
-                how=how,
-                launcher=launcher,
-            )
-            notes = (_SAME_WORK,) if request.base_argv else ()
-            request = replace(request, cluster=target.cluster or "", model=model or "", notes=notes)
+            request = _build_user_request(argv, sides, how, launcher)
+            request = replace(request, cluster=target.cluster or "", model=model or "")
         else:
             request = stack.enter_context(
                 prepare_comparison(published, argv, how=how, launcher=launcher, environ=os.environ, planned=dry_run)
@@ -134,6 +122,24 @@ def verify(
         print_json(verification)
     else:
         print_verification(verification, location, quiet=quiet)
+
+
+def _build_user_request(
+    argv: tuple[str, ...], sides: SideOptions, how: Comparison, launcher: Launcher
+) -> VerifyRequest:
+    """Return the comparison of two sides; the user's own tuning is part of both, and shown and kept as such."""
+    from ncclt.nccl.variables import split_variables
+
+    own = split_variables(os.environ).tuning
+    request = build_request(
+        argv,
+        split_command(sides.against),
+        base_env=parse_variables("--base", sides.base, own=own),
+        tuned_env=parse_variables("--env", sides.env, own=own),
+        how=how,
+        launcher=launcher,
+    )
+    return replace(request, notes=(_SAME_WORK,) if request.base_argv else ())
 
 
 def build_request(

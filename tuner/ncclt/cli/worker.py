@@ -13,7 +13,8 @@ import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.output import report, say
+from ncclt.cli.exits import report
+from ncclt.cli.render import say
 from ncclt.errors import NccltError, UsageError, require_extra
 
 _MOST_AT_ONCE = 1000
@@ -80,5 +81,5 @@ def _require_tune_options(words: Sequence[str]) -> None:
     from ncclt.cli.tune import app as tune
     from ncclt.measure.target import Target
 
-    given = typer.main.get_command(tune).make_context("ncclt tune", ["--model", "any", *words]).params
-    Target(launcher=given["launcher"] or "", benchmark=given["benchmark"]).require_known_names()
+    options = typer.main.get_command(tune).make_context("ncclt tune", ["--model", "any", *words]).params
+    Target(launcher=options["launcher"] or "", benchmark=options["benchmark"]).require_known_names()
