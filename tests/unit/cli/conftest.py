@@ -26,6 +26,13 @@ class Command:
         assert done.exit_code == 0, done.output
         return done.stdout
 
+    def call(self, app: typer.Typer, *words: str, url: str = "") -> str:
+        """Run a subcommand and return what it printed; our errors pass through."""
+        done = CliRunner(env={"NCCLT_STORAGE": url or self.url}).invoke(app, [*words], standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Command]:
@@ -33,16 +40,3 @@ def command(tmp_path: Path) -> Iterator[Command]:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     with open_store(url) as store:
         yield Command(store=store, url=url)
-
-
-@pytest.fixture
-def call(command: Command, request: pytest.FixtureRequest) -> Callable[..., str]:
-    """Return a caller of the module's `app` that gives its standard output; our errors pass through."""
-
-    def run(*words: str, url: str = command.url) -> str:
-        done = CliRunner(env={"NCCLT_STORAGE": url}).invoke(request.module.app, [*words], standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return run

@@ -1,6 +1,7 @@
 """`ncclt admin jobs` and what `ncclt admin worker` refuses."""
 
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,11 @@ from ncclt.pipeline.job_worker import JobWorker
 from ncclt.store import open_store
 
 WHAT = ("--cluster", "leonardo", "--model", "bert")
+
+
+@pytest.fixture
+def call(command):
+    return partial(command.call, app)
 
 
 def test_a_job_is_submitted_listed_cancelled_and_tried_again(call):

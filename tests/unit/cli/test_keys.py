@@ -1,6 +1,7 @@
 """`ncclt admin keys`: the secret is printed once, and only its hash is kept."""
 
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +9,11 @@ from typer.testing import CliRunner
 from ncclt.cli.keys import app
 from ncclt.core.api_key import hash_secret
 from ncclt.errors import NotFoundError, UsageError
+
+
+@pytest.fixture
+def call(command):
+    return partial(command.call, app)
 
 
 def test_a_key_is_created_listed_and_revoked(call, command):

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +19,11 @@ from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_
 from ncclt.user_dirs import account_name
 
 SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
+
+
+@pytest.fixture
+def call(command):
+    return partial(command.call, app)
 
 
 def test_a_revision_is_listed_rolled_back_and_its_history_shown(call, command):

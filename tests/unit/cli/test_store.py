@@ -7,6 +7,7 @@ from functools import partial
 import optuna
 import pytest
 
+from ncclt.cli.store import app
 from ncclt.core.study import StudyState
 from ncclt.errors import StoreError, UsageError
 from ncclt.store import open_store
@@ -14,9 +15,8 @@ from ncclt.testing.samples import sample_recommendation, sample_study, sample_tr
 
 
 @pytest.fixture
-def prune(call):
-    """Return a caller that gives the standard output."""
-    return partial(call, "prune")
+def prune(command):
+    return partial(command.call, app, "prune")
 
 
 @pytest.fixture

@@ -124,17 +124,26 @@ def _entry_document(entry: StudyEntry) -> dict[str, Any]:
     return {
         "id": study.id,
         "name": study.name,
-        "model": study.workload.name,
-        "cluster": study.cluster.name,
-        "nodes": study.cluster.nodes,
-        "gpus_per_node": study.cluster.gpus_per_node,
-        "launcher": study.launcher,
-        "simulated": study.simulated,
-        "label": study.label,
+        **build_job_document(study),
         "state": study.state.value,
         "trials": entry.trials,
         "verdict": recommendation.table.verdict if recommendation else None,
         "updated": study.updated,
+    }
+
+
+def build_job_document(study: Study) -> dict[str, Any]:
+    """Return what every document of a study says of its job, and where its times come from."""
+    cluster = study.cluster
+    return {
+        "model": study.workload.name,
+        "cluster": cluster.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "nccl_version": cluster.nccl_version,
+        "launcher": study.launcher,
+        "simulated": study.simulated,
+        "label": study.label,
     }
 
 

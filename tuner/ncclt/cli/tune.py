@@ -22,7 +22,13 @@ from ncclt.cli.render import (
     print_text,
     say,
 )
-from ncclt.cli.studies import build_command_again, build_trial_document, print_details, print_summary
+from ncclt.cli.studies import (
+    build_command_again,
+    build_job_document,
+    build_trial_document,
+    print_details,
+    print_summary,
+)
 from ncclt.core.budget import Budget
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
@@ -403,14 +409,7 @@ def build_result_document(result: TuneResult, *, steps_per_day: int | None) -> d
         "schema": TUNE_SCHEMA,
         "study": study.name,
         "study_id": study.id,
-        "cluster": cluster.name,
-        "model": study.workload.name,
-        "nodes": cluster.nodes,
-        "gpus_per_node": cluster.gpus_per_node,
-        "nccl_version": cluster.nccl_version,
-        "launcher": study.launcher,
-        "simulated": study.simulated,
-        "label": study.label,
+        **build_job_document(study),
         "state": study.state.value,
         "stopped": result.stop,
         "verdict": verdict.decision.value if verdict else None,
@@ -457,22 +456,15 @@ def build_plan_document(request: TuneRequest, testbed: Testbed) -> dict[str, Any
         rounded = testbed.runner.find_rounded(calls.message for calls in workload.messages)
         notes += tuple(filter(None, (describe_rounded(rounded),)))
     study = build_study(request, testbed, workload)
-    cluster = study.cluster
     space = build_space(testbed, workload, study.process_wide, deterministic=study.deterministic)
     launches = _build_launch_documents(testbed, space, workload)
     missing = count_excluded(testbed, workload, study.process_wide, deterministic=study.deterministic)
     return {
         "schema": TUNE_SCHEMA,
         "study": study.name,
-        "launcher": study.launcher,
+        **build_job_document(study),
         "why": testbed.reason,
-        "simulated": study.simulated,
-        "label": study.label,
         **({"sampler": study.sampler} if study.sampler else {}),
-        "cluster": cluster.name,
-        "nodes": cluster.nodes,
-        "gpus_per_node": cluster.gpus_per_node,
-        "nccl_version": cluster.nccl_version,
         "messages": [f"{c.message.label} x {c.calls_per_step:g}" for c in workload.messages],
         "settings": len(space.distinct),
         **({"left_out": [f"{n} setting{'s' * (n > 1)}: {why}" for why, n in missing.items()]} if missing else {}),
