@@ -90,7 +90,7 @@ def declared_role(route: APIRoute) -> Role | None:
     Raises:
         TypeError: the route declares no access, or several.
     """
-    declared = [one.dependency for one in route.dependencies if isinstance(one.dependency, RouteAccess)]
+    declared = [row.dependency for row in route.dependencies if isinstance(row.dependency, RouteAccess)]
     if len(declared) != 1:
         methods = ", ".join(route.methods or ())
         raise TypeError(f"{route.path} ({methods}) has to declare one access: `needs` or `PUBLIC`")
@@ -205,10 +205,11 @@ class AccessMiddleware:
             return
         request = Request(scope)
         if refused.status == 401 and wants_page(request):
-            await _ask_for_key(request)(scope, receive, send)
-            return
-        scheme = {"WWW-Authenticate": 'Bearer realm="ncclt"'} if refused.status == 401 else {}
-        await problem_response(refused, request, scheme)(scope, receive, send)
+            response = _ask_for_key(request)
+        else:
+            scheme = {"WWW-Authenticate": 'Bearer realm="ncclt"'} if refused.status == 401 else {}
+            response = problem_response(refused, request, scheme)
+        await response(scope, receive, send)
 
     async def _refusal(self, scope: Scope, path: str, headers: Headers) -> Problem | None:
         try:

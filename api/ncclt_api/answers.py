@@ -147,12 +147,12 @@ class ShapeAnswers:
         return KeptReply(headers=raw, etag=etag, body=body.encode(), own=own)
 
 
-def finish_answer(kept: KeptReply, job: str) -> bytes:
+def finish_answer(reply: KeptReply, job: str) -> bytes:
     """Return the body for one job: what is kept for its shape, with the fields that are for it alone."""
-    own = kept.own(job) if kept.own else {}
+    own = reply.own(job) if reply.own else {}
     if not own:
-        return kept.body
-    return kept.body.rstrip().removesuffix(b"}").rstrip() + f",\n{json.dumps(own, indent=2)[2:]}\n".encode()
+        return reply.body
+    return reply.body.rstrip().removesuffix(b"}").rstrip() + f",\n{json.dumps(own, indent=2)[2:]}\n".encode()
 
 
 def split_job(query: bytes) -> tuple[bytes, str] | None:
@@ -162,7 +162,7 @@ def split_job(query: bytes) -> tuple[bytes, str] | None:
     """
     if b"job=" not in query and b"kept=" not in query and b"%" not in query:
         return query, ""
-    rest, job = [], ""
+    shape, job = [], ""
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")
         if name == b"job":
@@ -170,8 +170,8 @@ def split_job(query: bytes) -> tuple[bytes, str] | None:
         elif b"%" in name or b"+" in name or name == b"kept":
             return None
         else:
-            rest.append(part)
-    return (b"&".join(rest), job) if len(job) <= MOST_JOB_NAME else None
+            shape.append(part)
+    return (b"&".join(shape), job) if len(job) <= MOST_JOB_NAME else None
 
 
 class Answers:
@@ -215,11 +215,11 @@ class Answers:
         """Return the earlier reply to a job, or the one of its shape; None = neither, or the store must decide."""
         if (before := self._given_before(key, job)) is not None:
             return before
-        if (kept := self._kept.get(key)) is None or (age_s := self.age_s()) is None:
+        if (entry := self._kept.get(key)) is None or (age_s := self.age_s()) is None:
             return None
-        if age_s == 0 and kept[0].needs_store(job):
+        if age_s == 0 and entry[0].needs_store(job):
             return None
-        return self._give(key, job, kept[0], is_store_away=age_s > 0)
+        return self._give(key, job, entry[0], is_store_away=age_s > 0)
 
     def keep(self, key: _Key, job: str, answers: ShapeAnswers, *, number: int) -> KeptReply:
         """Keep the answers of a shape that were made after a number of changes; return that of a job."""
@@ -240,8 +240,8 @@ class Answers:
         return self._number
 
     def _given_before(self, key: _Key, job: str) -> KeptReply | None:
-        found = self._given.get((key, job))
-        return found[0] if found is not None and self._clock() - found[1] < SAME_START_S else None
+        reply, given_s = self._given.get((key, job), (None, 0.0))
+        return reply if self._clock() - given_s < SAME_START_S else None
 
     def _give(self, key: _Key, job: str, answers: ShapeAnswers, *, is_store_away: bool = False) -> KeptReply:
         reply = answers.reply(job, is_store_away=is_store_away)
@@ -254,8 +254,8 @@ class Answers:
         return reply
 
     def _drop(self, key: _Key) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._kept_bytes -= kept[1]
+        _, size = self._kept.pop(key, (None, 0))
+        self._kept_bytes -= size
 
     async def notice_changes(self) -> None:
         """Look for changes where the last look is too old, but wait for it only so long."""
@@ -277,8 +277,8 @@ class Answers:
                 self._number, self._seen_s = number, began_s
                 self._changed.update(dict.fromkeys(pairs, number))
                 if pairs:
-                    for key, (kept, _) in tuple(self._kept.items()):
-                        if kept.pair in pairs or ("", kept.pair[1]) in pairs:
+                    for key, (answers, _) in tuple(self._kept.items()):
+                        if answers.pair in pairs or ("", answers.pair[1]) in pairs:
                             self._drop(key)
         finally:
             self._look = None
@@ -301,9 +301,9 @@ class AnswersMiddleware:
             await self.app(scope, receive, send)
             return
         path = scope.get("raw_path") or scope["path"].encode()
-        found = _ENV.fullmatch(path.partition(b"?")[0].removeprefix(scope.get("root_path", "").encode()))
+        match = _ENV.fullmatch(path.partition(b"?")[0].removeprefix(scope.get("root_path", "").encode()))
         # A key of other clusters gets the answer of the route.
-        is_seen = found is not None and may_see(scope, unquote(found[1].decode("latin-1")))
+        is_seen = match is not None and may_see(scope, unquote(match[1].decode("latin-1")))
         if not is_seen or (asked := split_job(scope["query_string"])) is None:
             await self.app(scope, receive, send)
             return
@@ -331,9 +331,9 @@ class AnswersMiddleware:
     async def _make(self, key: _Key, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, keep the answers of its shape, and send that of the job."""
         self._making[key] = done = asyncio.get_running_loop().create_future()
-        made: list[ShapeAnswers] = []
+        answers: list[ShapeAnswers] = []
         number, start, body = self._answers.number, None, bytearray()
-        whole = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
+        unconditional = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
 
         async def collect(message: Message) -> None:
             nonlocal start
@@ -344,10 +344,10 @@ class AnswersMiddleware:
 
         reply: KeptReply | None = None
         try:
-            await self.app({**scope, "headers": whole, MADE: made}, receive, collect)
+            await self.app({**scope, "headers": unconditional, MADE: answers}, receive, collect)
             assert start is not None, "an application answers or raises"
             if start["status"] == 200:
-                reply = self._answers.keep(key, job, made[0], number=number)
+                reply = self._answers.keep(key, job, answers[0], number=number)
         finally:
             del self._making[key]
             done.set_result(reply is not None)

@@ -57,35 +57,18 @@ _ASSETS = Path(__file__).parent / "pages" / "assets"
 
 
 _ROUTERS = (
-    health.router,
-    client_file.router,
-    catalogue.clusters,
-    env.router,
-    env.bulk,
-    catalogue.workloads,
-    studies.router,
-    recommendations.router,
-    reports.attestations,
-    revisions.router,
-    revisions.rules,
-    rollouts.router,
-    history.router,
-    reports.step_times,
-    jobs.router,
-    keys.router,
-    uploads.router,
-    home.router,
-    gain.router,  # before the cluster, whose name is a path too
-    cluster.router,
-    workload.router,
-    compare.router,
-    study.router,
-    trials.router,
-    recommendation.router,
-    rollout_pages.router,
-    job_pages.router,
-    sign_in.router,
+    *(health.router, client_file.router, catalogue.clusters, env.router, env.bulk, catalogue.workloads, studies.router),
+    *(recommendations.router, reports.attestations, revisions.router, revisions.rules, rollouts.router, history.router),
+    *(reports.step_times, jobs.router, keys.router, uploads.router),
+    # The page of a pair comes before that of a cluster, whose name is a path too.
+    *(home.router, gain.router, cluster.router, workload.router, compare.router, study.router, trials.router),
+    *(recommendation.router, rollout_pages.router, job_pages.router, sign_in.router),
 )
+"""All routers, in the order of the API's description."""
+
+
+_NO_PAGES_OF_FASTAPI: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+"""Its documentation pages load scripts from another host; the description is a route of ours, which needs a key."""
 
 
 class _Service(FastAPI):
@@ -150,15 +133,12 @@ def create_app(
         StoreError: at start, as for `open_service_store`.
         TypeError: a route declares no role.
     """
-    # No documentation pages of FastAPI: they load scripts from another host.
     app = _Service(
         title="ncclt",
         version=__version__,
         summary="Validated NCCL settings, by cluster and workload.",
         lifespan=partial(_run, storage=storage),
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,  # a route of ours, which needs a key
+        **_NO_PAGES_OF_FASTAPI,
     )
 
     def current_store() -> Store:
@@ -183,20 +163,26 @@ def create_app(
     if state.large_answers:
         app.add_middleware(delegate_large_answers, large=state.large_answers)
     if not is_checked:
-        app.add_middleware(
-            AccessMiddleware,
-            keys=KnownKeys(current_store, fresh_s=fresh_s),
-            sessions=sessions,
-            hosts=options.hosts,
-            public={(method, r.path) for r in state.routes if declared_role(r) is None for method in r.methods or ()},
-            users=ProxyUsers(options.users, log=log) if options.users else None,
-        )
+        _check_access(app, options, KnownKeys(current_store, fresh_s=fresh_s), log)
     app.add_middleware(limit_body)
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(answer_head)
     app.add_middleware(add_headers)
     app.add_middleware(TelemetryMiddleware, figures=state.figures, log=log)
     return app
+
+
+def _check_access(app: FastAPI, options: ServiceOptions, keys: KnownKeys, log: Any) -> None:
+    """Add the check of the keys of requests."""
+    public = [route for route in app.state.routes if declared_role(route) is None]
+    app.add_middleware(
+        AccessMiddleware,
+        keys=keys,
+        sessions=app.state.sessions,
+        hosts=options.hosts,
+        public={(method, route.path) for route in public for method in route.methods or ()},
+        users=ProxyUsers(options.users, log=log) if options.users else None,
+    )
 
 
 @asynccontextmanager

@@ -137,10 +137,8 @@ def answer_head(app: ASGIApp) -> ASGIApp:
 
 def request_id(scope: Scope) -> str:
     """Return the id of the request; a new one if `add_headers` has not set it."""
-    if _SCOPE_KEY not in scope:
-        scope[_SCOPE_KEY] = uuid.uuid4().hex
-    found: str = scope[_SCOPE_KEY]
-    return found
+    id: str = scope.setdefault(_SCOPE_KEY, uuid.uuid4().hex)
+    return id
 
 
 def add_headers(app: ASGIApp) -> ASGIApp:
@@ -150,10 +148,10 @@ def add_headers(app: ASGIApp) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
+        client_id = Headers(scope=scope).get("x-request-id", "")
         # Anything else could forge lines in a log. It is set here, since others pass on copies of the scope.
-        if _HARMLESS.fullmatch(given):
-            scope.setdefault(_SCOPE_KEY, given)
+        if _HARMLESS.fullmatch(client_id):
+            scope.setdefault(_SCOPE_KEY, client_id)
         request_id(scope)
 
         async def send_with_headers(message: Message) -> None:

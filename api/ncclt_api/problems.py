@@ -70,7 +70,7 @@ _REQUESTS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"`ncclt recheck` measures it again once that is repaired", "POST /v1/jobs/stale measures it again"),
     (r"run the same `ncclt tune` with more --blocks to continue", "POST /v1/jobs with more blocks continues it"),
     (r"publish it again with `ncclt tune`", "POST /v1/jobs tunes again"),
-    (r"(?:run )?`ncclt tune ([^`]*)`", lambda found: f"POST /v1/jobs with {_job_of(found[1])}"),
+    (r"(?:run )?`ncclt tune ([^`]*)`", lambda match: f"POST /v1/jobs with {_write_job(match[1])}"),
     (r"`--allow \w+` \((\w+=allow) of the service\)", r"\1"),
     (r"add the options of", "add the parameters of"),
     (r"\(--job\)", "(job=NAME)"),
@@ -132,8 +132,7 @@ class Problem:
 def problem_of(error: NccltError) -> Problem:
     """Return one of our own errors as a problem."""
     status = next((status for kind, status in _STATUS_BY_CLASS if isinstance(error, kind)), 500)
-    words = re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))
-    kind = "-".join(word.lower() for word in words)
+    kind = "-".join(re.findall("[A-Z][a-z]+", type(error).__name__.removesuffix("Error"))).lower()
     available = error.available if isinstance(error, NoRecommendationError) else ()
     if available:  # something was published, and not for this job
         status = 409
@@ -179,7 +178,7 @@ def _name_requests(text: str) -> str:
     return text
 
 
-def _job_of(options: str) -> str:
+def _write_job(options: str) -> str:
     """Return the options of `ncclt tune` as the body of a request for a tuning job."""
     words = iter(shlex.split(options))
     body = {option[2:].replace("-", "_"): next(words, "") for option in words}
@@ -236,37 +235,28 @@ def _allowed(request: Request) -> list[str]:
     matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     # /v1/jobs/stale is not the job `stale`: a route without parameters comes first.
     exact = [route for route in matching if route.path == request.url.path]
-    methods = {one for route in exact or matching for one in route.methods or ()}
+    methods = {method for route in exact or matching for method in route.methods or ()}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    rows = error.errors()
-    errors = tuple(
-        FieldProblem(
-            # Where JSON breaks off, the framework has its position in the place of a field.
-            where=".".join(str(part) for part in (row["loc"][:1] if row["type"] == "json_invalid" else row["loc"])),
-            message=translate_refusal(str(row["msg"])),
-        )
-        for row in rows
-    )
-    detail = "; ".join(
-        f"{e.where}: {e.message}"
-        if "." in e.where
-        else e.message
-        if row["type"] == "value_error"  # a sentence of ours
-        else f"the {e.where} {e.message}"
-        for e, row in zip(errors, rows, strict=True)
-    )
+    rows, errors, sentences = error.errors(), [], []
+    for row in rows:
+        # Where JSON breaks off, the framework has its position in the place of a field.
+        where = ".".join(map(str, row["loc"][:1] if row["type"] == "json_invalid" else row["loc"]))
+        message = translate_refusal(str(row["msg"]))
+        errors.append(FieldProblem(where=where, message=message))
+        is_ours = row["type"] == "value_error"  # a sentence
+        sentences.append(f"{where}: {message}" if "." in where else message if is_ours else f"the {where} {message}")
     problem = Problem(
         status=400 if any(row["type"] == "json_invalid" for row in rows) else 422,
-        detail=detail,
+        detail="; ".join(sentences),
         hint="go back, or start at the map"
         if wants_page(request)
         else "GET /v1/openapi.json names every parameter with its values",
         type="urn:ncclt:problem:usage",
-        errors=errors,
+        errors=tuple(errors),
     )
     return problem_response(problem, request)
 

@@ -56,24 +56,22 @@ def proxy_plan(proxies: Sequence[str], roles: Sequence[str]) -> ProxyPlan | None
             raise UsageError("--user-role needs --trust-user-header", hint="name the address of the proxy")
         return None
     try:
-        networks = tuple(ipaddress.ip_network(one) for one in proxies)
+        networks = tuple(ipaddress.ip_network(address) for address in proxies)
     except ValueError as error:
         raise UsageError(f"--trust-user-header: {error}", hint="give the address of the proxy") from error
     if any(network.prefixlen == 0 for network in networks):
         raise UsageError("--trust-user-header must not name every address", hint="give that of the proxy alone")
-    found: dict[str, Role] = {}
-    for one in roles:
-        group, _, role = one.rpartition("=")
+    by_group: dict[str, Role] = {}
+    for text in roles:
+        group, _, role = text.rpartition("=")
         if not group or role not in tuple(Role):
-            raise UsageError(
-                f"--user-role is GROUP=ROLE, not {one!r}", hint=f"a role is one of {', '.join(Role)}; * is every user"
-            )
-        found[group] = Role(role)
-    if not found:
-        raise UsageError(
-            "--trust-user-header needs --user-role GROUP=ROLE", hint="'*=read' lets every user of the proxy read"
-        )
-    return ProxyPlan(proxies=networks, roles=found)
+            hint = f"a role is one of {', '.join(Role)}; * is every user"
+            raise UsageError(f"--user-role is GROUP=ROLE, not {text!r}", hint=hint)
+        by_group[group] = Role(role)
+    if not by_group:
+        hint = "'*=read' lets every user of the proxy read"
+        raise UsageError("--trust-user-header needs --user-role GROUP=ROLE", hint=hint)
+    return ProxyPlan(proxies=networks, roles=by_group)
 
 
 def note_peer(app: ASGIApp) -> ASGIApp:

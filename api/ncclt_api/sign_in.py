@@ -83,10 +83,10 @@ class Sessions:
     def is_token_of(self, mark: str, token: str) -> bool:
         """Check that a token is of this session, and not too old."""
         try:
-            found = self._forms.loads(token, max_age=SESSION_S)
+            signed_mark = self._forms.loads(token, max_age=SESSION_S)
         except BadSignature:
             return False
-        return hmac.compare_digest(str(found).encode(), mark.encode())
+        return hmac.compare_digest(str(signed_mark).encode(), mark.encode())
 
 
 def remember(scope: Scope, mark: str) -> None:

@@ -84,7 +84,7 @@ class Figures:
         requests.inc()
         times.observe(seconds)
 
-    def count_served(self, headers: list[tuple[bytes, bytes]], *, kept: bool) -> None:
+    def count_served(self, headers: list[tuple[bytes, bytes]], *, is_kept: bool) -> None:
         """Count an environment that a job was given, by the headers of its answer."""
         decision, origin = "", "measured"
         for name, value in headers:
@@ -92,9 +92,9 @@ class Figures:
                 decision = value.decode("latin-1")
             elif value == b"true" and name in (b"x-ncclt-simulated", b"x-ncclt-recorded"):
                 origin = name[8:].decode()
-        key = (decision, origin, kept)
+        key = (decision, origin, is_kept)
         if key not in self._served:
-            self._served[key] = self.served.labels(decision, origin, "yes" if kept else "no")
+            self._served[key] = self.served.labels(decision, origin, "yes" if is_kept else "no")
         self._served[key].inc()
 
     def text(self, *, clusters: Collection[str] = ()) -> bytes:
@@ -107,12 +107,12 @@ class _OfClusters(CollectorRegistry):
 
     def __init__(self, registry: CollectorRegistry, clusters: Collection[str]) -> None:
         super().__init__()
-        self._whole, self._clusters = registry, clusters
+        self._registry, self._clusters = registry, clusters
 
     def collect(self) -> Iterator[Metric]:
         """Yield the samples with the label of one of the clusters."""
-        for family in self._whole.collect():
-            family.samples = [one for one in family.samples if one.labels.get("cluster") in self._clusters]
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if sample.labels.get("cluster") in self._clusters]
             if family.samples:
                 yield family
 
@@ -211,7 +211,7 @@ class TelemetryMiddleware:
         status, method, route = start["status"], scope["method"], _route(scope)
         self._figures.count(route, method, status, seconds)
         if route is _ENV and status in (200, 304):
-            self._figures.count_served(start["headers"], kept="kept" in notes)
+            self._figures.count_served(start["headers"], is_kept="kept" in notes)
         if self._log is None:
             return
         if cause := notes.get("cause"):
@@ -234,8 +234,8 @@ def _route(scope: Scope) -> str:
     path: str = scope["path"]
     if path.endswith("/env") and path.startswith("/v1/clusters/"):  # answered before the router
         return _ENV
-    found = getattr(scope.get("route"), "path", None)
-    return found or ("/assets" if path.startswith("/assets") else "none")
+    pattern = getattr(scope.get("route"), "path", None)
+    return pattern or ("/assets" if path.startswith("/assets") else "none")
 
 
 def start_log() -> Any:

@@ -73,9 +73,9 @@ class Tickets:
             is_store_away: do not try to reach it.
         """
         now_s = time.time()
-        if (known := self._find_start(rollout, job, now_s=now_s)) is not None:
-            return known
-        start: JobStart | None = None
+        start = self._find_start(rollout, job, now_s=now_s)
+        if start is not None:
+            return start
         if rollout.find_arm(job) is None:
             if has_ticket:
                 start = rollout.start(job, issued_s=now_s)
@@ -132,12 +132,12 @@ class Tickets:
                 self._changed.wait_for(lambda: self._is_closed, timeout=_RETRY_S)
 
 
-def _remember(known: dict[Key, Value], key: Key, value: Value) -> None:
+def _remember(entries: dict[Key, Value], key: Key, value: Value) -> None:
     """Put an entry last, and forget the first one of too many."""
-    known.pop(key, None)
-    known[key] = value
-    if len(known) > _MOST_REMEMBERED:
-        del known[next(iter(known))]
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > _MOST_REMEMBERED:
+        del entries[next(iter(entries))]
 
 
 def sender_of(request: Request) -> dict[str, str]:

@@ -22,19 +22,11 @@ from ncclt.core.trial import TimesOrigin
 from ncclt.prove.rollout import find_grace
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentStore
+from ncclt_api.pages import wording
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Tone
 from ncclt_api.pages.cluster import find_cluster
 from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
 from ncclt_api.pages.results import ORIGIN_ORDER, REGRESSION, Result, build_result
-from ncclt_api.pages.wording import (
-    format_change,
-    format_interval,
-    format_shape,
-    format_speedup,
-    format_state,
-    format_time,
-    format_when,
-)
 
 router = page_router(dependencies=needs(Role.READ))
 
@@ -102,7 +94,7 @@ def group_comparable(verdicts: Iterable[Recommendation]) -> dict[str, list[Recom
     groups: dict[str, list[Recommendation]] = {}
     for revision in sorted(verdicts, key=lambda revision: ORIGIN_ORDER[revision.origin]):
         origin = "step times of jobs" if revision.has_step_times else revision.origin.value
-        groups.setdefault(f"{format_shape(revision.fingerprint)}, {origin}", []).append(revision)
+        groups.setdefault(f"{wording.format_shape(revision.fingerprint)}, {origin}", []).append(revision)
     return groups
 
 
@@ -147,9 +139,13 @@ class _Point:
     def words(self) -> str:
         """Return verdict, gain, origin, NCCL version and revision in one line."""
         verdict, revision = self.result.verdict, self.revision
-        gain = f" {format_speedup(verdict.speedup)} ({format_interval(verdict.interval)})" if verdict.blocks else ""
+        gain = (
+            f" {wording.format_speedup(verdict.speedup)} ({wording.format_interval(verdict.interval)})"
+            if verdict.blocks
+            else ""
+        )
         return (
-            f"{format_state(revision.verdict_word(verdict))}{gain}, {revision.origin}, "
+            f"{wording.format_state(revision.verdict_word(verdict))}{gain}, {revision.origin}, "
             f"NCCL {revision.fingerprint.nccl_version}, revision {revision.revision}"
             f"{', changed workload' if self.is_changed else ''}"
         )
@@ -238,7 +234,7 @@ def _list_events(
     return ChartTable(
         columns=("Time", "Event", "Default", "With ncclt"),
         rows=[
-            (format_when(when), words, format_time(default_us), format_time(delivered_us))
+            (wording.format_when(when), words, wording.format_time(default_us), wording.format_time(delivered_us))
             for when, words, default_us, delivered_us in sorted(rows, key=lambda row: row[0], reverse=True)
         ],
     )
@@ -282,7 +278,7 @@ def _compare_releases(points: Sequence[_Point]) -> tuple[list[Line], list[Level]
             label += ", changed workload"
         elif number:
             change = default_us[number] / default_us[number - 1] - 1
-            label += f": {format_change(change)}"
+            label += f": {wording.format_change(change)}"
             tone = "failed" if change >= REGRESSION else "good" if change <= -REGRESSION else "quiet"
         levels.append(Level(at=members[0].at, label=label, tone=tone, axis="x"))
     at = [members[0].at for _, members in releases]

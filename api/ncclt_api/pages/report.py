@@ -32,10 +32,8 @@ def study_report(store: Store, study: Study, *, now: datetime | None = None) -> 
     """
     now = now or datetime.now(UTC)
     values: dict[str, Any] = StudyPages(lambda: store)(study, server="", choice=TrialChoice(sort="time"), now=now)
-    made = now.strftime("%Y-%m-%d %H:%M UTC")
-    return self_contained(
-        render_page("study.html", frame="report.html", in_report=True, made=made, **{**values, "is_live": False})
-    )
+    values |= {"frame": "report.html", "in_report": True, "made": now.strftime("%Y-%m-%d %H:%M UTC"), "is_live": False}
+    return self_contained(render_page("study.html", **values))
 
 
 def self_contained(page: str) -> str:
@@ -43,10 +41,10 @@ def self_contained(page: str) -> str:
 
     Its content security policy forbids requests and all other scripts.
     """
-    made = _Rewriter()
-    made.feed(page)
-    made.close()
-    return made.document()
+    rewriter = _Rewriter()
+    rewriter.feed(page)
+    rewriter.close()
+    return rewriter.document()
 
 
 class _Rewriter(HTMLParser):
@@ -79,18 +77,18 @@ class _Rewriter(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Copy an element without what leads to the service; take in what it loads."""
-        given = dict(attrs)
-        source = given.get("src") or ""
+        attributes = dict(attrs)
+        source = attributes.get("src") or ""
         if tag == "link":
-            if given.get("rel") == "stylesheet":
-                self._styles.append(_asset(given.get("href") or ""))
+            if attributes.get("rel") == "stylesheet":
+                self._styles.append(_asset(attributes.get("href") or ""))
         elif tag == "script" and source:
             if not source.startswith(_LIVE):
                 self._scripts.append(_asset(source))
             self._skipped.append(tag)
         elif tag == "form":
             self._skipped.append(tag)
-        elif not self._skipped and not (tag == "meta" and given.get("name") == "htmx-config"):
+        elif not self._skipped and not (tag == "meta" and attributes.get("name") == "htmx-config"):
             self._out.append(f"<{tag}{''.join(_attribute(tag, name, value) for name, value in attrs)}>")
 
     def handle_endtag(self, tag: str) -> None:

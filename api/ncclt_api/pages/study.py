@@ -150,7 +150,7 @@ def build_study_view(
     """Return figures and charts of a study.
 
     Args:
-        study: the study.
+        study: its name, place and workload.
         trials: all its trials, by number, as of `Trials.with_proof`.
         recommendation: its newest revision; None = none yet.
         measured: returns trials with their measurements; asked for the few that are shown.
@@ -163,10 +163,8 @@ def build_study_view(
     proof = [trial for trial in trials if trial.phase is Phase.PROVE]
     evidence = collect_evidence(proof)
     # A verdict without an A/B test means that the search found no candidate worth one.
-    summary = None
-    if recommendation:
-        use = choose_form(recommendation, source=server_option(server))
-        summary = summarize_study(study, trials, recommendation, use=use)
+    use = choose_form(recommendation, source=server_option(server)) if recommendation else None
+    summary = summarize_study(study, trials, recommendation, use=use) if recommendation else None
     arm = evidence.proven_arm(summary.use.form if summary else None)
     policy = summary.use.proven.policy if summary else None
     candidates = _select_candidates(ranked, policy)
@@ -177,13 +175,15 @@ def build_study_view(
     else:
         compared, rows = "best setting", best_setting_rows(study, searched, best)
         default = setting_times(searched, DEFAULT, "NCCL default", "default")
-    shown = [default]
+    curves = [default]
     if single is not None:
-        shown.append(setting_times(searched, single, f"best single setting, {single.label}", "best"))
+        curves.append(setting_times(searched, single, f"best single setting, {single.label}", "best"))
     if evidence.times_us(arm):
-        shown.append(arm_times(evidence, arm, "policy", "policy"))
+        curves.append(arm_times(evidence, arm, "policy", "policy"))
     candidate_times = {setting: setting_times(searched, setting, setting.label, "quiet") for setting in candidates}
     launched = {launch.arm for launch in evidence.launches}
+    pairs = average_unchanged(evidence.whole_blocks(arm), study.workload)
+    verdict = summary.use.proven.verdict if summary else None
     return StudyView(
         study=study,
         recommendation=recommendation,
@@ -197,12 +197,8 @@ def build_study_view(
         summary=summary,
         cost=describe_cost(study, trials, summary.gain if summary else None),
         wins=wins_chart(study, policy, default, candidate_times),
-        curves=size_curves(study, shown) if default.of else {},
-        proof=proof_charts(
-            average_unchanged(evidence.whole_blocks(arm), study.workload),
-            min_effect=summary.use.proven.verdict.min_effect if summary else MIN_EFFECT,
-            per=study.workload.per,
-        ),
+        curves=size_curves(study, curves) if default.of else {},
+        proof=proof_charts(pairs, min_effect=verdict.min_effect if verdict else MIN_EFFECT, per=study.workload.per),
         costs=phase_costs(study, trials) if trials else (),
         log=build_log(study, trials, recommendation, scores),
     )

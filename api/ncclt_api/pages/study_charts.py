@@ -231,15 +231,7 @@ def search_chart(
         _proof_line("default, A/B test", "default", "ring", [row for row in proven if row[0].arm is Arm.DEFAULT]),
         _proof_line("policy, A/B test", "good", "dot", [row for row in proven if row[0].arm in _POLICY_ARMS]),
         _record_line(records, last=searched[-1].number),
-        Line.through(
-            "failed",
-            "failed",
-            "cross",
-            [
-                (trial.number, _FAILED_AT, f"{format_state(trial.result.outcome)}: {trial.label}")
-                for trial in failed[:: max(1, len(failed) // _MOST_LAUNCHES)]
-            ],
-        ),
+        _failed_line(failed),
     ]
     more = "" if len(drawn) == len(scored) else f" {len(drawn)} are drawn, the extremes of each stretch."
     return Chart(
@@ -275,6 +267,12 @@ def _trial_lines(scored: Sequence[_Scored]) -> list[Line]:
         Line.through("confirmation", "policy", "dot", of_phase(Phase.CONFIRM)),
         Line.through(f"below {LEAST_RATIO}× (at the edge)", "quiet", "ring", edge),
     ]
+
+
+def _failed_line(failed: Sequence[Trial]) -> Line:
+    drawn = failed[:: max(1, len(failed) // _MOST_LAUNCHES)]
+    points = [(row.number, _FAILED_AT, f"{format_state(row.result.outcome)}: {row.label}") for row in drawn]
+    return Line.through("failed", "failed", "cross", points)
 
 
 def _proof_line(label: str, tone: Tone, mark: Mark, launches: Sequence[tuple[ArmLaunch, float]]) -> Line:

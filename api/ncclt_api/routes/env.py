@@ -21,6 +21,7 @@ from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.render.formats import FORMATS, SHELLS, render
 from ncclt.deliver.variant import select_fitting
 from ncclt.errors import NoRecommendationError, NotFoundError, UsageError
+from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.answers import MADE, ShapeAnswers, finish_answer
 from ncclt_api.dependencies import CurrentStore
@@ -84,16 +85,13 @@ class EnvQuery(JobQuery):
 
     def request(self, *, cluster: str, model: str) -> Request:
         """Return it as the core's request, with what the job allows and insists on."""
+        wishes = {TimesOrigin.RECORDED: self.recorded, TimesOrigin.SIMULATED: self.simulated}
         return replace(
             super().request(cluster=cluster, model=model),
             driver=self.driver,
             topology_hash=self.topology,
             site=self.site,
-            allowed=frozenset(
-                origin
-                for origin, allow in ((TimesOrigin.RECORDED, self.recorded), (TimesOrigin.SIMULATED, self.simulated))
-                if allow
-            ),
+            allowed=frozenset(origin for origin, allow in wishes.items() if allow),
         )
 
 
@@ -119,20 +117,14 @@ def get_environment(
 ) -> Response:
     """Write the active recommendation that fits the job exactly."""
     # If-None-Match is for AnswersMiddleware, which keeps the answers of the shape.
-    media_type, format = next(
-        (
-            (media, _MEDIA_TYPES[media])
-            for word in accept.split(",")
-            if (media := word.partition(";")[0].strip()) in _MEDIA_TYPES
-        ),
-        ("text/plain", "export"),
-    )
+    asked_types = [word.partition(";")[0].strip() for word in accept.split(",")]
+    media_type = next((name for name in asked_types if name in _MEDIA_TYPES), "text/plain")
+    format = _MEDIA_TYPES.get(media_type, "export")
     if query.format is not None:
         format, media_type = query.format, "application/json" if query.format == "json" else "text/plain"
     if query.kept:
-        return _decide_once(store, http.app.state.tickets, cluster=cluster, query=query)
-    written = {"format": format, "media_type": media_type}
-    answers = _read_answers(store, http.app.state.tickets, cluster=cluster, query=query, **written)
+        return _decide_once(store, http.app.state.tickets, cluster, query)
+    answers = _read_answers(store, http.app.state.tickets, cluster, query, format=format, media_type=media_type)
     reply = answers.reply(query.job)
     http.scope.get(MADE, []).append(answers)
     response = Response(finish_answer(reply, query.job))
@@ -177,18 +169,11 @@ def get_answers(body: AskedJobs, store: CurrentStore, http: HttpRequest, respons
     """Answer each job as `GET /v1/clusters/{cluster}/env` does; a failed answer does not affect the others."""
     response.headers["Cache-Control"] = "no-store"
     items = []
-    for one in body.jobs:
-        query = EnvQuery(**one.model_dump(exclude={"cluster"}))
+    for job in body.jobs:
+        query = EnvQuery(**job.model_dump(exclude={"cluster"}))
         try:
-            answers = _read_answers(
-                store,
-                http.app.state.tickets,
-                cluster=one.cluster,
-                query=query,
-                format="json",
-                media_type="application/json",
-            )
-            answer = json.loads(finish_answer(answers.reply(one.job), one.job))
+            answers = _read_answers(store, http.app.state.tickets, job.cluster, query)
+            answer = json.loads(finish_answer(answers.reply(job.job), job.job))
             items.append(JobAnswer(answer=answer, problem=None))
         except (UsageError, NotFoundError) as error:
             problem = problem_document(problem_of(error), http)
@@ -197,7 +182,13 @@ def get_answers(body: AskedJobs, store: CurrentStore, http: HttpRequest, respons
 
 
 def _read_answers(
-    store: CurrentStore, tickets: Tickets, *, cluster: str, query: EnvQuery, format: str, media_type: str
+    store: Store,
+    tickets: Tickets,
+    cluster: str,
+    query: EnvQuery,
+    *,
+    format: str = "json",
+    media_type: str = "application/json",
 ) -> ShapeAnswers:
     published = store.recommendations.newest(cluster=cluster, model=query.model)
     if not published:
@@ -216,7 +207,7 @@ def _read_answers(
     )
 
 
-def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: EnvQuery) -> Response:
+def _decide_once(store: Store, tickets: Tickets, cluster: str, query: EnvQuery) -> Response:
     """Return the answer that the store keeps for a job: this one, or that to the first node which asked.
 
     Raises:
@@ -229,31 +220,27 @@ def _decide_once(store: CurrentStore, tickets: Tickets, *, cluster: str, query: 
         raise UsageError("an answer can only be kept for a job with a name", hint="add job=NAME to the request")
     asked = query.model_dump()
     question = ", ".join(f"{name} {asked[name]}" for name in _ASKED if asked[name] is not None)
-    refusal, mine = None, ""
-    known = store.revisions.find_job_decision(cluster, job)
-    if known is None:  # else the job has started: another answer would count as another start
+    refusal, document = None, ""
+    decision = store.revisions.find_job_decision(cluster, job)
+    if decision is None:  # else the job has started: another answer would count as another start
         try:
-            written = {"format": "json", "media_type": "application/json"}
-            answers = _read_answers(store, tickets, cluster=cluster, query=query, **written)
+            answers = _read_answers(store, tickets, cluster, query)
             answer = answers.give(job)
-            document = json.loads(answers.write(answer.recommendation, said=answer.to_document()))
-            document |= {"job": job, **tickets.issue(answer, job)}
+            values = json.loads(answers.write(answer.recommendation, said=answer.to_document()))
+            values |= {"job": job, **tickets.issue(answer, job)}
         except NotFoundError as error:
-            refusal, document = error, {"nothing": error.message}
-        mine = json.dumps(document, indent=2) + "\n"
-        known = store.revisions.keep_job_decision(cluster, job, question=question, document=mine)
-    first_question, kept = known
+            refusal, values = error, {"nothing": error.message}
+        document = json.dumps(values, indent=2) + "\n"
+        decision = store.revisions.keep_job_decision(cluster, job, question=question, document=document)
+    first_question, first_document = decision
     if first_question != question:
         raise UsageError(
             f"another node of the job {job} asked for {first_question}, and this one for {question}",
             hint="all nodes of a job must ask for the same; two jobs need two names (--job)",
         )
-    if "nothing" in (told := json.loads(kept)):
-        raise (
-            refusal
-            if refusal is not None and kept == mine
-            else NoRecommendationError(
-                told["nothing"], hint=f"that was decided for the job {job}; a new start needs a new name"
-            )
-        )
-    return Response(kept, media_type="application/json", headers={"Cache-Control": "no-store"})
+    if "nothing" in (values := json.loads(first_document)):
+        if refusal is not None and first_document == document:
+            raise refusal
+        hint = f"that was decided for the job {job}; a new start needs a new name"
+        raise NoRecommendationError(values["nothing"], hint=hint)
+    return Response(first_document, media_type="application/json", headers={"Cache-Control": "no-store"})
