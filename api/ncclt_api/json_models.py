@@ -29,19 +29,21 @@ from pydantic import (
     model_validator,
 )
 
+from ncclt.core.api_key import ApiKey
 from ncclt.core.attestation import MOST_ROWS, Attestation, LogEvidence, MessageOutcome
 from ncclt.core.budget import MOST_GPU_HOURS, MOST_SECONDS
 from ncclt.core.cluster import Cluster
 from ncclt.core.documents import Documented
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
-from ncclt.core.revision import RevisionState
-from ncclt.core.rollout import PairedGain
+from ncclt.core.revision import ClusterRules, HistoryEvent, RevisionState, RevisionStatus
+from ncclt.core.rollout import PairedGain, RollOutArm
 from ncclt.core.study import Arm, Study, StudyEntry, Trial, gpu_seconds
 from ncclt.core.ticket import TICKET_PATTERN
 from ncclt.core.trial import Measurement, TimesOrigin
 from ncclt.core.tuning_job import FIRST_PRIORITY, LAST_PRIORITY, JobResult, JobStatus, StaleJob, TuningJob
 from ncclt.core.verification import Verification
 from ncclt.core.workload import MessageCalls, Workload
+from ncclt.prove.rollout import ArmVerdict, RollOutVerdict
 from ncclt.prove.study_summary import PartGain, summarize_study
 from ncclt.store.store import Store
 from ncclt_api.text import readable
@@ -62,6 +64,13 @@ _NAMES: dict[type, str] = {
     MessageOutcome: "AttestationRow",
     MessageCalls: "WorkloadMessage",
     PairedGain: "GainDocument",
+    RollOutArm: "ArmDocument",
+    ArmVerdict: "ArmProgress",
+    RollOutVerdict: "RollOutProgress",
+    ClusterRules: "RulesDocument",
+    RevisionStatus: "RevisionDocument",
+    HistoryEvent: "EventDocument",
+    ApiKey: "KeyDocument",
 }
 """Records whose component of the OpenAPI document has another name than `<Record>Document`."""
 

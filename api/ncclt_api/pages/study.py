@@ -158,7 +158,7 @@ def build_study_view(
     """
     scores = median_scores(trials)
     ranked = sorted(scores, key=lambda setting: scores[setting])
-    best = ranked[0] if ranked else DEFAULT
+    best = next(iter(ranked), DEFAULT)
     single = next((setting for setting in ranked if setting != DEFAULT), None)
     proof = [trial for trial in trials if trial.phase is Phase.PROVE]
     evidence = collect_evidence(proof)
@@ -176,10 +176,8 @@ def build_study_view(
         compared, rows = "best setting", best_setting_rows(study, searched, best)
         default = setting_times(searched, DEFAULT, "NCCL default", "default")
     curves = [default]
-    if single is not None:
-        curves.append(setting_times(searched, single, f"best single setting, {single.label}", "best"))
-    if evidence.times_us(arm):
-        curves.append(arm_times(evidence, arm, "policy", "policy"))
+    curves += [setting_times(searched, single, f"best single setting, {single.label}", "best")] if single else []
+    curves += [arm_times(evidence, arm, "policy", "policy")] if evidence.times_us(arm) else []
     candidate_times = {setting: setting_times(searched, setting, setting.label, "quiet") for setting in candidates}
     launched = {launch.arm for launch in evidence.launches}
     pairs = average_unchanged(evidence.whole_blocks(arm), study.workload)

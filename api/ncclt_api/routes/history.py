@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.revision import Action, HistoryEvent
+from ncclt.core.revision import HistoryEvent
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery
-from ncclt_api.json_models import Page
+from ncclt_api.json_models import AnswerModel, Page, answer_model
 from ncclt_api.routes import PROBLEMS
 
 router = APIRouter(prefix="/v1/history", tags=["history"], responses=PROBLEMS, dependencies=needs(Role.READ))
@@ -24,18 +24,9 @@ class HistoryQuery(PagedQuery):
     recommendation: str | None = Field(None, description="only entries of this revision, by its id")
 
 
-class EventDocument(BaseModel):
+@answer_model(HistoryEvent)
+class EventDocument(AnswerModel):
     """One immutable entry of the history."""
-
-    schema_: int = Field(alias="schema")
-    number: int
-    cluster: str
-    model: str
-    recommendation: str
-    action: Action
-    who: str
-    why: str
-    created: str
 
 
 class HistoryDocument(Page):

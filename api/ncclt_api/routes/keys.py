@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ncclt.core.api_key import MOST_DAYS, MOST_NOTE, USUAL_DAYS, ApiKey, Role, hash_secret, new_key, new_secret
 from ncclt.core.revision import Actor
@@ -14,7 +14,7 @@ from ncclt.store.clock import utc_now
 from ncclt.store.store import Store
 from ncclt_api.access import key_of, needs, who
 from ncclt_api.dependencies import CurrentList, CurrentStore, PagedQuery, WholeStore
-from ncclt_api.json_models import JsonBody, Page
+from ncclt_api.json_models import AnswerModel, JsonBody, Page, answer_model
 from ncclt_api.problems import ForbiddenError
 from ncclt_api.routes import PROBLEMS
 
@@ -30,17 +30,9 @@ class NewKey(JsonBody):
     days: int | None = Field(USUAL_DAYS, ge=1, le=MOST_DAYS, description="until it expires; null = never")
 
 
-class KeyDocument(BaseModel):
+@answer_model(ApiKey)
+class KeyDocument(AnswerModel):
     """A key without its secret, which is not stored."""
-
-    schema_: int = Field(alias="schema")
-    id: str
-    role: Role
-    clusters: list[str]
-    note: str
-    created: str
-    expires: str
-    revoked: str
 
 
 class CreatedKey(KeyDocument):

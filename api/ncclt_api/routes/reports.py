@@ -6,17 +6,24 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ncclt.core.api_key import Role
 from ncclt.core.attestation import Attestation
-from ncclt.core.rollout import MOST_JOB_NAME, ArmState, JobTime, RollOutState
+from ncclt.core.rollout import MOST_JOB_NAME, JobTime
 from ncclt.core.ticket import TICKET_PATTERN, read_ticket, shorten_name
 from ncclt.errors import InputError
-from ncclt.prove.rollout import report_job_time
+from ncclt.prove.rollout import RollOutVerdict, report_job_time
 from ncclt_api.access import needs
 from ncclt_api.dependencies import MOST_NUMBER, CurrentList, CurrentStore, PagedQuery
-from ncclt_api.json_models import AttestationDocument, AttestationList, GainDocument, JsonBody, NewAttestation
+from ncclt_api.json_models import (
+    AnswerModel,
+    AttestationDocument,
+    AttestationList,
+    JsonBody,
+    NewAttestation,
+    answer_model,
+)
 from ncclt_api.routes import PROBLEMS
 from ncclt_api.tickets import sender_of
 
@@ -90,33 +97,11 @@ class NewStepTime(JsonBody):
     steps: int = Field(ge=1, le=MOST_NUMBER, description="number of measured steps")
 
 
-class ArmProgress(BaseModel):
-    """Progress of one arm of a roll-out."""
-
-    recommendation: str
-    share: float = Field(description="of the starts, while it runs")
-    state: ArmState
-    reason: str
-    starts: int = Field(description="jobs that got it")
-    reports: int = Field(description="of them, those that reported")
-    missing: int = Field(description="of them, those that started long ago and have not reported")
-    most_unreported: int = Field(description="starts without a report at which it pauses")
-    gain: GainDocument | None
-    cost_gpu_h: float = Field(description="estimated cost so far, in GPU hours")
-
-
-class RollOutProgress(BaseModel):
+@answer_model(RollOutVerdict)
+class RollOutProgress(AnswerModel):
     """Progress of a roll-out."""
 
     rollout: str
-    state: RollOutState
-    reason: str
-    arms: list[ArmProgress]
-    controls: int = Field(description="reports of jobs without an arm")
-    missing_controls: int = Field(description="jobs without an arm that started long ago and have not reported")
-    gpu_h: float = Field(description="GPU hours of all starts so far")
-    cost_gpu_h: float = Field(description="of them, the estimated cost of the arms")
-    budget_gpu_h: float = Field(description="what they may cost by now")
 
 
 @step_times.post(

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ncclt.core.api_key import Role
-from ncclt.core.revision import MOST_WHY, Actor, ClusterRules, RevisionState
-from ncclt.core.rollout import MAX_COST, MOST_ARMS, ArmState, RollOutState
+from ncclt.core.revision import MOST_WHY, Actor, ClusterRules, RevisionStatus
+from ncclt.core.rollout import MAX_COST, MOST_ARMS, RollOut, RollOutArm
 from ncclt.store.revisions import Revisions
 from ncclt.store.store import Store
 from ncclt_api.access import needs, who
 from ncclt_api.dependencies import CurrentRecommendation, CurrentStore
-from ncclt_api.json_models import GainDocument, JsonBody
+from ncclt_api.json_models import AnswerModel, JsonBody, answer_model
 from ncclt_api.routes import PROBLEMS
 
 CONFLICT: dict[int | str, dict[str, Any]] = {
@@ -53,67 +53,25 @@ class NewRules(StateChange):
     approve_wins: bool = Field(True, description="a person approves a revision that won before all jobs get it")
 
 
-class RulesDocument(BaseModel):
+@answer_model(ClusterRules)
+class RulesDocument(AnswerModel):
     """Rules of a cluster for new revisions."""
 
-    schema_: int = Field(alias="schema")
-    cluster: str
-    require_approval: bool
-    require_verification: bool
-    percent: int
-    loss_limit: float
-    delivery: bool
-    approve_wins: bool
 
-
-class ArmDocument(BaseModel):
+@answer_model(RollOutArm)
+class ArmDocument(AnswerModel):
     """A revision that a share of the job starts gets."""
 
-    recommendation: str
-    share: float = Field(description="of the starts, while it runs")
-    state: ArmState
-    reason: str
-    most_unreported: int = Field(description="starts without a report at which it pauses")
 
-
-class RollOutDocument(BaseModel):
+@answer_model(RollOut)
+class RollOutDocument(AnswerModel):
     """A roll-out; its seed is kept back, so that no job can choose its arm."""
 
-    schema_: int = Field(alias="schema")
-    id: str
-    cluster: str
-    model: str
-    arms: list[ArmDocument]
-    control: str = Field(description="revision of the other jobs; empty = they keep their own settings")
-    gpus: int = Field(description="of each job")
-    loss_limit: float
-    min_effect: float = Field(description="smallest gain of interest, as a share of step time")
-    max_cost: float = Field(description="share of the GPU hours that the arms may cost")
-    state: RollOutState
-    reason: str
-    gain: GainDocument | None = Field(description="of the winner")
-    created: str
-    ended: str
 
-
-class RevisionDocument(BaseModel):
+@answer_model(RevisionStatus)
+class RevisionDocument(AnswerModel):
     """State of a revision with its last roll-outs, newest first."""
 
-    schema_: int = Field(alias="schema")
-    id: str
-    revision: int
-    cluster: str
-    model: str
-    nodes: int
-    gpus_per_node: int
-    nccl_version: str
-    origin: str
-    state: RevisionState
-    stale: str
-    pinned: bool
-    unverified: bool
-    publisher: str
-    created: str
     rollouts: list[RollOutDocument]
     ended_rollouts: list[str] = Field(description="ids of the roll-outs that this request ended")
 
