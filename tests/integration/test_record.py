@@ -98,8 +98,7 @@ def _stored(tmp_path):
 
 # The transformer under torchrun and the convnet are recorded by the tests below.
 @pytest.mark.parametrize(
-    ("kind", "launcher"),
-    [("sharded", "torchrun"), pytest.param("transformer", "mpirun", marks=pytest.mark.thorough)],
+    ("kind", "launcher"), [("sharded", "torchrun"), pytest.param("transformer", "mpirun", marks=pytest.mark.thorough)]
 )
 def test_recorded_messages_are_those_of_the_bucket_arithmetic(tmp_path, recorded, kind, launcher):
     done = recorded(_command(launcher, kind, "11"))

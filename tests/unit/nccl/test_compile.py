@@ -185,10 +185,7 @@ def test_from_2_31_a_base_list_comes_first_and_what_it_takes_away_is_said():
         Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL), version=V2_31, collectives=[AR, AG]
     )
 
-    assert dict(compiled.variables) == {
-        "NCCL_ALGO": "ring,tree;allreduce:tree",
-        "NCCL_PROTO": "LL,Simple;allreduce:LL",
-    }
+    assert dict(compiled.variables) == {"NCCL_ALGO": "ring,tree;allreduce:tree", "NCCL_PROTO": "LL,Simple;allreduce:LL"}
     assert compiled.complete
     assert "all_gather can no longer use collnet_direct, nvls, pat, ll128" in compiled.lost[0]
 

@@ -159,11 +159,7 @@ def test_parameters_that_change_nothing_are_named(subtests):
         ((SEND,), ("BUFFSIZE", NET), "5 settings"),
         ((SEND,), ("BUFFSIZE",), "1 setting (BUFFSIZE: no effect on these messages)"),
         ((SEND,), (NET, "NTHREADS"), "4 settings (NTHREADS: no effect on these messages)"),
-        (
-            (SEND,),
-            (MOST,),
-            f"1 setting ({MOST}: no number alone reaches all 32 ranks in one round with NCCL 2.28.9)",
-        ),
+        ((SEND,), (MOST,), f"1 setting ({MOST}: no number alone reaches all 32 ranks in one round with NCCL 2.28.9)"),
     ]:
         with subtests.test(names=names):
             assert describe_space(testbed, workload(*messages), names) == said

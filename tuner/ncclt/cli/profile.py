@@ -100,17 +100,13 @@ def show(
 @spread
 def import_files(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="Traces of one job: files, one per rank, a folder, a pipe, or - for stdin."),
+        list[Path], typer.Argument(help="Traces of one job: files, one per rank, a folder, a pipe, or - for stdin.")
     ],
     name: Annotated[str, typer.Option(help="Name of the workload.")],
     source: Annotated[
         str | None, typer.Option(help="Kind of source, such as kineto; default: recognised by content.")
     ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Training steps in files that mark none."),
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps in files that mark none.")] = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -170,13 +166,11 @@ def _keep(workload: Workload, storage: str | None, storing: Storing) -> None:
 @spread
 def merge(
     parts: Annotated[
-        list[str],
-        typer.Argument(metavar="A B...", help="Names of the workloads to merge.", autocompletion=model_names),
+        list[str], typer.Argument(metavar="A B...", help="Names of the workloads to merge.", autocompletion=model_names)
     ],
     name: Annotated[str, typer.Option(help="Name of the merged workload.")],
     weights: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated steps of each part per merged step; default: 1 each."),
+        str | None, typer.Option(help="Comma-separated steps of each part per merged step; default: 1 each.")
     ] = None,
     *,
     storing: Storing,
@@ -390,11 +384,7 @@ def _print_classes(workload: Workload) -> None:
 @spread
 def model(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="Model of torchvision, timm or transformers (bert), or LIBRARY:NAME.",
-        ),
+        str, typer.Argument(metavar="MODEL", help="Model of torchvision, timm or transformers (bert), or LIBRARY:NAME.")
     ],
     dtype: Annotated[str, typer.Option(help="Type of parameters and gradients, such as bf16.")] = "float32",
     reduce_dtype: Annotated[
@@ -567,8 +557,7 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="Name of a workload.", autocompletion=model_names)],
     after: Annotated[
-        str,
-        typer.Argument(metavar="B", help="Name of the workload to compare with A.", autocompletion=model_names),
+        str, typer.Argument(metavar="B", help="Name of the workload to compare with A.", autocompletion=model_names)
     ],
     as_json: AsJson = False,
 ) -> None:

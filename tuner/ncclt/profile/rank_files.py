@@ -154,10 +154,7 @@ class RankFileReader(Reader):
         """Return the error for files without calls, with the reasons that their notes give."""
         ranks = [r for r in source.readings if isinstance(r, RankReading)]
         left_out = sorted({note for r in ranks for note in r.notes if note.startswith(("format ", "left out"))})
-        return TraceError(
-            f"no collectives in {source.where}: {'; '.join(left_out) or self.empty}",
-            hint=self.hint,
-        )
+        return TraceError(f"no collectives in {source.where}: {'; '.join(left_out) or self.empty}", hint=self.hint)
 
 
 def _group_cycles(files: Sequence[RankReading]) -> list[list[RankReading]]:

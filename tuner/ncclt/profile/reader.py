@@ -172,18 +172,11 @@ class Reader(ABC):
         origin = Provenance(
             source=self.name,
             created=source.created,
-            detail={
-                "files": ", ".join(source.labels),
-                **{key: text for key, text in source.detail.items() if text},
-            },
+            detail={"files": ", ".join(source.labels), **{key: text for key, text in source.detail.items() if text}},
             world_size=source.world_size,
             ranks_read=tuple(sorted(source.ranks)),
             steps=source.steps,
-            notes=(
-                *([self.unstepped] if source.whole_file else []),
-                *source.notes,
-                *left_out_notes(source.left_out),
-            ),
+            notes=(*([self.unstepped] if source.whole_file else []), *source.notes, *left_out_notes(source.left_out)),
             whole_file=source.whole_file,
         )
         return self.complete(build_workload(name, roles, origin), source, roles)

@@ -36,12 +36,7 @@ _FORMATS: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes], str], ...] = (
         _NEVER_BYTES,
         "convert it: traceconv json {file} {file}.json",
     ),
-    (
-        "a trace of XLA, whose kernels have no message sizes",
-        _NEVER,
-        XLA_TRACE,
-        _NCCL_LOG,
-    ),
+    ("a trace of XLA, whose kernels have no message sizes", _NEVER, XLA_TRACE, _NCCL_LOG),
     (
         "an XSpace of XLA",
         re.compile(r"\.xplane\.pb$"),
@@ -54,12 +49,7 @@ _FORMATS: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes], str], ...] = (
         re.compile(rb"[\x03-\x20]\x0a[\x01-\x1e]\d+\.\d+\.\d+"),  # its GlobalMetadata: length, tag 1, version
         "give the JSON that torch.profiler.ExecutionTraceObserver wrote, from which it was converted",
     ),
-    (
-        "a collective trace of NCCLX",
-        _NEVER,
-        re.compile(rb'\s*\{\s*"(?:CT_|commHash|rankStatus)'),
-        _NCCL_LOG,
-    ),
+    ("a collective trace of NCCLX", _NEVER, re.compile(rb'\s*\{\s*"(?:CT_|commHash|rankStatus)'), _NCCL_LOG),
     (
         "a table of step times, without messages",
         _NEVER,
@@ -68,36 +58,11 @@ _FORMATS: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes], str], ...] = (
         "record what the job sends: ncclt profile record --name NAME -- COMMAND; to compare step times with and "
         "without the policy: ncclt verify -- COMMAND",
     ),
-    (
-        "compressed with zip",
-        _NEVER,
-        re.compile(rb"PK\x03\x04"),
-        "unpack it: unzip {file}",
-    ),
-    (
-        "compressed with zstd",
-        _NEVER,
-        re.compile(rb"\x28\xb5\x2f\xfd"),
-        "unpack it: zstd -d {file}",
-    ),
-    (
-        "compressed with xz",
-        _NEVER,
-        re.compile(rb"\xfd7zXZ\0"),
-        "unpack it: unxz {file}",
-    ),
-    (
-        "compressed with bzip2",
-        _NEVER,
-        re.compile(rb"BZh[1-9]1AY"),
-        "unpack it: bunzip2 {file}",
-    ),
-    (
-        "text in UTF-16",
-        _NEVER,
-        re.compile(rb"\xff\xfe|\xfe\xff"),
-        "convert it: iconv -f UTF-16 -t UTF-8 {file}",
-    ),
+    ("compressed with zip", _NEVER, re.compile(rb"PK\x03\x04"), "unpack it: unzip {file}"),
+    ("compressed with zstd", _NEVER, re.compile(rb"\x28\xb5\x2f\xfd"), "unpack it: zstd -d {file}"),
+    ("compressed with xz", _NEVER, re.compile(rb"\xfd7zXZ\0"), "unpack it: unxz {file}"),
+    ("compressed with bzip2", _NEVER, re.compile(rb"BZh[1-9]1AY"), "unpack it: bunzip2 {file}"),
+    ("text in UTF-16", _NEVER, re.compile(rb"\xff\xfe|\xfe\xff"), "convert it: iconv -f UTF-16 -t UTF-8 {file}"),
     (
         "a web page",
         _NEVER,

@@ -145,11 +145,7 @@ def test_a_group_larger_than_the_cluster_is_refused():
     assert caught.value.hint
 
 
-@given(
-    cluster=st.sampled_from(CLUSTERS),
-    collective=st.sampled_from(TUNABLE),
-    size=st.integers(1, 1 << 34),
-)
+@given(cluster=st.sampled_from(CLUSTERS), collective=st.sampled_from(TUNABLE), size=st.integers(1, 1 << 34))
 def test_the_choice_is_the_cheapest_pair_everywhere(cluster, collective, size):
     graph = build_topology(cluster)
     choice = nccl_choice(collective, size, graph)

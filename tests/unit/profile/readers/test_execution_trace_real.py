@@ -16,10 +16,7 @@ pytestmark = pytest.mark.shared
 DLRM = "et_param/dlrm_pytorch_et.tar.gz"
 READ = {"et_chakra/1.0.2-chakra.0.0.4.tgz": (0, 2)}
 ONE_RANK = ["et_param/1.0.3-chakra.0.0.4__resnet_1gpu_et.json.gz", "et_param/inputs__resnet_1gpu_et.json.tar.gz"]
-REFUSED = {
-    "et_chakra/json_trace.tar.gz": "21 communication nodes",
-    "generated/et_gloo_torch2.8_rank0.json.gz": "gloo",
-}
+REFUSED = {"et_chakra/json_trace.tar.gz": "21 communication nodes", "generated/et_gloo_torch2.8_rank0.json.gz": "gloo"}
 
 
 @pytest.fixture(scope="module")

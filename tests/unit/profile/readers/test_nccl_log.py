@@ -314,10 +314,7 @@ def test_a_log_without_line_feeds_reads_the_same(tmp_path):
             path.write_bytes("".join(f"{tag}{row}{end}" for row in rows).encode())
             found.append(NcclLogReader().read([path], name="job"))
         assert [workload == found[0] for workload in found] == [True] * 6
-        assert table(found[0]) == {
-            ("all_reduce", "float32", 1024, 4): 150.0,
-            ("all_gather", "float32", 4096, 4): 150.0,
-        }
+        assert table(found[0]) == {("all_reduce", "float32", 1024, 4): 150.0, ("all_gather", "float32", 4096, 4): 150.0}
 
 
 def test_a_log_whose_statements_run_into_each_other_is_refused(tmp_path):

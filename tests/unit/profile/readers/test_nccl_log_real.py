@@ -48,8 +48,7 @@ def test_call_lines_give_the_extractors_table(traces):
 
 
 @pytest.mark.parametrize(
-    ("key", "group"),
-    [("nccl_log/wayne_tuning_2.29.2_g2_auto.log", 2), ("nccl_log/eunomia_tuning_2.29.7.log", 0)],
+    ("key", "group"), [("nccl_log/wayne_tuning_2.29.2_g2_auto.log", 2), ("nccl_log/eunomia_tuning_2.29.7.log", 0)]
 )
 def test_tuning_lines_give_the_extractors_table(traces, key, group):
     """Its dtype column is the choice, which we keep beside; it leaves the group open, which INIT lines tell in one."""

@@ -62,10 +62,7 @@ def test_collapsed_table_gives_the_full_buffer(read):
     workload = read(
         [COLLAPSED, "_allgather_base,BFloat16,1048576,0,8,16.0,5.5,3", "_reduce_scatter_base,Float,1048576,0,8,4.0,6,1"]
     )
-    assert found(workload) == {
-        ("all_gather", "bfloat16", 16 << 20, 8): 3,
-        ("reduce_scatter", "float32", 4 << 20, 8): 1,
-    }
+    assert found(workload) == {("all_gather", "bfloat16", 16 << 20, 8): 3, ("reduce_scatter", "float32", 4 << 20, 8): 1}
     assert "the table does not name its ranks" in workload.provenance.notes
 
 

@@ -389,12 +389,7 @@ class LogReader:
         return made
 
 
-_PROBLEMS = (
-    ("fallback", FALLBACK),
-    ("unreadable", UNREADABLE),
-    ("p2p", P2P_PROBLEM),
-    ("unopened", UNOPENED),
-)
+_PROBLEMS = (("fallback", FALLBACK), ("unreadable", UNREADABLE), ("p2p", P2P_PROBLEM), ("unopened", UNOPENED))
 """Kind of a problem of the node -> its line."""
 
 

@@ -89,10 +89,7 @@ def encode_table(text: str) -> str:
     lines = text.splitlines()
     head = _HEAD.fullmatch(lines[0]) if lines else None
     if head is None:
-        raise InputError(
-            "not a table of ncclt: its first line is not `# ncclt-table 1 ...`",
-            hint=_AGAIN,
-        )
+        raise InputError("not a table of ncclt: its first line is not `# ncclt-table 1 ...`", hint=_AGAIN)
     rows = [_parse_row(line) for line in lines if line and not line.startswith("#")]
     if not 1 <= len(rows) <= MOST_ROWS:
         raise InputError(f"a table has 1 to {MOST_ROWS:,} rows, not {len(rows):,}", hint=_AGAIN)

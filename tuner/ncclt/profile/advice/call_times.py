@@ -113,11 +113,7 @@ def _modelled_us(collective: Collective, size: int, where: Cluster) -> float:
     if choice is not None:
         return choice.time_us
     message = Message(
-        collective=collective,
-        dtype="uint8",
-        size_bytes=size,
-        group_size=where.world_size,
-        spans_nodes=where.nodes > 1,
+        collective=collective, dtype="uint8", size_bytes=size, group_size=where.world_size, spans_nodes=where.nodes > 1
     )
     return size * bus_factor(collective, where.world_size) / link_busbw_gbps(where, message) / 1e3
 

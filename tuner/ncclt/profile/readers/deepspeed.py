@@ -21,11 +21,7 @@ from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import HEAD_BYTES, Document, lines, load_json
-from ncclt.profile.workload_builder import (
-    check_bounded,
-    check_ranks_once,
-    join_distinct,
-)
+from ncclt.profile.workload_builder import check_bounded, check_ranks_once, join_distinct
 
 _MARK = re.compile(rb"Comm\. Op\s{1,40}Message Size\s{1,40}Count|comm op: [a-z]|\"(?:tput|busbw)_avg_gbps\"")
 

@@ -14,15 +14,7 @@ from typing import Any
 
 from ncclt.core.message import Message
 from ncclt.errors import TraceError
-from ncclt.profile.c10d import (
-    MOST_ELEMENTS,
-    ProcessGroup,
-    RecordedCall,
-    Tensor,
-    convert_calls,
-    count_messages,
-    shown,
-)
+from ncclt.profile.c10d import MOST_ELEMENTS, ProcessGroup, RecordedCall, Tensor, convert_calls, count_messages, shown
 from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
 from ncclt.profile.plain_pickle import load_pickle
 from ncclt.profile.rank_files import RankFileReader, RankReading

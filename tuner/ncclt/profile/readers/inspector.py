@@ -21,13 +21,7 @@ from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, Choices
 from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines
-from ncclt.profile.workload_builder import (
-    check_bounded,
-    is_newer,
-    join_distinct,
-    largest_group_notes,
-    newer_notes,
-)
+from ncclt.profile.workload_builder import check_bounded, is_newer, join_distinct, largest_group_notes, newer_notes
 
 NEWEST = "v4.2"
 """Format whose every field is known here."""

@@ -18,10 +18,7 @@ from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import Document, ranked_lines
-from ncclt.profile.workload_builder import (
-    check_bounded,
-    check_ranks_once,
-)
+from ncclt.profile.workload_builder import check_bounded, check_ranks_once
 
 _COUNT = re.compile(rb"Number of buckets for gradient all-reduce / reduce-scatter: (\d{1,7})")
 

@@ -22,11 +22,7 @@ from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import Document, check_readable, documents, read_block, read_heads
 from ncclt.profile.unsupported import find_unsupported
-from ncclt.profile.workload_builder import (
-    count_reasons,
-    join_distinct,
-    newer_notes,
-)
+from ncclt.profile.workload_builder import count_reasons, join_distinct, newer_notes
 
 _TABLE = re.compile(rb"(?m)^[^\n#]{0,240}#\s{1,40}size\s{1,40}count\s{1,40}type\s")
 _DECISION = b" Bytes -> "
@@ -113,8 +109,7 @@ def _tests(document: Document) -> tuple[NcclTest, ...]:
     content = read_block(document, _MOST_TEXT_BYTES + 1)
     if len(content) > _MOST_TEXT_BYTES:
         raise TraceError(
-            f"{document.label} is larger than {_MOST_TEXT_BYTES // 2**20} MiB",
-            hint="give the output alone",
+            f"{document.label} is larger than {_MOST_TEXT_BYTES // 2**20} MiB", hint="give the output alone"
         )
     text = content.decode("utf-8-sig", errors="replace")
     try:

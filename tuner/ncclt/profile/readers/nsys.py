@@ -34,12 +34,7 @@ from ncclt.profile.numbers import parse_int
 from ncclt.profile.other_libraries import NCCL_INSTEAD, other_library
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import open_regular
-from ncclt.profile.workload_builder import (
-    count_reasons,
-    join_distinct,
-    parse_day,
-    partial_note,
-)
+from ncclt.profile.workload_builder import count_reasons, join_distinct, parse_day, partial_note
 
 _RECORD = "nsys profile --trace=cuda,nvtx --output=REPORT COMMAND"
 
@@ -580,9 +575,7 @@ def read_export(export: Export) -> NsysExport:
     """Count the calls and kernels of an export."""
     dates = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
     recording = NsysExport(
-        label=export.label,
-        recorded_on=next((parse_day(str(moment)) for (moment,) in dates), ""),
-        facts=export.facts(),
+        label=export.label, recorded_on=next((parse_day(str(moment)) for (moment,) in dates), ""), facts=export.facts()
     )
     names = export.names()
     _count_calls(export, names, recording)

@@ -19,12 +19,7 @@ from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, Choices
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines
-from ncclt.profile.workload_builder import (
-    check_bounded,
-    format_day,
-    join_distinct,
-    largest_group_notes,
-)
+from ncclt.profile.workload_builder import check_bounded, format_day, join_distinct, largest_group_notes
 
 _MARK = b'{"ncclt_plugin_report":'
 _FORMAT = 1

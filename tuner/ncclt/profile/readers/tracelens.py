@@ -17,9 +17,7 @@ from ncclt.profile.c10d import Operation, classify
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document
 from ncclt.profile.table_rows import TableRow, cells_by_name, first_row, rows
-from ncclt.profile.workload_builder import (
-    partial_note,
-)
+from ncclt.profile.workload_builder import partial_note
 
 _REQUIRED = frozenset({"Collective name", "dtype", "In msg nelems", "Group size"})
 """Columns of all three tables."""
