@@ -1,5 +1,8 @@
 """Ranks that send different messages: one table per role, and the slowest role stands for the job."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ncclt.core.message import Collective, Message
 from ncclt.profile.roles import count_per_step, find_roles
 
@@ -75,3 +78,24 @@ def test_notes_name_every_other_role_and_few_of_many():
     assert find_roles(stages[::2]).notes() == []
     uneven = [_sent(None, _message(4 * size)) for size in range(1, 8)]
     assert find_roles(uneven).notes()[-1] == "left out: 3 more roles"
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from([8, 64, 4096]), st.integers(1, 9), min_size=1), min_size=2, max_size=5),
+    st.lists(st.integers(1, 100), min_size=3, max_size=3),
+    st.integers(1, 1000),
+    st.booleans(),
+)
+def test_more_calls_per_step_never_make_a_role_less_slow(calls_of_ranks, times_us, added, timed):
+    """And enough of them make it the slowest, by time where it is known and else by bytes."""
+    tables = [{_message(size): calls for size, calls in sent.items()} for sent in calls_of_ranks]
+    times = {_message(size): float(us) for size, us in zip([8, 64, 4096], times_us, strict=True)} if timed else {}
+
+    def place_of_first_rank(more):
+        size = next(iter(calls_of_ranks[0]))
+        table = {message: calls + more * (message.size_bytes == size) for message, calls in tables[0].items()}
+        roles = find_roles(enumerate([table, *tables[1:]]), times).roles
+        return next(place for place, role in enumerate(roles) if 0 in role.ranks)
+
+    assert place_of_first_rank(added) <= place_of_first_rank(0)
+    assert place_of_first_rank(10**6) == 0
