@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,14 +64,14 @@ def read_workload(paths: Path | str | Sequence[Path | str], *, name: str, source
             hold no collective.
         UsageError: no file was given, or no reader is called `source`.
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
-    if not given:
+    places = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
+    if not places:
         raise UsageError("no file to read a workload from", hint="name one trace file per rank")
-    check_distinct(given)
+    check_distinct(places)
     named = None if source is None else get_reader(source)
-    with regular_files(given, error=TraceError) as files:
-        reader, read, facts, notes = _detect(list(list_files(files)), named)
-        workload = reader.read(read, name=name)
+    with regular_files(places, error=TraceError) as files:
+        reader, recognised, facts, notes = _detect(list(list_files(files)), named)
+        workload = reader.read(recognised, name=name)
         return replace(workload, provenance=_add_facts(workload.provenance, facts, notes))
 
 
@@ -110,7 +111,7 @@ def _detect(
     paths: list[Path] = []
     refused: list[TraceError] = []
     facts: list[RunFacts] = []
-    cut: list[str] = []
+    notes: list[str] = []
     for path, is_named in files:
         try:
             with cache_heads():
@@ -135,14 +136,17 @@ def _detect(
         candidates = kinds
         paths.append(path)
         facts += [read_run_facts(text.decode(errors="replace")) for text in texts]
-        if texts:
-            whole = len(texts[-1]) < HEAD_BYTES
-            cut += [path.name] if (not texts[-1].endswith(b"\n") if whole else ends_within_line(path)) else []
+        if texts and (not texts[-1].endswith(b"\n") if len(texts[-1]) < HEAD_BYTES else ends_within_line(path)):
+            notes.append(f"{path.name} ends within a line: it may be cut off")
+    shown = "; ".join(error.message for error in refused[:3]) + ("; …" if len(refused) > 3 else "")
     if not paths:
-        raise _refuse_folder(refused)
-    notes = [f"{label} ends within a line: it may be cut off" for label in cut]
+        if len(refused) == 1:
+            raise refused[0]
+        raise TraceError(
+            f"no file of the folder can be read: {shown or 'it is empty'}",
+            hint=next((error.hint for error in refused if error.hint), "name the trace files, one per rank"),
+        )
     if refused:
-        shown = "; ".join(error.message for error in refused[:3]) + ("; …" if len(refused) > 3 else "")
         notes.insert(0, f"{count_noun(len(refused), 'file')} of the folder left out: {shown}")
     return named or get_reader(candidates[0]), paths, facts, notes
 
@@ -159,16 +163,6 @@ def _find_readers(path: Path, named: Reader | None, candidates: Sequence[str], *
     return recognising(candidates) or recognising(READERS) or recognising(third_party)
 
 
-def _refuse_folder(refused: Sequence[TraceError]) -> TraceError:
-    if len(refused) == 1:
-        return refused[0]
-    shown = "; ".join(error.message for error in refused[:3])
-    return TraceError(
-        f"no file of the folder can be read: {shown or 'it is empty'}" + (" …" if len(refused) > 3 else ""),
-        hint=next((error.hint for error in refused if error.hint), "") or "name the trace files, one per rank",
-    )
-
-
 def _add_facts(origin: Provenance, texts: Sequence[RunFacts], file_notes: Sequence[str]) -> Provenance:
     """Add the facts in the texts beside their calls: ranks, versions, variables."""
     notes = [*origin.notes, *file_notes]
@@ -177,16 +171,15 @@ def _add_facts(origin: Provenance, texts: Sequence[RunFacts], file_notes: Sequen
     if not world_size and len(ranks) == 1:
         world_size = ranks.pop()
         notes.append(f"the job has {world_size} ranks according to its command line or log")
-    variables: dict[str, str] = {}
-    for name, value in sorted({one for facts in texts if not facts.is_ambiguous for one in facts.variables}):
-        # Where two contradict each other, nothing is claimed.
-        variables[name] = value if name not in variables else ""
-    variables = {name: value for name, value in variables.items() if value}
-    told = [f"{name}={value}" for name, value in variables.items() if not name.startswith("NCCL_DEBUG")]
-    forced = [text for text in told if text.partition("=")[0].removeprefix("NCCL_") in SET_BY_RULES]
+    variables = sorted({variable for facts in texts if not facts.is_ambiguous for variable in facts.variables})
+    counts = Counter(name for name, _value in variables)
+    # Where two contradict each other, nothing is claimed.
+    stated = {n: v for n, v in variables if v and counts[n] == 1 and not n.startswith("NCCL_DEBUG")}
+    shown = [f"{name}={value}" for name, value in stated.items()]
+    forced = [f"{name}={value}" for name, value in stated.items() if name.removeprefix("NCCL_") in SET_BY_RULES]
     if forced:
         notes.append(f"recorded with {' '.join(forced)}: times are of this forced setting, not of the NCCL default")
     versions = dict.fromkeys(facts.nccl for facts in texts if facts.nccl)
-    added = {"nccl_version": ", ".join(versions), "nccl_variables": " ".join(told[:_MOST_VARIABLES])}
+    added = {"nccl_version": ", ".join(versions), "nccl_variables": " ".join(shown[:_MOST_VARIABLES])}
     detail = {**{name: text for name, text in added.items() if text}, **origin.detail}
     return replace(origin, world_size=world_size, notes=tuple(notes), detail=detail)

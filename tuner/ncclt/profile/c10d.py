@@ -6,13 +6,14 @@ the tensors that go in and come out. Here they become messages; a call that make
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.errors import InputError
-from ncclt.profile.numbers import MOST_RANKS
+from ncclt.core.message import MOST_BYTES, Collective, Message
+from ncclt.profile.nccl_calls import build_message
+from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.workload_builder import left_out_notes
 
 
@@ -32,48 +33,28 @@ class Operation:
 
     def message(self, dtype: str, elements: int, *, group_size: int, spans_nodes: bool = False) -> Message | str:
         """Return the message of `elements` of `dtype`, counted as in `Message.size_bytes`, or why there is none."""
-        if self.collective is None:
-            return f"{self.word}, which ncclt does not support"
-        try:
-            known = parse_dtype(dtype)
-        except InputError:
-            return f"{self.word} of dtype {dtype!r}, of unknown size"
-        size_bytes = elements * DTYPE_SIZES[known]
-        if not 0 < size_bytes <= MOST_BYTES:
-            return f"{self.word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"
-        return Message(
-            collective=self.collective,
-            dtype=known,
-            size_bytes=size_bytes,
-            group_size=group_size,
-            spans_nodes=spans_nodes,
+        return build_message(
+            self.word, self.collective, elements, dtype, group_size=group_size, spans_nodes=spans_nodes
         )
 
 
-# One table for the three spellings of each: record_param_comms ("allreduce", "_allgather_base"), annotations
-# ("nccl:all_reduce", "nccl:_all_gather_base") and operators ("c10d::allreduce_", "c10d::_allgather_base_").
-# Source: torch/csrc/distributed/c10d/{ProcessGroupNCCL,ProcessGroupGloo,Ops}.cpp, torch 1.12 to 2.13.
-_WORDS: dict[Collective, tuple[str, ...]] = {
-    Collective.ALL_REDUCE: ("allreduce", "allreducecoalesced"),
+# One table for the spellings of each: record_param_comms ("allreduce", "_allgather_base"), annotations
+# ("nccl:all_reduce", "nccl:_all_gather_base"), operators ("c10d::allreduce_", "c10d::_allgather_base_"), functions of
+# torch.distributed and deepspeed.comm ("all_gather_into_tensor", "isend") and PARAM's words ("all_to_all_single").
+# Source: torch/csrc/distributed/c10d/{ProcessGroupNCCL,ProcessGroupGloo,Ops}.cpp, torch 1.12 to 2.13;
+# deepspeed/comm/comm.py; comms_utils.py of PARAM, paramToCommName.
+_WORDS: dict[Collective, str] = {
+    Collective.ALL_REDUCE: "allreduce allreducecoalesced inferenceallreduce",
     Collective.ALL_GATHER: (
-        "allgather",
-        "allgatherbase",
-        "allgathercoalesced",
-        "allgatherintotensor",
-        "allgatherintotensorcoalesced",
+        "allgather allgatherbase allgathercoalesced allgatherintotensor allgatherintotensorcoalesced"
     ),
-    Collective.REDUCE_SCATTER: (
-        "reducescatter",
-        "reducescatterbase",
-        "reducescattertensor",
-        "reducescattertensorcoalesced",
-    ),
-    Collective.BROADCAST: ("broadcast", "broadcastoop"),
-    Collective.REDUCE: ("reduce", "reduceoop"),
-    Collective.ALL_TO_ALL: ("alltoall", "alltoallv", "alltoallbase"),
-    Collective.SEND_RECV: ("send", "recv", "recvanysource"),
+    Collective.REDUCE_SCATTER: ("reducescatter reducescatterbase reducescattertensor reducescattertensorcoalesced"),
+    Collective.BROADCAST: "broadcast broadcastoop",
+    Collective.REDUCE: "reduce reduceoop",
+    Collective.ALL_TO_ALL: "alltoall alltoallv alltoallbase alltoallsingle",
+    Collective.SEND_RECV: "send isend recv irecv recvanysource",
 }
-_COLLECTIVES = {word: collective for collective, words in _WORDS.items() for word in words}
+_COLLECTIVES = {word: collective for collective, words in _WORDS.items() for word in words.split()}
 
 # Waiting, set-up and bookkeeping; a barrier is a 1-element all-reduce that no training step waits for by size.
 _SYNCHRONISATION = frozenset(
@@ -91,7 +72,7 @@ def classify(name: str) -> Operation | None:
     word = name.rsplit(":", 1)[-1].split(" ", 1)[0].replace("_", "").lower()
     if word in _SYNCHRONISATION:
         return None
-    return Operation(word=word, collective=_COLLECTIVES.get(word), is_receive=word.startswith("recv"))
+    return Operation(word=word, collective=_COLLECTIVES.get(word), is_receive=word.startswith(("recv", "irecv")))
 
 
 def is_barrier(name: str) -> bool:
@@ -135,10 +116,8 @@ class SentCall:
     """One message of a recorded call."""
 
     message: Message
-    group: str
-    position: int
-    is_receive: bool = False
-    duration_us: float | None = None
+    record: RecordedCall
+    is_receive: bool
 
 
 def convert_calls(records: Sequence[RecordedCall]) -> tuple[list[SentCall], list[str], dict[str, int]]:
@@ -148,7 +127,7 @@ def convert_calls(records: Sequence[RecordedCall]) -> tuple[list[SentCall], list
         The messages; notes on what was assumed and on calls that make no message; and the ranks of every group whose
         size is known.
     """
-    sizes = _group_sizes(records)
+    sizes = _find_group_sizes(records)
     calls: list[SentCall] = []
     left_out: Counter[str] = Counter()
     notes: list[str] = []
@@ -164,32 +143,24 @@ def convert_calls(records: Sequence[RecordedCall]) -> tuple[list[SentCall], list
             # A coalesced record stands for a call per tensor.
             parts = [((into,), (out,)) for into, out in zip(record.inputs, record.outputs, strict=True)]
         for into, out in parts:
-            made = _build_message(operation, into, out, size)
-            if isinstance(made, str):
-                left_out[made] += 1
-                continue
-            calls.append(
-                SentCall(
-                    message=made,
-                    group=record.group,
-                    position=record.position,
-                    is_receive=operation.is_receive,
-                    duration_us=record.duration_us,
-                )
-            )
+            message = _build_message(operation, into, out, size)
+            if isinstance(message, str):
+                left_out[message] += 1
+            else:
+                calls.append(SentCall(message=message, record=record, is_receive=operation.is_receive))
     commonest = left_out.most_common(_REASONS_SHOWN)
     notes += left_out_notes(dict(commonest))
-    if others := left_out.total() - sum(count for _reason, count in commonest):
-        notes.append(f"left out: {others} x call for other reasons")
+    if rare := left_out.total() - sum(count for _reason, count in commonest):
+        notes.append(f"left out: {rare} x call for other reasons")
     return calls, notes, sizes
 
 
 def count_messages(calls: Iterable[SentCall]) -> Counter[tuple[str, Message]]:
     """Return (group, message) -> calls."""
-    return Counter((call.group, call.message) for call in calls)
+    return Counter((call.record.group, call.message) for call in calls)
 
 
-def _group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
+def _find_group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
     """Return the ranks of every group of which one call shows them.
 
     Where no call states them, an all_gather or a reduce_scatter shows them by the ratio of its buffers.
@@ -197,11 +168,9 @@ def _group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
     stated: dict[str, int] = {}
     derived: dict[str, int] = {}
     for record in records:
-        if not record.group:
-            continue
-        if record.group_size:
+        if record.group and record.group_size:
             stated.setdefault(record.group, record.group_size)
-        elif ratio := _buffer_ratio(record):
+        elif record.group and (ratio := _find_buffer_ratio(record)):
             derived.setdefault(record.group, ratio)
     return {**derived, **stated}
 
@@ -216,17 +185,17 @@ def _build_message(
 ) -> Message | str:
     """Return the message of a call, or why it makes none."""
     operation = replace(operation, word=shown(operation.word))
-    spelled = next((tensor.dtype for tensor in (*into, *out)), "")
-    if operation.collective and not spelled:
+    dtype = next((tensor.dtype for tensor in (*into, *out)), "")
+    if operation.collective and not dtype:
         return f"{operation.word} without a {'dtype' if into or out else 'usable size'}"
-    elements = _tuning_elements(operation, into, out, group_size)
-    made = operation.message(shown(spelled.strip()), 1 if elements is None else elements, group_size=group_size)
-    if elements is None and isinstance(made, Message):
+    elements = _count_elements(operation, into, out, group_size)
+    message = operation.message(shown(dtype.strip()), 1 if elements is None else elements, group_size=group_size)
+    if elements is None and isinstance(message, Message):
         return f"{operation.word} with one side alone, in a group of unknown size"
-    return made
+    return message
 
 
-def _tuning_elements(
+def _count_elements(
     operation: Operation, into: tuple[Tensor, ...], out: tuple[Tensor, ...], group_size: int
 ) -> int | None:
     """Return the count behind `Message.size_bytes`: the full buffer, which is the larger side.
@@ -246,7 +215,7 @@ def _tuning_elements(
             return max(sent, received)
 
 
-def _buffer_ratio(record: RecordedCall) -> int:
+def _find_buffer_ratio(record: RecordedCall) -> int:
     """Return the number of ranks that share the full buffer, 0 where the call does not show it."""
     operation = classify(record.name)
     if operation is None or operation.collective not in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
@@ -271,6 +240,15 @@ class ProcessGroup:
     ranks: tuple[int, ...] = ()
     backend: str = ""
     description: str = ""
+
+
+def parse_ranks(value: object) -> tuple[int, ...]:
+    """Return the ranks in a list, or in a list written as text; empty where one of them is damaged or left out."""
+    if isinstance(value, str):
+        # A list that was shortened for printing does not show how many ranks there are.
+        return () if "..." in value else tuple(int(n) for n in re.findall(r"\d{1,9}", value))
+    ranks = [parse_int(n, most=MOST_RANKS) for n in value] if isinstance(value, list | tuple) else []
+    return tuple(n for n in ranks if n is not None) if None not in ranks else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,72 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ncclt.core.message import Collective, format_bytes
+from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
+from ncclt.errors import InputError
 
 MOST_SHOWN = 40
 """Most messages listed, those with the most bytes first: the others hardly matter."""
 
 MOST_KEPT = 64
 """Most different choices kept per message: more than algorithms x protocols; channels vary little."""
+
+UNKNOWN_DTYPE = "uint8"
+"""The dtype where a source only has bytes: its element is one byte."""
+
+OPERATIONS: dict[str, Collective] = {
+    "AllReduce": Collective.ALL_REDUCE,
+    "AllGather": Collective.ALL_GATHER,
+    "ReduceScatter": Collective.REDUCE_SCATTER,
+    "Broadcast": Collective.BROADCAST,
+    "Reduce": Collective.REDUCE,
+    "AlltoAll": Collective.ALL_TO_ALL,
+    "AllToAll": Collective.ALL_TO_ALL,
+    "Send": Collective.SEND_RECV,
+    "Recv": Collective.SEND_RECV,
+}
+"""NCCL's name of an operation (ncclFuncToString; RCCL writes AllToAll) -> ours."""
+
+
+def build_message(
+    name: str,
+    collective: Collective | None,
+    elements: int,
+    dtype: str = UNKNOWN_DTYPE,
+    *,
+    group_size: int = 0,
+    spans_nodes: bool = False,
+) -> Message | str:
+    """Return the message of a recorded call, or why it makes none.
+
+    Args:
+        name: of the operation, for the reason.
+        collective: None = ncclt has no message for the operation.
+        elements: of the buffer that `Message.size_bytes` counts.
+        dtype: in any spelling.
+    """
+    if collective is None:
+        return f"{name}, which ncclt does not support"
+    try:
+        parsed = parse_dtype(dtype)
+    except InputError:
+        return f"{name} of dtype {dtype!r}, of unknown size"
+    size_bytes = elements * DTYPE_SIZES[parsed]
+    if not 0 < size_bytes <= MOST_BYTES:
+        return f"{name} of {'0 bytes' if elements <= 0 else 'an impossible size'}"
+    return Message(
+        collective=collective, dtype=parsed, size_bytes=size_bytes, group_size=group_size, spans_nodes=spans_nodes
+    )
+
+
+def build_nccl_message(
+    name: str, part_elements: int, dtype: str = UNKNOWN_DTYPE, *, ranks: int, spans_nodes: bool = False
+) -> Message | str:
+    """Return the message of a call by NCCL's name and the elements of one rank's part, or why it makes none."""
+    collective = OPERATIONS.get(name)
+    parts = ranks if collective is not None and collective.has_rank_parts else 1
+    return build_message(
+        f"calls of {name}", collective, part_elements * parts, dtype, group_size=ranks, spans_nodes=spans_nodes
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,38 +104,3 @@ class Choices:
         if len(ordered) > MOST_SHOWN:
             shown.append(f"and {len(ordered) - MOST_SHOWN} more messages")
         return "; ".join(shown)
-
-
-OPERATIONS: dict[str, Collective] = {
-    "AllReduce": Collective.ALL_REDUCE,
-    "AllGather": Collective.ALL_GATHER,
-    "ReduceScatter": Collective.REDUCE_SCATTER,
-    "Broadcast": Collective.BROADCAST,
-    "Reduce": Collective.REDUCE,
-    "AlltoAll": Collective.ALL_TO_ALL,
-    "AllToAll": Collective.ALL_TO_ALL,
-    "Send": Collective.SEND_RECV,
-    "Recv": Collective.SEND_RECV,
-}
-"""NCCL's name of an operation (ncclFuncToString; RCCL writes AllToAll) -> ours."""
-
-
-# ncclDataType_t of nccl.h; 9 since 2.10, 10 and 11 since 2.24.
-DATATYPES = (
-    "int8",
-    "uint8",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "bfloat16",
-    "float8_e4m3",
-    "float8_e5m2",
-)
-
-
-UNKNOWN_DTYPE = "uint8"
-"""The dtype where a source only has bytes: its element is one byte."""

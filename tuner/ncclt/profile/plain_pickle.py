@@ -18,29 +18,33 @@ MAX_OPERATIONS = 4_000_000
 """Opcodes of the largest dump that is read; the default buffer of 2000 calls writes about 300,000."""
 
 _ATOMS = frozenset(
-    {
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        "INT",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG",
-        "LONG1",
-        "FLOAT",
-        "BINFLOAT",
-        "UNICODE",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-    }
+    (
+        *("NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1"),
+        *("FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    )
 )
 _FRAMING = frozenset({"PROTO", "FRAME", "STOP"})
-_EMPTY = frozenset({"EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE"})
-_OF_LAST = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_TO_MARK = frozenset({"LIST", "TUPLE", "DICT"})
-_STORE = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_TO_MARK = -1
+_OPERANDS = {
+    "EMPTY_LIST": 0,
+    "EMPTY_DICT": 0,
+    "EMPTY_TUPLE": 0,
+    "TUPLE1": 1,
+    "TUPLE2": 2,
+    "TUPLE3": 3,
+    "APPEND": 1,
+    "SETITEM": 2,
+    "APPENDS": _TO_MARK,
+    "SETITEMS": _TO_MARK,
+    "LIST": _TO_MARK,
+    "TUPLE": _TO_MARK,
+    "DICT": _TO_MARK,
+}
+"""Opcode -> values that it takes from the stack."""
+_ADDING = frozenset({"APPEND", "SETITEM", "APPENDS", "SETITEMS"})
+"""Opcodes that fill a container below; the others with operands make one."""
+_WITH_KEYS = frozenset({"SETITEM", "SETITEMS", "DICT"})
+_STORE = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _FETCH = frozenset({"GET", "BINGET", "LONG_BINGET"})
 
 # What the stack holds while the opcodes are looked through: nothing of the values but their kind.
@@ -48,16 +52,8 @@ _ATOM, _CONTAINER, _MARK = "atom", "container", "mark"
 
 # What pickletools and pickle raise for data that are cut off or no pickle.
 _BROKEN = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(OverflowError, MemoryError, RecursionError),
 )
 
 
@@ -113,59 +109,38 @@ class _Inspection:
             self._follow(opcode.name, argument)
 
     def _follow(self, opcode: str, argument: Any) -> None:
-        stack = self._stack
-        if opcode in _ATOMS:
-            stack.append(_ATOM)
+        if opcode in _STORE:
+            index = len(self._memo) if opcode == "MEMOIZE" else int(argument)
+            # Every pickler numbers its memo without gaps; one far index alone makes the unpickler allocate up to it.
+            if index > len(self._memo):
+                raise self._refusal("a memo with gaps")
+            self._memo[index] = self._stack[-1]
         elif opcode in _FETCH:
-            stack.append(self._memo[int(argument)])
-        elif opcode in _STORE:
-            self._store(int(argument))
-        elif opcode == "MEMOIZE":
-            self._store(len(self._memo))
-        elif opcode in _EMPTY:
-            stack.append(_CONTAINER)
-        elif opcode == "MARK":
-            stack.append(_MARK)
-        elif opcode in ("APPENDS", "SETITEMS"):
-            self._check_keys(self._to_mark(), opcode)
-        elif opcode in ("APPEND", "SETITEM"):
-            self._check_keys(self._last(1 if opcode == "APPEND" else 2), opcode)
-        elif opcode in _OF_LAST:
-            self._last(_OF_LAST[opcode])
-            stack.append(_CONTAINER)
-        elif opcode in _TO_MARK:
-            self._check_keys(self._to_mark(), opcode)
-            stack.append(_CONTAINER)
+            self._stack.append(self._memo[int(argument)])
+        elif opcode in _ATOMS or opcode == "MARK":
+            self._stack.append(_MARK if opcode == "MARK" else _ATOM)
+        elif opcode in _OPERANDS:
+            operands = self._pop(_OPERANDS[opcode])
+            # Hashing a tuple of tuples that share their parts takes time exponential in its depth.
+            if opcode in _WITH_KEYS and any(kind != _ATOM for kind in operands[::2]):
+                raise self._refusal("a dictionary with keys that are no plain values")
+            if opcode not in _ADDING:
+                self._stack.append(_CONTAINER)
         elif opcode not in _FRAMING:
             raise self._refusal(f"the operation {opcode}")
 
-    def _store(self, index: int) -> None:
-        # Every pickler numbers its memo without gaps; one far index alone makes the unpickler allocate up to it.
-        if index > len(self._memo):
-            raise self._refusal("a memo with gaps")
-        self._memo[index] = self._stack[-1]
+    def _pop(self, count: int) -> list[str]:
+        """Take so many values from the stack, or all behind the last mark, in their order."""
+        operands: list[str] = []
+        while len(operands) != count:
+            kind = self._stack.pop()
+            if kind is _MARK and count == _TO_MARK:
+                break
+            operands.append(kind)
+        return operands[::-1]
 
-    def _last(self, count: int) -> list[str]:
-        if len(self._stack) < count:
-            raise IndexError("an operation without operands")
-        taken = self._stack[-count:]
-        del self._stack[-count:]
-        return taken
-
-    def _to_mark(self) -> list[str]:
-        taken: list[str] = []
-        while (kind := self._stack.pop()) is not _MARK:
-            taken.append(kind)
-        taken.reverse()
-        return taken
-
-    def _check_keys(self, items: list[str], opcode: str) -> None:
-        # Hashing a tuple of tuples that share their parts takes time exponential in its depth.
-        if opcode in ("SETITEM", "SETITEMS", "DICT") and any(kind != _ATOM for kind in items[::2]):
-            raise self._refusal("a dictionary with keys that are no plain values")
-
-    def _refusal(self, what: str) -> TraceError:
+    def _refusal(self, content: str) -> TraceError:
         return TraceError(
-            f"{self._label} is not a Flight Recorder dump: the pickle holds {what}",
+            f"{self._label} is not a Flight Recorder dump: the pickle holds {content}",
             hint="a dump holds plain values alone; do not load this file with pickle unless you know who wrote it",
         )

@@ -54,22 +54,20 @@ class RankReading:
         if not cycles:
             return self
         ordered = sorted([self, *cycles], key=lambda reading: min(reading.marks))
-        times: dict[Message, list[tuple[float, int]]] = {}
+        times: dict[Message, list[tuple[float, float]]] = {}
         for reading in ordered:
-            made = Counter[Message]()
-            for (_group, message), count in reading.calls.items():
-                made[message] += count
+            counts = count_per_step(reading.calls, 1)
             for message, mean_us in reading.mean_us.items():
-                times.setdefault(message, []).append((mean_us, max(1, made[message])))
+                times.setdefault(message, []).append((mean_us, max(1, counts.get(message, 0))))
         return replace(
             ordered[0],
             label=", ".join(reading.label for reading in ordered),
             calls=sum((Counter(reading.calls) for reading in ordered), Counter()),
-            mean_us={m: sum(us * n for us, n in seen) / sum(n for _, n in seen) for m, seen in times.items()},
+            mean_us={m: sum(us * n for us, n in means) / sum(n for _, n in means) for m, means in times.items()},
             steps=sum(reading.steps for reading in ordered),
             marks=frozenset().union(*(reading.marks for reading in ordered)),
             recorded_on=min((reading.recorded_on for reading in ordered if reading.recorded_on), default=""),
-            facts={key: join_distinct(r.facts.get(key) for r in ordered) for r in ordered for key in r.facts},
+            facts=join_facts(reading.facts for reading in ordered),
             notes=tuple(dict.fromkeys(note for reading in ordered for note in reading.notes)),
         )
 
@@ -97,7 +95,7 @@ class RankFileReader(Reader):
 
     def calls(self, source: Source) -> Iterable[Call]:
         """Read the documents, join several profiler cycles of a rank, and yield the calls of the ranks that count."""
-        found: list[RankReading] = []
+        readings: list[RankReading] = []
         for document in source.documents():
             try:
                 beginning = strip_mark(document.stream.peek(512))
@@ -106,13 +104,13 @@ class RankFileReader(Reader):
                     f"{document.label} is damaged or cut off: {error}", hint="pack the archive again from whole files"
                 ) from error
             if beginning.startswith(self.starts) or ":" not in document.label:
-                found.append(self.read_rank(document))
+                readings.append(self.read_rank(document))
         for path in source.paths:
-            if not any(r.label == path.name or r.label.startswith(f"{path.name}:") for r in found):
+            if not any(r.label == path.name or r.label.startswith(f"{path.name}:") for r in readings):
                 raise TraceError(
                     f"{path.name} holds no {self.word} of this kind", hint="pack the files of all ranks into it"
                 )
-        ranks = [cycles[0].join(cycles[1:]) for cycles in _group_cycles(found)]
+        ranks = [cycles[0].join(cycles[1:]) for cycles in _group_cycles(readings)]
         check_one_job((r.label, r.world_size) for r in ranks)
         check_ranks_once((r.label, r.rank) for r in ranks)
         ranks.sort(key=lambda r: (r.rank is None, r.rank or 0, r.label))
@@ -121,13 +119,13 @@ class RankFileReader(Reader):
         counted = [r for r in ranks if r.steps] or ranks
         source.labels = [r.label for r in ranks]
         source.created = min((r.recorded_on for r in ranks if r.recorded_on), default="")
-        keys = dict.fromkeys(key for r in ranks for key in r.facts)
-        source.detail |= {key: join_distinct(r.facts.get(key) for r in ranks) for key in keys}
+        source.detail |= join_facts(r.facts for r in ranks)
         source.world_size = max(r.world_size for r in ranks)
         source.ranks = {r.rank for r in ranks if r.rank is not None}
         source.steps = min(r.steps for r in counted)
         source.whole_file = not source.steps
-        source.notes += [*_notes(ranks, self.word), *self.notes(ranks), *partial_note(len(ranks), source.world_size)]
+        source.notes += [*_list_notes(ranks, self.word), *self.notes(ranks)]
+        source.notes += partial_note(len(ranks), source.world_size)
         if any(r.rank is None for r in ranks):
             source.notes.append(f"a {self.word} does not name its rank")
         for reading in counted:
@@ -157,28 +155,34 @@ class RankFileReader(Reader):
         return TraceError(f"no collectives in {source.where}: {'; '.join(left_out) or self.empty}", hint=self.hint)
 
 
-def _group_cycles(files: Sequence[RankReading]) -> list[list[RankReading]]:
+def join_facts(ranks: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts of all ranks, those that differ joined by commas."""
+    facts = list(ranks)
+    return {key: join_distinct(rank.get(key) for rank in facts) for rank in facts for key in rank}
+
+
+def _group_cycles(readings: Sequence[RankReading]) -> list[list[RankReading]]:
     """Group the files by rank where they are several profiler cycles of it: each marks other steps."""
     groups: list[list[RankReading]] = []
-    for mine in files:
+    for reading in readings:
         for group in groups:
-            is_same = group[0].rank == mine.rank is not None and group[0].world_size == mine.world_size
-            if is_same and mine.marks and all(other.marks and not other.marks & mine.marks for other in group):
-                group.append(mine)
+            is_same = group[0].rank == reading.rank is not None and group[0].world_size == reading.world_size
+            if is_same and reading.marks and all(cycle.marks and not cycle.marks & reading.marks for cycle in group):
+                group.append(reading)
                 break
         else:
-            groups.append([mine])
+            groups.append([reading])
     return groups
 
 
-def _notes(ranks: Sequence[RankReading], word: str) -> list[str]:
+def _list_notes(ranks: Sequence[RankReading], word: str) -> list[str]:
     """Return the notes of all ranks, each once, with the ranks it holds for where it does not hold for all."""
     holders: dict[str, list[str]] = {}
-    for r in ranks:
-        for note in r.notes:
-            holders.setdefault(note, []).append("?" if r.rank is None else str(r.rank))
-    notes = [n if len(who) == len(ranks) else f"{n} (rank {', '.join(who)})" for n, who in holders.items()]
-    marking = sum(r.steps > 0 for r in ranks)
-    if 0 < marking < len(ranks):
-        notes.append(f"{len(ranks) - marking} of {len(ranks)} {word}s mark no training step: their calls do not count")
+    for reading in ranks:
+        for note in reading.notes:
+            holders.setdefault(note, []).append("?" if reading.rank is None else str(reading.rank))
+    notes = [n if len(named) == len(ranks) else f"{n} (rank {', '.join(named)})" for n, named in holders.items()]
+    unmarked = sum(not reading.steps for reading in ranks)
+    if 0 < unmarked < len(ranks):
+        notes.append(f"{unmarked} of {len(ranks)} {word}s mark no training step: their calls do not count")
     return notes

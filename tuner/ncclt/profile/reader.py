@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,6 @@ from ncclt.profile.workload_builder import (
     drop_answered_receives,
     left_out_notes,
     min_times,
-    name_files,
 )
 
 
@@ -98,10 +97,18 @@ class Source:
                     )
                 yield document
 
+    def keep_message(self, message: Message | str, calls: int = 1) -> Message | None:
+        """Return the message of some calls; count them by the reason where there is none, unless it is empty."""
+        if isinstance(message, Message):
+            return message
+        if message:
+            self.left_out[message] += calls
+        return None
+
     @property
     def where(self) -> str:
-        """Name the files in a message."""
-        return name_files(self.labels)
+        """Name the files in a message: the only one, or how many there are."""
+        return self.labels[0] if len(self.labels) == 1 else f"the {len(self.labels)} files"
 
 
 class Reader(ABC):
@@ -183,10 +190,10 @@ class Reader(ABC):
 
 
 def _calls_per_step(calls: Sequence[Call], source: Source) -> dict[Message, float]:
-    counted: dict[tuple[str, Message], float] = {}
+    counts: dict[tuple[str, Message], float] = defaultdict(float)
     for call in calls:
-        counted[call.group, call.message] = counted.get((call.group, call.message), 0) + call.count
-    return count_per_step(counted, calls[0].steps or source.steps or 1)
+        counts[call.group, call.message] += call.count
+    return count_per_step(counts, calls[0].steps or source.steps or 1)
 
 
 def _mean_times_us(calls: Sequence[Call]) -> dict[Message, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +23,10 @@ def count_per_step(calls: Mapping[tuple[str, Message], float], steps: int) -> di
         steps: training steps of these calls.
     """
     # Whole calls are added, so that neither the order of the groups nor their number makes ranks differ.
-    added: dict[Message, float] = {}
+    totals: dict[Message, float] = defaultdict(float)
     for (_group, message), count in calls.items():
-        added[message] = added.get(message, 0) + count
-    return {message: count / steps for message, count in added.items()}
+        totals[message] += count
+    return {message: count / steps for message, count in totals.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,5 +137,4 @@ def _name_ranks(role: RankRole) -> str:
 
 
 def _list_some(words: Sequence[str]) -> str:
-    rest = [f"{len(words) - SHOWN} more"] * (len(words) > SHOWN)
-    return ", ".join([*words[:SHOWN], *rest])
+    return ", ".join([*words[:SHOWN], *[f"{len(words) - SHOWN} more"] * (len(words) > SHOWN)])

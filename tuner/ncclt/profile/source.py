@@ -25,6 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -106,13 +107,12 @@ def list_files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
     Hidden files are left out.
     """
-    seen: set[str] = set()
+    places: set[str] = set()
     for path in paths:
-        inside = sorted(_visible_files(path)) if path.is_dir() else [path]
-        for file in inside:
+        for file in sorted(_visible_files(path)) if path.is_dir() else [path]:
             place = os.path.realpath(file)  # unlike `Path.resolve`, it takes a link to itself
-            if place not in seen:
-                seen.add(place)
+            if place not in places:
+                places.add(place)
                 yield file, file is path
 
 
@@ -184,10 +184,10 @@ def meter_stream(source: BinaryIO, meter: Meter, label: str) -> io.BufferedReade
     return io.BufferedReader(_Metered(source, meter, label), buffer_size=_BLOCK_BYTES)
 
 
-class _Metered(io.RawIOBase):
-    def __init__(self, source: BinaryIO, meter: Meter, label: str) -> None:
-        self._source, self._meter, self._label = source, meter, label
-        self._at = 0
+class _ForwardStream(io.RawIOBase):
+    """Stream that reads forward; it goes back by starting again, and its end is not known."""
+
+    _position = 0
 
     def readable(self) -> bool:
         return True
@@ -196,27 +196,39 @@ class _Metered(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_CUR:
+            offset += self._position
+        elif whence != os.SEEK_SET:
+            raise io.UnsupportedOperation("the end of unpacked data is not known")
+        if offset < self._position:
+            self._go_back(offset)
+        while self._position < offset and self.read(min(offset - self._position, _BLOCK_BYTES)):
+            pass
+        return self._position
+
+    def _go_back(self, offset: int) -> None:
+        """Go to an earlier place, or to any before it."""
+        raise NotImplementedError
+
+
+class _Metered(_ForwardStream):
+    def __init__(self, source: BinaryIO, meter: Meter, label: str) -> None:
+        self._source, self._meter, self._label = source, meter, label
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         block = self._source.read(min(len(buffer), _BLOCK_BYTES))
         buffer[: len(block)] = block
-        self._at += len(block)
+        self._position += len(block)
         self._meter.count(len(block), self._label)
         return len(block)
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_CUR:
-            offset += self._at
-        elif whence != os.SEEK_SET:
-            raise io.UnsupportedOperation("the end of unpacked data is not known")
-        if offset < self._at:
-            self._source.seek(offset)
-            self._meter.count(offset - self._at, self._label)
-            self._at = offset
-        while self._at < offset and self.read(min(offset - self._at, _BLOCK_BYTES)):
-            pass
-        return self._at
+    def _go_back(self, offset: int) -> None:
+        self._source.seek(offset)
+        self._meter.count(offset - self._position, self._label)
+        self._position = offset
 
     def close(self) -> None:
         self._source.close()
@@ -324,7 +336,7 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
         TraceError: the file cannot be opened or unpacked, or unpacks to more than any recording.
     """
     try:
-        with open_regular(path, error=TraceError) as raw:
+        with _reporting_damage(path.name), open_regular(path, error=TraceError) as raw:
             meter = Meter(raw, enough=enough, error=TraceError)
             stream = unpack(raw, meter, path.name)
             # POSIX tar: the magic of the first header is at offset 257 (pax, ustar and GNU alike).
@@ -338,8 +350,6 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
                 pass
     except ReadLimitReached:
         return
-    except _DAMAGE as error:
-        raise _damaged(path.name, error) from error
     except OSError as error:
         raise TraceError(
             f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
@@ -378,44 +388,27 @@ def _stripped(raw: io.BufferedReader, prefixes: Prefixes) -> Iterator[tuple[int 
         is_start = ends
 
 
-class _Stripped(io.RawIOBase):
+class _Stripped(_ForwardStream):
     """Stream without the prefixes of its lines."""
 
     def __init__(self, raw: io.BufferedReader, prefixes: Prefixes) -> None:
         self._raw, self._prefixes = raw, prefixes
-        self._pieces, self._rest, self._at = _stripped(raw, prefixes), b"", 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
+        self._pieces, self._remainder = _stripped(raw, prefixes), b""
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        parts, size = [self._rest], len(self._rest)
+        parts, size = [self._remainder], len(self._remainder)
         while size < len(buffer) and (piece := next(self._pieces, None)) is not None:
             parts.append(piece[1])
             size += len(piece[1])
         block = b"".join(parts)
         count = min(size, len(buffer))
-        buffer[:count], self._rest = block[:count], block[count:]
-        self._at += count
+        buffer[:count], self._remainder = block[:count], block[count:]
+        self._position += count
         return count
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_CUR:
-            offset += self._at
-        elif whence != os.SEEK_SET:
-            raise io.UnsupportedOperation("the end of stripped data is not known")
-        if offset < self._at:
-            self._raw.seek(0)
-            self._pieces, self._rest, self._at = _stripped(self._raw, self._prefixes), b"", 0
-        while self._at < offset and self.read(min(offset - self._at, _BLOCK_BYTES)):
-            pass
-        return self._at
+    def _go_back(self, _offset: int) -> None:
+        self._raw.seek(0)
+        self._pieces, self._remainder, self._position = _stripped(self._raw, self._prefixes), b"", 0
 
 
 class _Headers:
@@ -453,20 +446,17 @@ def read_heads(path: Path) -> tuple[bytes, ...]:
     looks = _looks.get()
     if looks is not None and path in looks:
         return looks[path]
-    found: list[bytes] = []
-    for document in documents(path, enough=LOOK_BYTES):
-        found.append(read_block(document, HEAD_BYTES))
-        if len(found) == LOOK_DOCUMENTS:
-            break
+    beginnings = islice(documents(path, enough=LOOK_BYTES), LOOK_DOCUMENTS)
+    heads = tuple(read_block(document, HEAD_BYTES) for document in beginnings)
     if looks is not None:
-        looks[path] = tuple(found)
-    return tuple(found)
+        looks[path] = heads
+    return heads
 
 
 def has_head(path: Path, is_ours: Callable[[bytes], object]) -> bool:
     """Return True if the beginning of any document of a file is of a kind; False where it cannot be read."""
     try:
-        return any(is_ours(one) for one in read_heads(path))
+        return any(map(is_ours, read_heads(path)))
     except TraceError:
         return False
 
@@ -486,7 +476,7 @@ def check_readable(path: Path) -> None:
         raise TraceError(f"{path} is a directory", hint="name the trace files in it, one per rank")
     if not path.exists():
         raise TraceError(f"{path} does not exist", hint="check the path; shell patterns must match at least one file")
-    if not any(one.strip() for one in read_heads(path)):
+    if not any(head.strip() for head in read_heads(path)):
         raise TraceError(f"{path.name} is empty", hint="was the profiler still writing? export the trace again")
 
 
@@ -496,10 +486,8 @@ def read_block(document: Document, size_bytes: int) -> bytes:
     Raises:
         TraceError: the compressed data end or break there.
     """
-    try:
+    with _reporting_damage(document.label):
         return document.stream.read(size_bytes)
-    except _DAMAGE as error:
-        raise _damaged(document.label, error) from error
 
 
 def read_line(document: Document, size_bytes: int) -> bytes:
@@ -508,10 +496,8 @@ def read_line(document: Document, size_bytes: int) -> bytes:
     Raises:
         TraceError: the compressed data end or break there.
     """
-    try:
+    with _reporting_damage(document.label):
         return document.stream.readline(size_bytes)
-    except _DAMAGE as error:
-        raise _damaged(document.label, error) from error
 
 
 def is_text(beginning: bytes) -> bool:
@@ -547,22 +533,20 @@ def ranked_lines(document: Document) -> Iterator[tuple[int | None, bytes]]:
 
 
 def _split(label: str, pieces: Iterator[tuple[int | None, bytes]]) -> Iterator[tuple[int | None, bytes]]:
-    rest, rank = b"", None
-    try:
+    remainder, rank = b"", None
+    with _reporting_damage(label):
         for rank, line in pieces:
             # Carriage returns alone: progress bars, and logs from a terminal or a serial line.
-            if not rest and line.find(b"\r", 0, -2) < 0:
+            if not remainder and line.find(b"\r", 0, -2) < 0:
                 yield rank, line
                 continue
-            *parts, rest = (rest + line).split(b"\r")
-            if line.endswith(b"\n") or len(rest) > LINE_BYTES:
-                parts, rest = [*parts, rest], b""
+            *parts, remainder = (remainder + line).split(b"\r")
+            if line.endswith(b"\n") or len(remainder) > LINE_BYTES:
+                parts, remainder = [*parts, remainder], b""
             for part in parts:
                 yield rank, part
-        if rest:
-            yield rank, rest
-    except _DAMAGE as error:
-        raise _damaged(label, error) from error
+        if remainder:
+            yield rank, remainder
 
 
 def load_json(document: Document) -> Any:
@@ -575,9 +559,8 @@ def load_json(document: Document) -> Any:
     """
     text = io.TextIOWrapper(document.stream, encoding="utf-8-sig", errors="replace")
     try:
-        return json.load(text, strict=False)
-    except _DAMAGE as error:
-        raise _damaged(document.label, error) from error
+        with _reporting_damage(document.label):
+            return json.load(text, strict=False)
     except (ValueError, RecursionError) as error:
         raise TraceError(
             f"{document.label} is cut off or not JSON: {error}",
@@ -587,8 +570,12 @@ def load_json(document: Document) -> Any:
         text.detach()  # the stream belongs to `documents`, which closes it
 
 
-def _damaged(label: str, error: Exception) -> TraceError:
-    return TraceError(
-        f"{label} is damaged or cut off: {str(error).rstrip('.') or type(error).__name__}",
-        hint="copy the file again; check it with `gzip -t` or `tar -t`",
-    )
+@contextmanager
+def _reporting_damage(label: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise TraceError(
+            f"{label} is damaged or cut off: {str(error).rstrip('.') or type(error).__name__}",
+            hint="copy the file again; check it with `gzip -t` or `tar -t`",
+        ) from error

@@ -87,16 +87,15 @@ def divide_into_steps(
     notes = []
     if inside < len(calls):
         notes.append(f"left out: {len(calls) - inside} of {len(calls)} calls, outside complete steps")
-    kept = _keep_commonest(steps, optimized=bool(runs))
-    if len(kept) < len(steps):
-        others = len(steps) - len(kept)
+    training = _keep_commonest(steps, optimized=bool(runs))
+    if len(training) < len(steps):
         notes.append(
-            f"left out: {others} of {len(steps)} steps, with other messages than the rest: evaluations, or cut "
-            "off by the recording"
+            f"left out: {len(steps) - len(training)} of {len(steps)} steps, with other messages than the rest: "
+            "evaluations, or cut off by the recording"
         )
-    elif len({_kind(step) for step in kept if step.calls}) > 1:
+    elif len({_kind(step) for step in training if step.calls}) > 1:
         notes.append(STEPS_DIFFER)
-    return kept, notes
+    return training, notes
 
 
 def steps_without_calls(marks: Sequence[TimeRange], optimizers: Sequence[TimeRange]) -> list[Step[Sent]]:
@@ -163,9 +162,9 @@ def _join_marks(marks: Sequence[TimeRange], holding: Mapping[int, int]) -> list[
         groups[-1].append(mark)
         if place in holding:
             groups.append([])
-    rest = groups.pop()
-    if rest and len(rest) == len(groups[-1]):
-        groups.append(rest)
+    remainder = groups.pop()
+    if remainder and len(remainder) == len(groups[-1]):
+        groups.append(remainder)
     if len(groups) > 1 and len(groups[0]) < min(map(len, groups[1:])):
         del groups[0]
     return [Step(start=g[0].start, end=g[-1].end, marks=tuple(m.number for m in g)) for g in groups]
@@ -173,13 +172,13 @@ def _join_marks(marks: Sequence[TimeRange], holding: Mapping[int, int]) -> list[
 
 def _fill(steps: Sequence[Step[Sent]], calls: Sequence[Sent], at: Callable[[Sent], float]) -> list[Step[Sent]]:
     """Return the steps with the calls that were made in them; the last moment of one may be the first of the next."""
-    found: list[list[Sent]] = [[] for _ in steps]
+    by_step: list[list[Sent]] = [[] for _ in steps]
     starts = [step.start for step in steps]
     for call in calls:
         place = bisect_right(starts, at(call)) - 1
         if place >= 0 and at(call) <= steps[place].end:
-            found[place].append(call)
-    return [replace(step, calls=tuple(made)) for step, made in zip(steps, found, strict=True)]
+            by_step[place].append(call)
+    return [replace(step, calls=tuple(inside)) for step, inside in zip(steps, by_step, strict=True)]
 
 
 _Kind = frozenset[tuple[Message | Collective, int]]

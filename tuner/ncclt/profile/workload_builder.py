@@ -37,9 +37,9 @@ def drop_answered_receives(calls: Iterable[Sent]) -> tuple[Sent, ...]:
     A message from rank to rank is one call: on a rank that does both halves the sends stand for it, and a rank that
     only receives shows it by its receives.
     """
-    every = tuple(calls)
-    sends = any(c.message.collective is Collective.SEND_RECV and not c.is_receive for c in every)
-    return tuple(c for c in every if not (sends and c.is_receive))
+    all_calls = tuple(calls)
+    sends = any(c.message.collective is Collective.SEND_RECV and not c.is_receive for c in all_calls)
+    return tuple(c for c in all_calls if not (sends and c.is_receive))
 
 
 def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
@@ -58,13 +58,13 @@ def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
     notes = [*origin.notes, *roles.notes()]
     if alone:
         collectives = join_distinct(sorted(message.collective for message in alone))
-        what = f"{collectives} in a group of one rank, which sends nothing"
+        reason = f"{collectives} in a group of one rank, which sends nothing"
         if len(alone) == len(calls_per_step):
             raise TraceError(
-                f"no communication in {origin.detail.get('files', 'the files')}: {what}",
+                f"no communication in {origin.detail.get('files', 'the files')}: {reason}",
                 hint="record a run on two or more GPUs",
             )
-        notes.append(f"left out: {what}")
+        notes.append(f"left out: {reason}")
     several = {RANK_ROLES: str(len(roles.roles))} if len(roles.roles) > 1 else {}
     return Workload(
         name=name,
@@ -82,11 +82,11 @@ def min_times(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, floa
 
     A rank that comes early waits inside the call for the last one, so the smallest is closest to the transfer.
     """
-    found: dict[Message, float] = {}
+    smallest: dict[Message, float] = {}
     for rank in times_us:
         for message, time_us in rank.items():
-            found[message] = min(time_us, found.get(message, time_us))
-    return found
+            smallest[message] = min(time_us, smallest.get(message, time_us))
+    return smallest
 
 
 def count_reasons(left_out: Mapping[str, int]) -> list[str]:
@@ -108,13 +108,8 @@ def largest_group_notes(ranks_seen: int, world_size: int) -> list[str]:
     """Return the notes of a source that shows communicators, the largest of which is the whole job (0 = none is)."""
     if not world_size:
         return [f"{ranks_seen} ranks read and no communicator of all of them: the job's size is unknown"]
-    whole = f"the largest communicator, of {world_size} ranks, is assumed to be the whole job"
-    return [whole, *partial_note(ranks_seen, world_size)]
-
-
-def name_files(labels: Sequence[str]) -> str:
-    """Name files in a message: the only one, or how many there are."""
-    return labels[0] if len(labels) == 1 else f"the {len(labels)} files"
+    assumption = f"the largest communicator, of {world_size} ranks, is assumed to be the whole job"
+    return [assumption, *partial_note(ranks_seen, world_size)]
 
 
 def is_newer(version: str, newest: str) -> bool:
@@ -123,19 +118,14 @@ def is_newer(version: str, newest: str) -> bool:
     >>> is_newer("v4.3", "v4.2"), is_newer("v4.10", "v4.2"), is_newer("1.1.1-chakra.0.0.4", "1.1.1")
     (True, True, False)
     """
-    told, known_one = (tuple(map(int, re.findall(r"[0-9]{1,6}", text))) for text in (version, newest))
-    return told[: len(known_one)] > known_one
+    numbers, known = (tuple(map(int, re.findall(r"[0-9]{1,6}", text))) for text in (version, newest))
+    return numbers[: len(known)] > known
 
 
 def newer_notes(versions: Iterable[str], newest: str) -> list[str]:
     """Return a note on each version of a format that is later than the newest known one."""
     newer = sorted({version for version in versions if is_newer(version, newest)})
     return [f"format {version} is newer than {newest}: new fields are ignored" for version in newer]
-
-
-def known(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts that are known."""
-    return {key: value for key, value in facts.items() if value}
 
 
 def join_distinct(values: Iterable[str | None]) -> str:
@@ -180,16 +170,15 @@ def check_ranks_once(ranks: Iterable[tuple[str, int | None]]) -> None:
     Raises:
         TraceError: a rank appears twice.
     """
-    seen: dict[int, str] = {}
+    labels: dict[int, str] = {}
     for label, rank in ranks:
-        if rank is None:
-            continue
-        if rank in seen:
+        if rank in labels:
             raise TraceError(
-                f"rank {rank} appears twice: {seen[rank]} and {label}",
+                f"rank {rank} appears twice: {labels[rank]} and {label}",
                 hint="give one file per rank, all of the same job",
             )
-        seen[rank] = label
+        if rank is not None:
+            labels[rank] = label
 
 
 MOST_KINDS = 500_000
@@ -202,12 +191,12 @@ def check_distinct(paths: Sequence[Path]) -> None:
     Raises:
         TraceError: a path occurs twice.
     """
-    seen: set[str] = set()
+    places: set[str] = set()
     for path in paths:
         place = os.path.realpath(path)  # unlike `Path.resolve`, it takes a link to itself
-        if place in seen:
+        if place in places:
             raise TraceError(f"{path} was given twice", hint="name every file once")
-        seen.add(place)
+        places.add(place)
 
 
 def check_bounded(kinds: int, label: str) -> None:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclt.core.message import Collective
 from ncclt.errors import MissingDependencyError, UsageError
-from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages, unfused_messages
+from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages
 
 MIB = 1024 * 1024
 
@@ -40,14 +39,6 @@ def test_buckets_carry_every_gradient_once(sizes, dtype, cap):
     bytes_of = {"float32": 4, "bfloat16": 2, "float64": 8}
     messages = ddp_messages(shapes, dtype, bucket_cap_mb=cap)
     assert sum(m.bytes_per_step for m in messages) == sum(sizes) * bytes_of[dtype]
-
-
-def test_unfused_sends_each_tensor():
-    """Equal sizes are one message with several calls."""
-    assert _sizes(unfused_messages([("a", (3, 4)), ("b", (12,)), ("c", ())], "fp16")) == {
-        ("all_reduce", "float16", 24): 2,
-        ("all_reduce", "float16", 2): 1,
-    }
 
 
 def test_buffers_are_one_broadcast_per_dtype():
@@ -110,4 +101,3 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(MissingDependencyError) as caught:
         ddp_messages([("a", (1,))], "float32")
     assert "pip install 'ncclt[models]'" in caught.value.message
-    assert unfused_messages([("a", (1,))], "float32")[0].message.collective is Collective.ALL_REDUCE

@@ -38,15 +38,8 @@ LIBRARIES = ("torchvision", "transformers", "timm")
 
 # What constructors of models raise for an impossible shape, a missing package, or a missing file.
 _BUILD_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError),
+    *(TypeError, ValueError),
 )
 _IMPORT_ERRORS = (ImportError, OSError, RuntimeError)  # a build for another torch fails with the last two
 
@@ -70,10 +63,10 @@ def build_model(name: str, *, config: Path | None = None) -> tuple[nn.Module, di
         MissingDependencyError: a library is missing that could know it.
         InputError: the configuration cannot be read.
     """
-    prefix, colon, rest = name.partition(":")
+    prefix, colon, suffix = name.partition(":")
     if colon and prefix not in LIBRARIES:
         raise UsageError(f"no library {prefix!r} to look up {name!r}", hint=f"one of {', '.join(LIBRARIES)}")
-    wanted, short = ((prefix,), rest) if colon else (LIBRARIES, name)
+    wanted, short = ((prefix,), suffix) if colon else (LIBRARIES, name)
     with _offline():
         _load("torch")
         if config is not None:
@@ -83,14 +76,12 @@ def build_model(name: str, *, config: Path | None = None) -> tuple[nn.Module, di
         lacking: list[str] = []
         for library_name in wanted:
             try:
-                library = _load(library_name)
+                loaded.append(_load(library_name))
             except MissingDependencyError as error:
                 lacking.append(error.message)
                 continue
-            loaded.append(library)
-            maker = _MAKERS[library_name](library, short)
-            if maker is not None:
-                return _build(library, short, maker)
+            if maker := _MAKERS[library_name](loaded[-1], short):
+                return _build(loaded[-1], short, maker)
         raise _not_found(short, loaded, lacking)
 
 
@@ -174,12 +165,14 @@ def _find_configured(library: ModuleType, name: str, path: Path) -> Callable[[],
             hint=_suggest(kind, list(library.CONFIG_MAPPING.keys())) or "update transformers",
         )
     named = [name, *(a for a in document.get("architectures") or () if isinstance(a, str))]
-    cls = next((found for one in named if (found := _model_class(library, one)) is not None), None)
+    cls = next(filter(None, (_model_class(library, class_name) for class_name in named)), None)
 
     def make() -> nn.Module:
         config = library.CONFIG_MAPPING[kind].from_dict(document)
-        made: nn.Module = library.AutoModel.from_config(config, trust_remote_code=False) if cls is None else cls(config)
-        return made
+        model: nn.Module = (
+            library.AutoModel.from_config(config, trust_remote_code=False) if cls is None else cls(config)
+        )
+        return model
 
     return make
 
@@ -187,12 +180,12 @@ def _find_configured(library: ModuleType, name: str, path: Path) -> Callable[[],
 def _model_class(library: ModuleType, name: str) -> Any:
     """Return the model class of this name, None where transformers has none."""
     try:
-        found = getattr(library, name, None) if name.isidentifier() else None
+        cls = getattr(library, name, None) if name.isidentifier() else None
     except _IMPORT_ERRORS as error:  # transformers imports its models when they are first asked for
         raise MissingDependencyError(
             f"transformers cannot load {name}: {_first_line(error)}", hint="install what it names, for this torch"
         ) from error
-    return found if isinstance(found, type) and issubclass(found, library.PreTrainedModel) else None
+    return cls if isinstance(cls, type) and issubclass(cls, library.PreTrainedModel) else None
 
 
 _MAKERS: dict[str, Callable[[ModuleType, str], Callable[[], Any] | None]] = {
@@ -283,6 +276,6 @@ def _counts(document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         if isinstance(value, Mapping):
             yield from _counts(value)
         elif _COUNTS.search(name):
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, int) and not isinstance(one, bool):
-                    yield name, one
+            for count in value if isinstance(value, list) else [value]:
+                if isinstance(count, int) and not isinstance(count, bool):
+                    yield name, count

@@ -117,9 +117,8 @@ def _check(request: ModelRequest, dtype: str, reduce_dtype: str) -> None:
         raise UsageError(
             "DDP reduces gradients in their own dtype", hint="give --dtype the dtype of the gradients, or use fsdp"
         )
-    for one in (dtype, reduce_dtype):
-        if "float" not in one:
-            raise UsageError(f"a model is not trained in {one}", hint="use float32, bfloat16 or float16")
+    if wrong := [name for name in (dtype, reduce_dtype) if "float" not in name]:
+        raise UsageError(f"a model is not trained in {wrong[0]}", hint="use float32, bfloat16 or float16")
 
 
 def _ddp(module: nn.Module, dtype: str, _reduce: str, cap_mb: float) -> tuple[tuple[MessageCalls, ...], list[str]]:
@@ -146,9 +145,9 @@ def _zero3(module: nn.Module, dtype: str, reduce: str, _cap_mb: float) -> tuple[
         "one all_gather per parameter; DeepSpeed joins those of one module and those it prefetches where it can",
         "padding to a multiple of the group size is left out",
     ]
-    every = [p.numel() for p in module.parameters()]
+    parameters = [p.numel() for p in module.parameters()]
     trainable = [p.numel() for p in module.parameters() if p.requires_grad]
-    return zero3_messages(every, trainable, dtype, reduce), notes
+    return zero3_messages(parameters, trainable, dtype, reduce), notes
 
 
 _SENDERS = {Sharding.DDP: _ddp, Sharding.FSDP: _fsdp, Sharding.ZERO3: _zero3}
@@ -177,16 +176,16 @@ def buffer_elements(module: nn.Module, dtype: str) -> dict[str, int]:
     Args:
         dtype: of the training, a key of `DTYPE_SIZES`.
     """
-    found: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
     for buffer in module.buffers():
         name = str(buffer.dtype).removeprefix("torch.")
         if buffer.is_floating_point():
-            found[dtype] += buffer.numel()
+            elements[dtype] += buffer.numel()
         elif name in _COMPLEX:
-            found[_COMPLEX[name]] += 2 * buffer.numel()
+            elements[_COMPLEX[name]] += 2 * buffer.numel()
         else:
-            found[_EIGHT_BIT_FLOATS.get(name, name)] += buffer.numel()
-    return dict(found)
+            elements[_EIGHT_BIT_FLOATS.get(name, name)] += buffer.numel()
+    return dict(elements)
 
 
 def fsdp_units(module: nn.Module, *, trainable: bool) -> tuple[FsdpUnit, ...]:
@@ -199,12 +198,12 @@ def fsdp_units(module: nn.Module, *, trainable: bool) -> tuple[FsdpUnit, ...]:
         trainable: count the parameters that get a gradient (what is reduced) instead of all (what is gathered).
     """
     classes = _block_classes(module)
-    seen: set[int] = set()
+    counted: set[int] = set()
     blocks = Counter(
-        (type(block).__name__, _fresh_elements(block, seen, trainable=trainable))
+        (type(block).__name__, _count_new_elements(block, counted, trainable=trainable))
         for block in _outermost(module, classes)
     )
-    root = _fresh_elements(module, seen, trainable=trainable)
+    root = _count_new_elements(module, counted, trainable=trainable)
     units = [
         FsdpUnit(name=name, parameters=elements, count=count) for (name, elements), count in blocks.items() if elements
     ]
@@ -238,12 +237,11 @@ def _outermost(module: nn.Module, classes: frozenset[str]) -> Iterator[nn.Module
             yield from _outermost(child, classes)
 
 
-def _fresh_elements(module: nn.Module, seen: set[int], *, trainable: bool) -> int:
+def _count_new_elements(module: nn.Module, counted: set[int], *, trainable: bool) -> int:
     """Return the elements of the parameters that no unit before has, and remember them: tied ones count once."""
     total = 0
     for parameter in module.parameters():
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            if parameter.requires_grad or not trainable:
-                total += parameter.numel()
+        if id(parameter) not in counted:
+            counted.add(id(parameter))
+            total += parameter.numel() if parameter.requires_grad or not trainable else 0
     return total

@@ -117,11 +117,6 @@ def buffer_messages(buffers: Mapping[str, int]) -> tuple[MessageCalls, ...]:
     )
 
 
-def unfused_messages(shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str) -> tuple[MessageCalls, ...]:
-    """Return one all_reduce per parameter, as Horovod sends with its fusion buffer switched off."""
-    return _calls(Collective.ALL_REDUCE, parse_dtype(dtype), (math.prod(shape) for _name, shape in shapes))
-
-
 def fsdp_messages(units: Sequence[FsdpUnit], param_dtype: str, reduce_dtype: str) -> tuple[MessageCalls, ...]:
     """Return the messages of one step under FullyShardedDataParallel (full sharding).
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ncclt.core.message import MOST_BYTES, Message
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import classify
-from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
+from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, build_message
 from ncclt.profile.numbers import parse_float
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document
@@ -53,8 +53,8 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 def _world_size(cells: Sequence[str]) -> int:
     """Return the ranks of the job from the line `[rank0 ~ rank127]`, 0 for any other line."""
-    found = _RANKS.fullmatch(",".join(cells))
-    return int(found[1]) + 1 if found else 0
+    match = _RANKS.fullmatch(",".join(cells))
+    return int(match[1]) + 1 if match else 0
 
 
 def _read_rows(document: Document, source: Source) -> list[Call]:
@@ -75,11 +75,9 @@ def _read_rows(document: Document, source: Source) -> list[Call]:
             complete += current
             current = []
             continue
-        call = _call(row, cells)
-        if isinstance(call, Call):
-            current.append(call)
-        elif call:
-            source.left_out[call] += 1
+        message = source.keep_message(_build_message(row, cells))
+        if message:
+            current.append(_build_call(row, cells, message))
     source.whole_file = not source.steps
     if source.steps and current:
         source.left_out["row behind the last end of an iteration"] += len(current)
@@ -99,44 +97,36 @@ def _cells(header: Sequence[str], row: TableRow) -> dict[str, str]:
     return dict(zip(header, cells, strict=True))
 
 
-def _call(row: TableRow, cells: Mapping[str, str]) -> Call | str:
-    """Return a row's call, or why it makes none; an empty reason for what is no communication."""
-    kind, stage = _word(cells["comm_type"]), cells["stage"]
+def _build_message(row: TableRow, cells: Mapping[str, str]) -> Message | str:
+    """Return a row's message, or why it makes none; an empty reason for what is no communication."""
+    kind = _word(cells["comm_type"])
     if kind == "computation":
         return ""
-    if stage.split(".")[0] == "init":
+    if cells["stage"].split(".")[0] == "init":
         return "call of the set-up (stage init)"
-    # Point-to-point calls are the asynchronous ones of torch.distributed: isend and irecv.
-    operation = classify({"isend": "send", "irecv": "recv"}.get(kind, kind)) if kind else None
+    operation = classify(kind) if kind else None
     if operation is None:
         return ""
-    if operation.collective is None:
-        return f"{kind[:40]}, which ncclt does not support"
-    if cells["msg_size"].startswith("("):
+    if operation.collective is not None and cells["msg_size"].startswith("("):
         return f"{kind} with a tuple as size"
-    size_bytes = row.whole("msg_size", cells["msg_size"])
-    if not size_bytes:
-        return f"{kind} of 0 bytes"
+    size_bytes = row.whole("msg_size", cells["msg_size"]) if operation.collective is not None else 0
     if size_bytes > MOST_BYTES:
         raise row.refused(f"a message of {size_bytes} bytes", f"sizes are in bytes, at most {MOST_BYTES}")
-    count = row.whole("count", cells["count"]) if "count" in cells else 1
-    if count < 1:
-        raise row.refused(f"count is {count}", "a row stands for at least one call")
-    group_size = (
-        0 if cells["comm_group_size"] in ("None", "") else row.whole("comm_group_size", cells["comm_group_size"])
-    )
+    ranks = cells["comm_group_size"]
+    group_size = 0 if ranks in ("None", "") else row.whole("comm_group_size", ranks)
+    return build_message(kind[:40], operation.collective, size_bytes, group_size=group_size)
+
+
+def _build_call(row: TableRow, cells: Mapping[str, str], message: Message) -> Call:
     elapsed = cells.get("_elapsed_time", "")
     elapsed_ms = parse_float(elapsed, least=0)
     if elapsed not in ("", "None") and elapsed_ms is None:
         raise row.refused(f"_elapsed_time is {elapsed[:40]!r}", "it must be milliseconds, or None")
-    message = Message(
-        collective=operation.collective, dtype=UNKNOWN_DTYPE, size_bytes=size_bytes, group_size=group_size
-    )
     return Call(
         group=_word(cells["comm_group"]),
         message=message,
-        is_receive=operation.is_receive,
-        count=count,
+        is_receive=_word(cells["comm_type"]) == "irecv",
+        count=row.whole("count", cells["count"], least=1) if "count" in cells else 1,
         time_us=elapsed_ms * 1000 if elapsed_ms else None,
     )
 

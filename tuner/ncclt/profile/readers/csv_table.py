@@ -54,12 +54,12 @@ class CsvReader(Reader):
                 )
             source.steps = steps.pop()
             source.whole_file = not source.steps and not _is_per_step(named)
-            ignored = [cell[:40] for cell in header if cell not in named.values()]
-            if ignored:
+            if ignored := [cell[:40] for cell in header if cell not in named.values()]:
                 source.notes.append(f"ignored columns: {', '.join(ignored)}")
             if untyped:
-                rows_read = count_noun(len(calls), "row")
-                source.notes.append(f"no dtype in {untyped} of {rows_read}: counted in bytes (uint8)")
+                source.notes.append(
+                    f"no dtype in {untyped} of {count_noun(len(calls), 'row')}: counted in bytes (uint8)"
+                )
             if any(call.message.group_size == 0 for call in calls):
                 source.notes.append("groups without a size are assumed to be the whole job")
             yield from calls
@@ -94,26 +94,22 @@ def find_columns(header: Sequence[str], *, label: str) -> dict[str, str]:
         TraceError: a required column is missing, two headers mean the same, or the rows are of several ranks.
     """
     named: dict[str, str] = {}
-    ignored: list[str] = []
     for cell in header:
         word = re.sub(r"[\s-]+", "_", cell.lower())
-        column = next((ours for ours, theirs in _COLUMNS.items() if word in theirs), None)
+        column = next((column for column, spellings in _COLUMNS.items() if word in spellings), None)
         if column is None:
-            ignored.append(cell)
             continue
         if column in named:
             raise TraceError(
                 f"{label} has two columns for {column}: {named[column]!r} and {cell!r}", hint="keep one of them"
             )
         named[column] = cell
-    missing = [column for column in _REQUIRED if column not in named]
-    if missing:
+    if missing := [column for column in _REQUIRED if column not in named]:
         raise TraceError(
             f"{label} is not a table of messages: it has no column {', '.join(missing)}",
             hint=f"begin with the header {','.join(_REQUIRED)} and, as wanted, {','.join(list(_COLUMNS)[3:])}",
         )
-    per_rank = [cell for cell in ignored if cell.lower() in _PER_RANK]
-    if per_rank:
+    if per_rank := [cell for cell in header if cell.lower() in _PER_RANK]:
         raise TraceError(
             f"{label} has a column {per_rank[0]!r}: ncclt does not add up calls over ranks",
             hint="every rank shows the same call: keep the rows of one rank and take the column out",
@@ -152,13 +148,10 @@ def read_call(row: TableRow, cell: Mapping[str, str]) -> Call:
         group_size=row.whole("group_size", cell.get("group_size", "") or "0"),
         spans_nodes=_TRUTH[spans_nodes.lower()],
     )
-    steps = row.whole("steps", cell["steps"]) if "steps" in cell else 0
-    if "steps" in cell and steps < 1:
-        raise row.refused("0 steps", "give the steps that the calls were counted over")
     return Call(
         message=message,
         count=row.positive("calls", cell["calls"]),
-        steps=steps,
+        steps=row.whole("steps", cell["steps"], least=1) if "steps" in cell else 0,
         time_us=row.positive("time_us", cell["time_us"]) if cell.get("time_us") else None,
     )
 
@@ -174,15 +167,15 @@ def _collective(row: TableRow, text: str) -> Collective:
 
 def _size_bytes(row: TableRow, text: str) -> int:
     """Return exact bytes; `K`, `M`, `G` are refused, because they are 1000 to some and 1024 to others."""
-    found = _SIZE.fullmatch(text)
-    unit = found[2].lower() if found else ""
-    if found is None or unit not in (*_UNITS, *_AMBIGUOUS):
+    match = _SIZE.fullmatch(text)
+    unit = match[2].lower() if match else ""
+    if match is None or unit not in (*_UNITS, *_AMBIGUOUS):
         raise row.refused(f"{text[:40]!r} is not a size", "give whole bytes, 26214400, or 25MiB")
     if unit in _AMBIGUOUS:
         raise row.refused(
-            f"{text!r} can mean 1000 or 1024", f"give bytes, or {found[1]}{unit[0].upper()}iB where 1024 is meant"
+            f"{text!r} can mean 1000 or 1024", f"give bytes, or {match[1]}{unit[0].upper()}iB where 1024 is meant"
         )
-    size = Decimal(found[1]) * _UNITS[unit]
+    size = Decimal(match[1]) * _UNITS[unit]
     if size != int(size):
         raise row.refused(
             f"{text!r} is not a whole number of bytes", "give exact bytes; a rounded size is another message"

@@ -13,30 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ncclt.core.message import MOST_BYTES, Collective, Message
+from ncclt.core.message import Collective, Message
 from ncclt.errors import TraceError
 from ncclt.nccl.run_facts import read_run_facts
-from ncclt.profile.nccl_calls import UNKNOWN_DTYPE
+from ncclt.profile.c10d import classify
+from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, build_message
 from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import HEAD_BYTES, Document, lines, load_json
-from ncclt.profile.workload_builder import check_bounded, check_ranks_once, join_distinct
+from ncclt.profile.workload_builder import check_bounded, check_one_job, check_ranks_once, join_distinct, parse_day
 
 _MARK = re.compile(rb"Comm\. Op\s{1,40}Message Size\s{1,40}Count|comm op: [a-z]|\"(?:tput|busbw)_avg_gbps\"")
-
-_OPERATIONS: dict[str, Collective] = {
-    **dict.fromkeys(("all_reduce", "all_reduce_coalesced", "inference_all_reduce"), Collective.ALL_REDUCE),
-    **dict.fromkeys(
-        ("all_gather", "all_gather_base", "all_gather_into_tensor", "all_gather_coalesced"), Collective.ALL_GATHER
-    ),
-    **dict.fromkeys(("reduce_scatter", "reduce_scatter_base", "reduce_scatter_tensor"), Collective.REDUCE_SCATTER),
-    **dict.fromkeys(("all_to_all", "all_to_all_single"), Collective.ALL_TO_ALL),
-    **dict.fromkeys(("send", "isend", "recv", "irecv"), Collective.SEND_RECV),
-    "broadcast": Collective.BROADCAST,
-    "reduce": Collective.REDUCE,
-}
-"""Names of deepspeed/comm/comm.py; those in `_base` are from before March 2023."""
 
 _SCALED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
 """Collectives whose busbw is tput x (n - 1)/n of the whole job (calc_bw_log of deepspeed/utils/comms_logging.py)."""
@@ -67,33 +55,32 @@ class DeepSpeedReader(Reader):
         source.detail["read_from"] = join_distinct(log.kind for log in logs if log.rows)
         source.ranks = {rank for log in logs for rank in log.rows if rank is not None}
         source.notes += _notes(logs, source.world_size)
-        every = ((log.label, rank, row) for log in logs for rank, rows in log.rows.items() for row in rows)
-        for label, rank, row in every:
-            message = _message(row, source.world_size)
-            if isinstance(message, str):
-                source.left_out[message] += row.calls
-                continue
-            yield Call(
-                message=message,
-                rank=rank,
-                lane=label,
-                count=row.calls,
-                is_receive=row.operation in ("recv", "irecv"),
-                time_us=row.time_us or None,
-            )
+        labelled = ((log.label, rank, row) for log in logs for rank, rows in log.rows.items() for row in rows)
+        for label, rank, row in labelled:
+            if message := source.keep_message(_build_message(row, source.world_size), row.calls):
+                yield Call(
+                    message=message,
+                    rank=rank,
+                    lane=label,
+                    count=row.calls,
+                    is_receive=row.operation in ("recv", "irecv"),
+                    time_us=row.time_us or None,
+                )
 
 
-def _message(row: LogRow, world_size: int) -> Message | str:
+def _find_collective(row: LogRow) -> Collective | None:
+    operation = classify(row.operation)
+    return operation.collective if operation else None
+
+
+def _build_message(row: LogRow, world_size: int) -> Message | str:
     """Return the message of a row, or why it makes none."""
-    collective = _OPERATIONS.get(row.operation)
-    if collective is None:
-        return f"{row.operation}, which ncclt does not support"
-    if collective is Collective.ALL_GATHER and not world_size:
-        return f"{row.operation} of {row.size_bytes} bytes per rank: the number of ranks is not recorded"
-    size = row.size_bytes * (world_size if collective is Collective.ALL_GATHER else 1)
-    if not 0 < size <= MOST_BYTES:
-        return f"{row.operation} of {size} bytes"
-    return Message(collective=collective, dtype=UNKNOWN_DTYPE, size_bytes=size)
+    collective, size_bytes = _find_collective(row), row.size_bytes
+    if collective is Collective.ALL_GATHER:
+        if not world_size:
+            return f"{row.operation} of {row.size_bytes} bytes per rank: the number of ranks is not recorded"
+        size_bytes *= world_size
+    return build_message(row.operation, collective, size_bytes)
 
 
 def _world_size(logs: Sequence[CommsLog]) -> int:
@@ -105,15 +92,12 @@ def _world_size(logs: Sequence[CommsLog]) -> int:
     Raises:
         TraceError: the files tell different sizes.
     """
-    told = {log.world_size for log in logs if log.world_size}
-    if len(told) > 1:
-        shown = " and ".join(str(size) for size in sorted(told))
-        raise TraceError(f"the files are of different jobs, of {shown} ranks", hint="import each job on its own")
-    if told:
-        return told.pop()
+    check_one_job((log.label, log.world_size) for log in logs)
+    if recorded := max(log.world_size for log in logs):
+        return recorded
     low, high = 2.0, math.inf
     for row in (row for log in logs for rows in log.rows.values() for row in rows):
-        if _OPERATIONS.get(row.operation) in _SCALED and row.busbw_gbps > 0.01:
+        if _find_collective(row) in _SCALED and row.busbw_gbps > 0.01:
             smallest = (row.busbw_gbps - 0.005) / (row.tput_gbps + 0.005)
             largest = (row.busbw_gbps + 0.005) / max(row.tput_gbps - 0.005, 1e-9)
             low = max(low, 1 / (1 - smallest) if smallest < 1 else math.inf)
@@ -223,21 +207,21 @@ def read_log(document: Document) -> CommsLog:
     torn, operation, is_open, kinds = 0, "", False, 0
     ranks = read_run_facts(document.stream.peek(HEAD_BYTES).decode(errors="replace")).ranks
     for line in lines(document):
-        if b"comm op: " in line and (every := list(_VERBOSE.finditer(line))):
-            for match in every:  # more than one where line feeds were lost
+        if b"comm op: " in line and (matches := list(_VERBOSE.finditer(line))):
+            for match in matches:  # more than one where line feeds were lost
                 rank, name, time_ms, number, unit, *speeds = match.groups()
                 row = _row(name.decode("ascii"), (number, unit), 1, (time_ms, *speeds))
                 rows = verbose.setdefault(None if rank is None else int(rank), {})
                 key = (row.operation, row.size_bytes)
                 kinds += key not in rows
-                rows[key] = _joined(rows[key], row) if key in rows else row
+                rows[key] = _add_call(rows[key], row) if key in rows else row
         elif (header := _HEADER.search(line)) is not None:
             is_open, operation = header[1] is not None, ""
             if is_open:
                 tables.append([])
-        elif is_open and (found := _ROW.search(line)) is not None:
+        elif is_open and (cells := _ROW.search(line)) is not None:
             if operation:
-                number, unit, calls, _total_ms, *figures = found.groups()
+                number, unit, calls, _total_ms, *figures = cells.groups()
                 tables[-1].append(_row(operation, (number, unit), int(calls), figures))
                 kinds += 1
             else:
@@ -245,19 +229,10 @@ def read_log(document: Document) -> CommsLog:
         elif is_open and (named := _OPERATION.search(line)) is not None:
             operation = named[1].decode("ascii")
         check_bounded(kinds + len(tables), document.label)
+    kind, by_rank = "verbose lines", {rank: list(rows.values()) for rank, rows in verbose.items()}
     if any(tables):
-        fullest = max(tables, key=lambda rows: sum(row.calls for row in rows))
-        return CommsLog(
-            label=document.label, kind="table", rows={None: fullest}, tables=len(tables), torn=torn, started_ranks=ranks
-        )
-    return CommsLog(
-        label=document.label,
-        kind="verbose lines",
-        rows={rank: list(rows.values()) for rank, rows in verbose.items()},
-        tables=len(tables),
-        torn=torn,
-        started_ranks=ranks,
-    )
+        kind, by_rank = "table", {None: max(tables, key=lambda rows: sum(row.calls for row in rows))}
+    return CommsLog(label=document.label, kind=kind, rows=by_rank, tables=len(tables), torn=torn, started_ranks=ranks)
 
 
 def _read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
@@ -265,32 +240,31 @@ def _read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
     metadata = summary.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     rows = list(_dictionary_rows(summary.get("summary")))
-    stamp = str(metadata.get("timestamp", ""))
-    is_dated = re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d)", stamp[:10]) is not None
     return CommsLog(
         label=label,
         kind="dictionary",
         rows={parse_int(metadata.get("rank"), most=MOST_RANKS): rows} if rows else {},
         world_size=parse_int(metadata.get("world_size"), most=MOST_RANKS) or 0,
         is_rounded=False,
-        created=stamp[:10] if is_dated else "",
+        created=parse_day(metadata.get("timestamp")),
     )
 
 
 def _dictionary_rows(operations: object) -> Iterator[LogRow]:
     for name, sizes in operations.items() if isinstance(operations, Mapping) else ():
         for size, facts in sizes.items() if isinstance(sizes, Mapping) else ():
-            if not isinstance(facts, Mapping) or not re.fullmatch(r"[0-9]{1,15}", str(size)):
-                continue
+            facts = facts if isinstance(facts, Mapping) else {}
             calls = parse_int(facts.get("count"), least=1, most=10**15)
-            if calls is not None:
+            if calls is not None and re.fullmatch(r"[0-9]{1,15}", str(size)):
+                keys = ("avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps")
+                mean_ms, tput, busbw = (parse_float(facts.get(key), least=0, most=1e15) or 0.0 for key in keys)
                 yield LogRow(
                     operation=str(name).split(" | ")[0],
                     size_bytes=int(size),
                     calls=calls,
-                    time_us=(parse_float(facts.get("avg_latency_ms"), least=0, most=1e15) or 0.0) * 1e3,
-                    tput_gbps=parse_float(facts.get("tput_avg_gbps"), least=0, most=1e15) or 0.0,
-                    busbw_gbps=parse_float(facts.get("busbw_avg_gbps"), least=0, most=1e15) or 0.0,
+                    time_us=mean_ms * 1e3,
+                    tput_gbps=tput,
+                    busbw_gbps=busbw,
                 )
 
 
@@ -307,8 +281,8 @@ def _row(operation: str, size: tuple[bytes, bytes], calls: int, figures: Sequenc
     )
 
 
-def _joined(before: LogRow, row: LogRow) -> LogRow:
+def _add_call(before: LogRow, row: LogRow) -> LogRow:
     """Add one call; of the bandwidths the larger pair is kept, whose two decimals are the more exact."""
     calls = before.calls + row.calls
-    faster = max(before, row, key=lambda one: one.tput_gbps)
+    faster = max(before, row, key=lambda call: call.tput_gbps)
     return replace(faster, calls=calls, time_us=(before.time_us * before.calls + row.time_us * row.calls) / calls)

@@ -30,6 +30,7 @@ from ncclt.profile.c10d import (
     convert_calls,
     count_messages,
     is_barrier,
+    parse_ranks,
     shown,
 )
 from ncclt.profile.numbers import MOST_RANKS, parse_int
@@ -69,8 +70,7 @@ class ExecutionTraceReader(RankFileReader):
         Raises:
             TraceError: damaged, no trace, or without collectives that have a size.
         """
-        trace = load_json(document)
-        label = document.label
+        trace, label = load_json(document), document.label
         nodes = trace.get("nodes") if isinstance(trace, Mapping) else None
         if not isinstance(trace, Mapping) or not isinstance(nodes, list):
             raise _no_trace(trace, label)
@@ -81,12 +81,15 @@ class ExecutionTraceReader(RankFileReader):
         groups = read_groups(rows)
         is_over_nccl = any("nccl" in group.backend for group in groups.values())
         bypassing = {name for name, g in groups.items() if is_over_nccl and g.backend and "nccl" not in g.backend}
-        kept = [node.call for node in comms if node.call.group not in bypassing]
-        sized = [replace(c, group_size=c.group_size or groups[c.group].size) if c.group in groups else c for c in kept]
-        sent, call_notes, group_sizes = convert_calls(sized)
+        recorded = [
+            replace(c, group_size=c.group_size or groups[c.group].size) if c.group in groups else c
+            for c in (node.call for node in comms)
+            if c.group not in bypassing
+        ]
+        sent, call_notes, group_sizes = convert_calls(recorded)
         calls = drop_answered_receives(sent)
         steps, notes = _divide(calls, rows)
-        elsewhere = len(comms) - len(kept)
+        elsewhere = len(comms) - len(recorded)
         return RankReading(
             label=label,
             rank=_find_rank(comms, groups),
@@ -110,7 +113,7 @@ def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
     """Return the calls in the order of their start, without waiting, set-up, and barriers with what is inside them."""
     comms = [read_node(row) for row in rows if row.get("name") == COMMS]
     barriers = {node.call.position for node in comms if is_barrier(node.call.name)}
-    within = _below(rows, barriers)  # an older barrier is an all-reduce
+    within = _find_below(rows, barriers)  # an older barrier is an all-reduce
     return sorted(
         (n for n in comms if n.call.position not in within and n.call.name and classify(n.call.name) is not None),
         key=lambda n: n.call.position,
@@ -120,20 +123,20 @@ def _sized(rows: Sequence[Mapping[str, Any]]) -> list[CommsNode]:
 def _find_rank(comms: Sequence[CommsNode], groups: Mapping[str, ProcessGroup]) -> int | None:
     """Return the global rank, from the places inside the groups; None where they do not show it or disagree."""
     only_group = len({node.call.group for node in comms}) == 1
-    told: set[int] = set()
+    ranks: set[int] = set()
     for node in comms:
         place, group, operation = node.place, groups.get(node.call.group), classify(node.call.name)
         if place is None or operation is None or operation.word in _ROOTED:
             continue
         if group is not None and group.ranks:
-            told.update(group.ranks[place : place + 1])
+            ranks.update(group.ranks[place : place + 1])
         elif group is not None:
-            told.add(place)  # a listed group without ranks is the whole job
+            ranks.add(place)  # a listed group without ranks is the whole job
         elif node.start is not None and node.stride:
-            told.add(node.start + node.stride * place)
+            ranks.add(node.start + node.stride * place)
         elif only_group:
-            told.add(place)  # the one group of a training job is the whole job
-    return told.pop() if len(told) == 1 else None
+            ranks.add(place)  # the one group of a training job is the whole job
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, ProcessGroup], sizes: Mapping[str, int]) -> int:
@@ -149,9 +152,9 @@ def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, ProcessGroup], 
 def _no_trace(trace: object, label: str) -> TraceError:
     graph = trace.get(_GRAPH) if isinstance(trace, Mapping) else None
     if isinstance(graph, list):
-        found = sum(isinstance(row, Mapping) and row.get("NodeType") == _COMMUNICATION_NODE for row in graph)
+        count = sum(isinstance(row, Mapping) and row.get("NodeType") == _COMMUNICATION_NODE for row in graph)
         return TraceError(
-            f"no message sizes in {label}: a Chakra workload graph in JSON has {found} communication nodes here, and "
+            f"no message sizes in {label}: a Chakra workload graph in JSON has {count} communication nodes here, and "
             "none of them has a size",
             hint="import the PyTorch ExecutionTrace that the graph was converted from",
         )
@@ -183,47 +186,37 @@ def _divide(calls: Sequence[SentCall], nodes: Sequence[Mapping[str, Any]]) -> tu
     written when its operator ends: so a `ProfilerStep#N` in the file was recorded from start to end.
     """
     starts = sorted((node_number(node), int(m[1])) for node in nodes if (m := MARK.match(str(node.get("name")))))
-    ends: list[float] = [start - 1 for start, _number in starts[1:]]
-    if starts:
-        ends.append(_end(starts[-1][0], nodes) - 1)
-    marks = [TimeRange(start=s, end=end, number=n) for (s, n), end in zip(starts, ends, strict=True)]
-    if len(marks) > 1 and not any(marks[-1].start < call.position <= marks[-1].end for call in calls):
+    ends = [*(start for start, _number in starts[1:]), *(_end(start, nodes) for start, _number in starts[-1:])]
+    marks = [TimeRange(start=s, end=end - 1, number=n) for (s, n), end in zip(starts, ends, strict=True)]
+    if len(marks) > 1 and not any(marks[-1].start < call.record.position <= marks[-1].end for call in calls):
         # `prof.step()` opens the next step at once; a loop that ends there leaves an empty one.
         marks.pop()
     optimizers = {node_number(node): str(node["name"]) for node in nodes if OPTIMIZER.match(str(node.get("name")))}
-    inside = sorted([*_below(nodes, set(optimizers)), *optimizers])
+    inside = sorted([*_find_below(nodes, set(optimizers)), *optimizers])
     begins = sorted(optimizers)
     runs = [
         # Half an id behind the last one: what the optimizer itself sends is of the step that it ends.
         TimeRange(start=begin, end=inside[bisect_left(inside, following) - 1] + 0.5, name=optimizers[begin])
         for begin, following in zip(begins, [*begins[1:], inf], strict=False)
     ]
-    return divide_into_steps(calls, lambda call: call.position, marks, runs)
+    return divide_into_steps(calls, lambda call: call.record.position, marks, runs)
 
 
-def _below(nodes: Sequence[Mapping[str, Any]], tops: set[int]) -> set[int]:
-    """Return the ids of the nodes below one of `tops`."""
-    if not tops:
-        return set()
-    parents = {node_number(node): parent_number(node) for node in nodes}
+def _find_below(nodes: Sequence[Mapping[str, Any]], tops: set[int]) -> set[int]:
+    """Return the ids of the nodes below one of `tops`; each is climbed from once, however the parents are linked."""
+    parents = {node_number(node): parent_number(node) for node in nodes} if tops else {}
     below: dict[int, bool] = {}
-    for node in nodes:
-        _climb(node_number(node), parents, tops, below)
+    for number in parents:
+        path: list[int] = []
+        at: int | None = number
+        while at is not None and at not in below:
+            below[at] = False  # a circle of parents ends here
+            path.append(at)
+            at = parents.get(at)
+            if at in tops:
+                break
+        below.update(dict.fromkeys(path, at is not None and (at in tops or below[at])))
     return {number for number, is_below in below.items() if is_below}
-
-
-def _climb(number: int, parents: Mapping[int, int | None], tops: set[int], below: dict[int, bool]) -> None:
-    """Find out about a node and all on its way up, each once in the whole file, however the parents are linked."""
-    path: list[int] = []
-    at: int | None = number
-    while at is not None and at not in below:
-        below[at] = False  # a circle of parents ends here
-        path.append(at)
-        at = parents.get(at)
-        if at in tops:
-            break
-    found = at is not None and (at in tops or below[at])
-    below.update(dict.fromkeys(path, found))
 
 
 def _end(last_step: int, nodes: Sequence[Mapping[str, Any]]) -> float:
@@ -231,9 +224,9 @@ def _end(last_step: int, nodes: Sequence[Mapping[str, Any]]) -> float:
 
     Only its children show such an operator, by a parent that is not in the file; it is the step that was cut off.
     """
-    there = {node_number(node) for node in nodes}
-    cut = (parent for node in nodes if (parent := parent_number(node)) is not None and parent not in there)
-    return min((number for number in cut if number > last_step), default=float("inf"))
+    numbers = {node_number(node) for node in nodes}
+    cut = (parent for node in nodes if (parent := parent_number(node)) is not None and parent not in numbers)
+    return min((number for number in cut if number > last_step), default=inf)
 
 
 COMMS = "record_param_comms"
@@ -292,7 +285,7 @@ def read_node(node: Mapping[str, Any]) -> CommsNode:
     name = attributes.get("collective_name", values[at] if at < len(values) else "")
     group, description = _group(values[at - 2] if 2 <= at < len(values) else None)
     tail = [parse_int(value, most=MOST_RANKS) for value in values[at + 3 :]]
-    start, stride, told = tail[:3] if len(tail) >= 3 else (None, None, tail[0] if tail else None)
+    start, stride, size = tail[:3] if len(tail) >= 3 else (None, None, tail[0] if tail else None)
     named = attributes.get("pg_name")
     # An uneven all_to_all lists one number per rank.
     split_sizes = (len(split) for split in values[at + 1 : at + 3] if isinstance(split, list) and split)
@@ -300,7 +293,7 @@ def read_node(node: Mapping[str, Any]) -> CommsNode:
         call=RecordedCall(
             name=name if isinstance(name, str) else "",
             group=named if isinstance(named, str) and named else group,
-            group_size=told or parse_int(attributes.get("pg_size"), most=MOST_RANKS) or next(split_sizes, 0),
+            group_size=size or parse_int(attributes.get("pg_size"), most=MOST_RANKS) or next(split_sizes, 0),
             inputs=_tensors(node, "inputs", values[: max(0, at - 3)]) or _counted(attributes, "in_msg_nelems"),
             outputs=_tensors(node, "outputs", _values(node, "outputs")) or _counted(attributes, "out_msg_nelems"),
             position=node_number(node),
@@ -314,37 +307,35 @@ def read_node(node: Mapping[str, Any]) -> CommsNode:
 
 def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, ProcessGroup]:
     """Return the process groups that torch.profiler lists in a trace, by name and by number (schema 1.0.2)."""
-    found: dict[str, ProcessGroup] = {}
+    groups: dict[str, ProcessGroup] = {}
     for node in nodes:
         values = _values(node, "inputs") if node.get("name") == _GROUPS_NODE else []
         # PyTorch writes the list as JSON inside the trace, and may have cut it.
         try:
             rows = json.loads(values[0]) if values and isinstance(values[0], str) else []
         except (ValueError, RecursionError):
-            rows = []
+            continue
         for row in (row for row in _list(rows) if isinstance(row, Mapping)):
-            ranks = [parse_int(n, most=MOST_RANKS) for n in _list(row.get("ranks"))]
-            size = parse_int(row.get("group_size"), most=MOST_RANKS) or len(ranks)
             group = ProcessGroup(
-                size=size,
-                ranks=tuple(n for n in ranks if n is not None) if None not in ranks else (),
+                size=parse_int(row.get("group_size"), most=MOST_RANKS) or len(_list(row.get("ranks"))),
+                ranks=parse_ranks(row.get("ranks")),
                 backend=_text(row.get("backend_config")),
                 description=_text(row.get("pg_desc")),
             )
             for key in (row.get("pg_name"), row.get("backend_id"), row.get("uid")):
                 if isinstance(key, str) or parse_int(key, most=2**64) is not None:
-                    found[str(key)] = group
-    return found
+                    groups[str(key)] = group
+    return groups
 
 
 def _values(node: Mapping[str, Any], side: str) -> list[Any]:
-    found = node.get(side)
-    return _list(found.get("values") if isinstance(found, Mapping) else found)
+    content = node.get(side)
+    return _list(content.get("values") if isinstance(content, Mapping) else content)
 
 
 def _types(node: Mapping[str, Any], side: str) -> list[Any]:
-    found = node.get(side)
-    return _list(found.get("types") if isinstance(found, Mapping) else node.get(f"{side[:-1]}_types"))
+    content = node.get(side)
+    return _list(content.get("types") if isinstance(content, Mapping) else node.get(f"{side[:-1]}_types"))
 
 
 def _list(value: object) -> list[Any]:
@@ -362,17 +353,17 @@ def _group(value: object) -> tuple[str, str]:
 def _tensors(node: Mapping[str, Any], side: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return all tensors of one side, whose dtype is in the type of the first value: `Tensor(float)`."""
     elements: list[int] = []
-    waiting: list[tuple[Any, int]] = [(values, 0)]
-    while waiting:
-        value, depth = waiting.pop()
+    pending: list[tuple[Any, int]] = [(values, 0)]
+    while pending:
+        value, depth = pending.pop()
         if _is_tensor(value):
             elements.append(value[_ELEMENTS])
         elif isinstance(value, list) and depth < _DEEPEST_LIST:
-            waiting.extend((inner, depth + 1) for inner in reversed(value))
+            pending.extend((inner, depth + 1) for inner in reversed(value))
     if any(parse_int(count, most=MOST_ELEMENTS) is None for count in elements):
         return ()
-    spelled = next((m[1] for t in _types(node, side) if isinstance(t, str) and (m := _TENSOR_TYPE.search(t))), "")
-    return tuple(Tensor(elements=count, dtype=spelled) for count in elements)
+    dtype = next((m[1] for t in _types(node, side) if isinstance(t, str) and (m := _TENSOR_TYPE.search(t))), "")
+    return tuple(Tensor(elements=count, dtype=dtype) for count in elements)
 
 
 def _is_tensor(value: object) -> bool:

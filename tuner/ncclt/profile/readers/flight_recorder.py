@@ -10,11 +10,21 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from ncclt.core.message import Message
 from ncclt.errors import TraceError
-from ncclt.profile.c10d import MOST_ELEMENTS, ProcessGroup, RecordedCall, Tensor, convert_calls, count_messages, shown
+from ncclt.profile.c10d import (
+    MOST_ELEMENTS,
+    ProcessGroup,
+    RecordedCall,
+    Tensor,
+    convert_calls,
+    count_messages,
+    parse_ranks,
+    shown,
+)
 from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
 from ncclt.profile.plain_pickle import load_pickle
 from ncclt.profile.rank_files import RankFileReader, RankReading
@@ -68,8 +78,8 @@ class FlightRecorderReader(RankFileReader):
         calls = drop_answered_receives(sent)
         durations_us: dict[Message, list[float]] = defaultdict(list)
         for call in calls:
-            if call.duration_us is not None:
-                durations_us[call.message].append(call.duration_us)
+            if call.record.duration_us is not None:
+                durations_us[call.message].append(call.record.duration_us)
         rank, where = find_rank(entries, groups, document.label)
         # `time_created_ns` counts from 1970.
         moments_ns = [n for entry in entries if (n := parse_int(entry.get("time_created_ns"), most=2**62)) is not None]
@@ -78,7 +88,7 @@ class FlightRecorderReader(RankFileReader):
             rank=rank,
             world_size=find_world_size(groups),
             calls=count_messages(calls),
-            mean_us={message: sum(found) / len(found) for message, found in durations_us.items()},
+            mean_us={message: fmean(times_us) for message, times_us in durations_us.items()},
             recorded_on=format_day(min(moments_ns, default=0) / 1e9),
             facts={
                 "version": _text(dump.get("version")),
@@ -151,22 +161,17 @@ _RANK_IN_NAME = re.compile(r"rank_?(\d{1,7})(?!\d)")
 def read_groups(dump: Mapping[str, Any]) -> dict[str, ProcessGroup]:
     """Return name -> group; `ranks` is a list written as text, or a list."""
     config = dump.get("pg_config")
-    found: dict[str, ProcessGroup] = {}
+    groups: dict[str, ProcessGroup] = {}
     for key, row in config.items() if isinstance(config, Mapping) else ():
         if isinstance(key, str) and isinstance(row, Mapping):
-            ranks, description = _ranks(row.get("ranks")), row.get("desc")
-            found[key] = ProcessGroup(
-                size=len(ranks), ranks=ranks, description=description if isinstance(description, str) else ""
-            )
-    return found
+            ranks = parse_ranks(row.get("ranks"))
+            groups[key] = ProcessGroup(size=len(ranks), ranks=ranks, description=_text(row.get("desc")))
+    return groups
 
 
 def find_group(entry: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
     """Return the group of an entry, by its name; the only group there is where the names do not meet (gloo)."""
-    known = groups.get(_group_name(entry))
-    if known is None and len(groups) == 1:
-        return next(iter(groups.values()))
-    return known
+    return groups.get(_group_name(entry)) or (next(iter(groups.values())) if len(groups) == 1 else None)
 
 
 def read_call(entry: Mapping[str, Any], groups: Mapping[str, ProcessGroup]) -> RecordedCall:
@@ -216,36 +221,22 @@ def _group_name(entry: Mapping[str, Any]) -> str:
     return ""
 
 
-def _ranks(value: object) -> tuple[int, ...]:
-    if isinstance(value, str):
-        # A list that was shortened for printing does not show how many ranks there are.
-        return () if "..." in value else tuple(int(n) for n in re.findall(r"\d{1,9}", value))
-    if isinstance(value, list | tuple):
-        ranks = tuple(parse_int(n, most=MOST_RANKS) for n in value)
-        return tuple(n for n in ranks if n is not None) if None not in ranks else ()
-    return ()
-
-
 def _tensors(sizes: object, dtypes: object) -> tuple[Tensor, ...]:
     """Return the tensors of one side; a dtype is empty where the dump has none (torch 2.3)."""
-    if not isinstance(sizes, list | tuple):
-        return ()
     names = dtypes if isinstance(dtypes, list | tuple) else ()
-    found = []
-    for place, shape in enumerate(sizes):
-        elements = _elements(shape)
+    tensors = []
+    for place, shape in enumerate(sizes if isinstance(sizes, list | tuple) else ()):
+        elements = _count_elements(shape)
         if elements is None:
             return ()
         dtype = names[place] if place < len(names) else ""
-        found.append(Tensor(elements=elements, dtype=dtype if isinstance(dtype, str) else ""))
-    return tuple(found)
+        tensors.append(Tensor(elements=elements, dtype=dtype if isinstance(dtype, str) else ""))
+    return tuple(tensors)
 
 
-def _elements(shape: object) -> int | None:
+def _count_elements(shape: object) -> int | None:
     if not isinstance(shape, list | tuple) or len(shape) > _MOST_DIMENSIONS:
         return None
-    dimensions = [parse_int(n, most=MOST_ELEMENTS) for n in shape]
-    if any(n is None for n in dimensions):
-        return None
-    elements = math.prod(n for n in dimensions if n is not None)
-    return elements if elements <= MOST_ELEMENTS else None
+    dimensions = [n for length in shape if (n := parse_int(length, most=MOST_ELEMENTS)) is not None]
+    elements = math.prod(dimensions)
+    return elements if len(dimensions) == len(shape) and elements <= MOST_ELEMENTS else None

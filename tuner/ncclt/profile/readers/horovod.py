@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, format_bytes, parse_dtype
-from ncclt.errors import InputError, TraceError
+from ncclt.core.message import Collective, Message, format_bytes
+from ncclt.errors import TraceError
+from ncclt.profile.nccl_calls import build_message
 from ncclt.profile.numbers import parse_float
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, read_block, strip_mark
@@ -125,20 +126,14 @@ class FusionGroup:
             TraceError: as `group_tensors`.
         """
         first = next(iter(self.calls.values()))
-        try:
-            dtype = parse_dtype(first.dtype)
-        except InputError as error:
-            raise TraceError(f"tensor {first.tensor!r} has the dtype {first.dtype[:40]!r}", hint=error.hint) from error
-        size_bytes = sum(call.elements for call in self.calls.values()) * DTYPE_SIZES[dtype]
-        if size_bytes > MOST_BYTES:
+        elements = sum(call.elements for call in self.calls.values())
+        ranks = first.ranks or world_size
+        message = build_message("tensors", Collective.ALL_REDUCE, max(1, elements), first.dtype[:40], group_size=ranks)
+        if isinstance(message, str):
             raise TraceError(
-                f"tensor {first.tensor!r} is in a message of {size_bytes} bytes", hint="the shapes cannot be right"
+                f"tensor {first.tensor!r} is in a message of {message}", hint="its dtype or shapes cannot be right"
             )
-        if not size_bytes:
-            return None
-        return Message(
-            collective=Collective.ALL_REDUCE, dtype=dtype, size_bytes=size_bytes, group_size=first.ranks or world_size
-        )
+        return message if elements else None
 
 
 def _count_steps(calls: Sequence[TensorCall]) -> int:

@@ -12,22 +12,24 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from ncclt.core.message import MOST_BYTES, Message
 from ncclt.errors import TraceError
-from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, Choices
+from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, Choices, build_nccl_message
 from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines
-from ncclt.profile.workload_builder import check_bounded, is_newer, join_distinct, largest_group_notes, newer_notes
+from ncclt.profile.workload_builder import (
+    check_bounded,
+    format_day,
+    is_newer,
+    join_distinct,
+    largest_group_notes,
+    newer_notes,
+)
 
 NEWEST = "v4.2"
 """Format whose every field is known here."""
-
-_UNTIL_US = 4_102_444_800_000_000
-"""The year 2100: a later time stamp is a damaged number."""
 
 _RECORD_BYTES = 1024 * 1024
 """More than any record has, which are below 10 KiB even with all their events."""
@@ -51,8 +53,7 @@ class InspectorReader(Reader):
 
     def begins(self, beginning: bytes) -> bool:
         """Return True for records of Inspector."""
-        kinds = (b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
-        return b'"header"' in beginning and any(kind in beginning for kind in kinds)
+        return b'"header"' in beginning and any(f'"{kind}"'.encode() in beginning for kind in _KINDS)
 
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every GPU."""
@@ -69,8 +70,8 @@ class InspectorReader(Reader):
         source.notes += _notes(tally)
         if tally.unread:
             source.left_out["line cut off or without a record"] = tally.unread
-        found = list(count_calls(tally, source.left_out))
-        if not found:
+        calls = list(_count_calls(tally, source))
+        if not calls:
             if newer := next((version for version in sorted(tally.versions) if is_newer(version, NEWEST)), ""):
                 raise TraceError(
                     f"no collectives in {source.where}: its format {newer} is newer than {NEWEST}, the newest that "
@@ -82,23 +83,21 @@ class InspectorReader(Reader):
                     f"{source.where} holds no record of NCCL Inspector",
                     hint=f"record with {_RECORD}, without Prometheus",
                 )
-        yield from found
+        yield from calls
 
 
 def _notes(tally: Tally) -> list[str]:
     """Return notes on what records do not show, and what these lack."""
     notes = [f"Inspector has no dtype: messages are counted in bytes, as {UNKNOWN_DTYPE}"]
     notes += newer_notes(tally.versions, NEWEST)
-    every = list(tally.series.values())
-    if all(size >= SMALLEST_BYTES for series in every for size in series.sizes):
+    if all(size >= SMALLEST_BYTES for series in tally.series.values() for size in series.sizes):
         notes.append("no message below 8 KiB: Inspector leaves them out unless NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES=0")
-    collectives = [series for series in every if series.operation not in ("Send", "Recv")]
+    collectives = [series for series in tally.series.values() if series.operation not in ("Send", "Recv")]
     sampled = [series for series in collectives if not series.header.keeps_all and series.span > series.seen]
     if sampled:
-        seen, made = sum(series.seen for series in sampled), sum(series.span for series in sampled)
-        notes.append(f"a sample: {seen} of {made} calls recorded; the sequence numbers show how many there were")
-    gaps = sum(series.span - series.seen for series in collectives if series.header.keeps_all)
-    if gaps:
+        recorded, total = sum(series.seen for series in sampled), sum(series.span for series in sampled)
+        notes.append(f"a sample: {recorded} of {total} calls recorded; the sequence numbers show how many there were")
+    if gaps := sum(series.span - series.seen for series in collectives if series.header.keeps_all):
         notes.append(f"{gaps} calls between the recorded ones are missing: too small, untimed or dropped")
     if tally.dropped:
         notes.append(f"Inspector reports {tally.dropped} dropped records: its rings were full")
@@ -223,8 +222,6 @@ def _header(row: Mapping[str, Any]) -> Header | None:
     rank, ranks = parse_int(header.get("rank")), parse_int(header.get("n_ranks"))
     if rank is None or ranks is None or not rank < ranks <= 10_000_000:
         return None
-    written_us = parse_int(metadata.get("dump_timestamp_us")) or 0
-    dated = 0 < written_us < _UNTIL_US
     return Header(
         comm=str(header.get("id", ""))[:64],
         rank=rank,
@@ -233,7 +230,7 @@ def _header(row: Mapping[str, Any]) -> Header | None:
         process=(str(metadata.get("hostname", ""))[:255], parse_int(metadata.get("pid")) or 0),
         keeps_all="comm_name" in header,
         version=str(metadata.get("inspector_output_format_version", ""))[:16],
-        written_on=datetime.fromtimestamp(written_us / 1e6, tz=UTC).date().isoformat() if dated else "",
+        written_on=format_day((parse_int(metadata.get("dump_timestamp_us")) or 0) / 1e6),
     )
 
 
@@ -396,8 +393,8 @@ class Tally:
         return int(new)
 
 
-def count_calls(tally: Tally, left_out: Counter[str]) -> Iterator[Call]:
-    """Yield the calls GPU by GPU; those that make no message are counted in `left_out`.
+def _count_calls(tally: Tally, source: Source) -> Iterator[Call]:
+    """Yield the calls GPU by GPU.
 
     Before NCCL 2.30 the records are a sample. There the sequence numbers show how many calls were made, and the
     records of all ranks together how they spread over the sizes.
@@ -405,41 +402,22 @@ def count_calls(tally: Tally, left_out: Counter[str]) -> Iterator[Call]:
     pooled: dict[tuple[str, str], tuple[Counter[int], int]] = {}
     for (comm, _rank, operation), series in tally.series.items():
         sizes, span = pooled.get((comm, operation), (Counter(), 0))
-        sizes.update(series.sizes)
-        pooled[comm, operation] = (sizes, max(span, series.span))
+        pooled[comm, operation] = (sizes + series.sizes, max(span, series.span))
     for gpu, series in tally.views():
-        sizes = series.sizes
-        if not series.header.keeps_all:
-            spread, span = pooled[series.header.comm, series.operation]
+        header, sizes = series.header, series.sizes
+        if not header.keeps_all:
+            spread, span = pooled[header.comm, series.operation]
             sizes = Counter({size: max(1, round(span * count / spread.total())) for size, count in spread.items()})
+        spans_nodes = header.nodes > 1 and 1 < header.ranks < tally.world_size
         for size, count in sizes.items():
-            message = _message(series, size, tally.world_size)
-            if isinstance(message, str):
-                left_out[message] += count
-                continue
-            total_us, timed = series.times.get(size, (0.0, 0))
-            yield Call(
-                message=message,
-                lane=gpu,
-                group=series.header.comm,
-                count=count,
-                is_receive=series.operation == "Recv",
-                time_us=total_us / timed if timed else None,
-            )
-
-
-def _message(series: Series, part_bytes: int, world_size: int) -> Message | str:
-    """Return the message of a call, or why it makes none."""
-    collective, ranks = OPERATIONS.get(series.operation), series.header.ranks
-    if collective is None:
-        return f"calls of {series.operation!r}, which ncclt does not support"
-    size = part_bytes * (ranks if collective.has_rank_parts else 1)
-    if not 0 < size <= MOST_BYTES:
-        return f"calls of {series.operation} of {size} bytes"
-    return Message(
-        collective=collective,
-        dtype=UNKNOWN_DTYPE,
-        size_bytes=size,
-        group_size=ranks,
-        spans_nodes=series.header.nodes > 1 and 1 < ranks < world_size,
-    )
+            message = build_nccl_message(series.operation, size, ranks=header.ranks, spans_nodes=spans_nodes)
+            if sized_message := source.keep_message(message, count):
+                total_us, timed = series.times.get(size, (0.0, 0))
+                yield Call(
+                    message=sized_message,
+                    lane=gpu,
+                    group=header.comm,
+                    count=count,
+                    is_receive=series.operation == "Recv",
+                    time_us=total_us / timed if timed else None,
+                )

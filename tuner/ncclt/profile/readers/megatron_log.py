@@ -7,13 +7,13 @@ one all_reduce. Tensor, pipeline and expert parallelism do not show.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
+from ncclt.core.message import Collective, Message, parse_dtype
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.c10d import Tensor
+from ncclt.profile.nccl_calls import build_message
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
@@ -36,16 +36,9 @@ _CONFIG_FIELD = re.compile(r"(\w{1,60})=([\w.]{1,60})")
 # `  use_distributed_optimizer ....................... True`, Megatron-LM's print of its arguments.
 _ARGUMENT = re.compile(rb"(?:^|\s)([a-z][a-z0-9_]{2,60}) \.{3,80} ([\w.]{1,60})\s{0,8}$")
 
-_ARGUMENTS = frozenset(
-    {
-        "accumulate_allreduce_grads_in_fp32",
-        "bf16",
-        "data_parallel_size",
-        "fp16",
-        "params_dtype",
-        "use_distributed_optimizer",
-        "world_size",
-    }
+_ARGUMENTS = (
+    *("accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer", "params_dtype", "bf16", "fp16"),
+    *("data_parallel_size", "world_size"),
 )
 
 _CONFIG_BYTES = 16 * 1024
@@ -75,12 +68,13 @@ class MegatronLogReader(Reader):
                 hint="record with --log-level INFO (NeMo: logging level INFO) from the start of the job on",
             )
         job = _Job({key: value for log in reversed(logs) for key, value in log.settings.items()})
-        found = [
+        calls = [
             Call(message=message, rank=rank, lane=log.label)
             for log in logs
             for rank, buckets in log.buckets.items()
             for bucket in buckets
-            for message in job.messages(bucket, source.left_out)
+            for message in map(source.keep_message, job.messages(bucket))
+            if message
         ]
         source.whole_file = False
         shown = ("grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "bucket_size")
@@ -89,7 +83,7 @@ class MegatronLogReader(Reader):
         source.world_size = job.world_size
         source.ranks = {rank for log in logs for rank in log.buckets if rank is not None}
         source.notes += _notes(logs, job)
-        yield from found
+        yield from calls
 
 
 class _Job:
@@ -102,27 +96,20 @@ class _Job:
         self.world_size = parse_int(settings.get("world_size"), most=MOST_RANKS) or 0
         self.group_size = parse_int(settings.get("data_parallel_size"), most=MOST_RANKS) or 0
 
-    def messages(self, bucket: Tensor, left_out: Counter[str]) -> Iterator[Message]:
-        """Yield the messages of one bucket in a step."""
+    def messages(self, bucket: Tensor) -> Iterator[Message | str]:
+        """Yield the messages of one bucket in a step, or why it has none."""
         kinds = [(Collective.ALL_REDUCE, self._gradient_dtype(bucket))]
         if self.is_sharded:
             kinds = [(Collective.REDUCE_SCATTER, kinds[0][1]), (Collective.ALL_GATHER, self._parameter_dtype())]
         for collective, dtype in kinds:
-            size = bucket.elements * DTYPE_SIZES[dtype]
-            if 0 < size <= MOST_BYTES:
-                yield Message(collective=collective, dtype=dtype, size_bytes=size, group_size=self.group_size)
-            else:
-                left_out[f"bucket of {bucket.elements} elements"] += 1
+            yield build_message("bucket", collective, bucket.elements, dtype, group_size=self.group_size)
 
     def _gradient_dtype(self, bucket: Tensor) -> str:
         if bucket.dtype:
-            return self._known(bucket.dtype, "gradients")
+            return self._parse_dtype(bucket.dtype, "gradients")
         in_fp32 = self.settings.get("grad_reduce_in_fp32", self.settings.get("accumulate_allreduce_grads_in_fp32"))
-        if in_fp32 == "True":
-            return "float32"
-        half = self._half_precision()
-        if in_fp32 == "False" and half:
-            return half
+        if in_fp32 == "True" or (in_fp32 == "False" and self._half_precision()):
+            return "float32" if in_fp32 == "True" else self._half_precision()
         return self._assume(
             "float32", "the log does not give the gradients' dtype: float32 assumed, as Megatron reduces bf16 in fp32"
         )
@@ -130,7 +117,7 @@ class _Job:
     def _parameter_dtype(self) -> str:
         half = self._half_precision()
         if half or self.settings.get("params_dtype"):
-            return half or self._known(self.settings["params_dtype"], "parameters")
+            return half or self._parse_dtype(self.settings["params_dtype"], "parameters")
         return self._assume(
             "bfloat16", "the log does not give the parameters' dtype: bfloat16 assumed for their all_gather"
         )
@@ -141,11 +128,11 @@ class _Job:
     def _is_on(self, key: str) -> bool:
         return self.settings.get(key) == "True"
 
-    def _known(self, spelled: str, what: str) -> str:
+    def _parse_dtype(self, dtype: str, owners: str) -> str:
         try:
-            return parse_dtype(spelled)
+            return parse_dtype(dtype)
         except InputError:
-            return self._assume("float32", f"unknown dtype {spelled!r} of the {what}: assuming float32")
+            return self._assume("float32", f"unknown dtype {dtype!r} of the {owners}: assuming float32")
 
     def _assume(self, dtype: str, sentence: str) -> str:
         self.assumptions[sentence] = None
@@ -163,13 +150,13 @@ def _notes(logs: Sequence[BucketLog], job: _Job) -> list[str]:
         notes.append("the log does not give the data-parallel size: assuming the whole job for every message")
     for log in logs:
         for rank, announced in log.announced.items():
-            there = len(log.buckets.get(rank, ()))
-            whose = log.label if rank is None else f"{log.label} (rank {rank})"
-            if there < announced:
-                notes.append(f"partial: {there} of {announced} buckets are in {whose}")
+            count = len(log.buckets.get(rank, ()))
+            label = log.label if rank is None else f"{log.label} (rank {rank})"
+            if count < announced:
+                notes.append(f"partial: {count} of {announced} buckets are in {label}")
             if log.buffers[rank] > 1 and rank is None:
                 notes.append(
-                    f"{log.buffers[rank]} buffers in {whose} add up, as of one rank; "
+                    f"{log.buffers[rank]} buffers in {label} add up, as of one rank; "
                     "if they are of several pipeline stages, no rank sends all of them"
                 )
     return notes
@@ -204,7 +191,7 @@ def read_buckets(document: Document) -> BucketLog:
     log = BucketLog(label=document.label)
     arguments: dict[str, str] = {}
     config = b""
-    is_in_config, found = False, 0
+    is_in_config, kinds = False, 0
     for rank, line in ranked_lines(document):
         if not config and _CONFIG in line:
             is_in_config = True
@@ -217,8 +204,8 @@ def read_buckets(document: Document) -> BucketLog:
             if key in _ARGUMENTS:
                 arguments.setdefault(key, value)
         elif b"bucket" in line:
-            found += _add(log, rank, line)
-            check_bounded(found, log.label)
+            kinds += _add_line(log, rank, line)
+            check_bounded(kinds, log.label)
         elif b"main_grad.dtype" in line and (dtype := _MAIN_GRAD.search(line)) is not None:
             # Megatron Core of 2026 prints the dtype of the gradients behind each parameter of the last bucket.
             buckets = log.buckets.get(rank)
@@ -229,8 +216,8 @@ def read_buckets(document: Document) -> BucketLog:
     return log
 
 
-def _add(log: BucketLog, rank: int | None, line: bytes) -> int:
-    """Add what a line says of buckets; return 1 if it is anything."""
+def _add_line(log: BucketLog, rank: int | None, line: bytes) -> int:
+    """Add the buckets that a line names; return the number of its facts."""
     count, bucket = _COUNT.search(line), _BUCKET.search(line)
     if bucket is not None and _BUCKET.search(line, bucket.end()):
         raise TraceError(

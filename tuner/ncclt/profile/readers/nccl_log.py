@@ -3,19 +3,18 @@
 COLL lines log every call of every rank and are preferred. Without them, the TUNING lines give the decisions of rank 0
 of each communicator. In both cases the TUNING lines give the algorithm, protocol and channels that NCCL chose, which
 the provenance keeps. A log may be gigabytes long and is read line by line in one pass; ranks may share a file or have
-one each. `LogBook` counts its lines, `Communicators` joins the INIT lines, and
-`RankFindings` are the messages of each rank.
+one each. `LogBook` counts its lines, `Communicators` joins the INIT lines.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
+from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.errors import TraceError
 from ncclt.nccl.log.calls import (
     CollLine,
@@ -29,7 +28,7 @@ from ncclt.nccl.log.calls import (
     tuning_lines,
 )
 from ncclt.nccl.log.lines import ORIGIN
-from ncclt.profile.nccl_calls import DATATYPES, OPERATIONS, UNKNOWN_DTYPE, Choices
+from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, Choices, build_message, build_nccl_message
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import LINE_BYTES, Document, lines
 from ncclt.profile.workload_builder import check_bounded, join_distinct, partial_note
@@ -72,12 +71,10 @@ class NcclLogReader(Reader):
         books = sorted(map(read_log, source.documents()), key=lambda book: book.label)
         check_own_process(books)
         comms = join_communicators(books)
-        found, read_from = findings_from_calls(books, comms), "COLL lines"
-        source.left_out = found.left_out
-        if not found.calls:
-            found, read_from = findings_from_tunings(books, comms), "TUNING lines"
-            source.left_out.update(found.left_out)
-        if not found.calls and not source.left_out:
+        calls, read_from = list(_read_coll_lines(books, comms, source)), "COLL lines"
+        if not calls:
+            calls, read_from = list(_read_tuning_lines(books, comms, source)), "TUNING lines"
+        if not calls and not source.left_out:
             if not any(book.has_nccl for book in books):
                 raise TraceError(f"{source.where} is not an NCCL debug log", hint=f"record one with {_SUBSYSTEMS}")
             raise TraceError(
@@ -88,16 +85,16 @@ class NcclLogReader(Reader):
         source.detail["read_from"] = read_from
         source.detail["nccl_version"] = join_distinct(version for book in books for version in book.versions)
         source.detail["nodes"] = str(comms.world_nodes or "")
-        source.detail["nccl_choices"] = found.choices.text()
+        source.detail["nccl_choices"] = _count_choices(books, comms).text()
         source.world_size = comms.world_size
         source.ranks = set(comms.global_ranks())
-        source.notes += _notes(books, comms, found, read_from)
-        yield from found.calls
+        source.notes += _list_notes(books, comms, calls, read_from)
+        yield from calls
 
 
-def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, read_from: str) -> list[str]:
+def _list_notes(books: Sequence[LogBook], comms: Communicators, calls: Sequence[Call], read_from: str) -> list[str]:
     """Return notes on what logs do not show, and what this one lacks."""
-    messages = {call.message for call in found.calls}
+    messages = {call.message for call in calls}
     notes = [
         "the log mentions CUDA graphs: their calls are logged once, when captured, and not when replayed"
         if any(book.graphs for book in books)
@@ -108,9 +105,10 @@ def _notes(books: Sequence[LogBook], comms: Communicators, found: RankFindings, 
         notes.append("TUNING lines are of rank 0 of each communicator and show no send_recv")
         if any(message.group_size == 0 for message in messages):
             notes.append("no INIT line gives the ranks of some groups: they are assumed to be the whole job")
-    if found.untyped:
+    untyped = (Collective.ALL_GATHER, Collective.BROADCAST)
+    if lines_of_int8 := sum(c.count for c in calls if c.message.dtype == "int8" and c.message.collective in untyped):
         notes.append(
-            f"{found.untyped} all_gather or broadcast lines say int8: NCCL up to 2.12 writes that for every dtype"
+            f"{lines_of_int8} all_gather or broadcast lines say int8: NCCL up to 2.12 writes that for every dtype"
         )
     if any(message.collective is Collective.SEND_RECV for message in messages):
         notes.append("send_recv may come from an all_to_all, which frameworks hand to NCCL as sends and receives")
@@ -181,18 +179,18 @@ def read_log(document: Document, watch: Watch = lambda lines, _label: lines) -> 
             f"{book.label} has lost its line ends: {book.glued} of {total} statements run into the next one",
             hint="give the log as NCCL wrote it, for example with NCCL_DEBUG_FILE=/path/nccl.%h.%p",
         )
-    return _joined(book)
+    return _join_processes(book)
 
 
 def _split(document: Document, book: LogBook) -> Iterator[bytes]:
     """Yield the lines, split again where line feeds were lost between them."""
-    rest = b""
+    remainder = b""
     for line in lines(document):
         is_part = len(line) >= LINE_BYTES and not line.endswith(b"\n")
-        if not rest and not is_part and line.count(_STATEMENT) < 2:
+        if not remainder and not is_part and line.count(_STATEMENT) < 2:
             yield line
             continue
-        text, parts = rest + line, list[bytes]()
+        text, parts = remainder + line, list[bytes]()
         if _STATEMENT in text:
             book.glued += len(_GLUED.findall(text))
             for piece in text.replace(b"\\n", b"\n").split(b"\n"):  # as JSON writes a line feed
@@ -200,20 +198,20 @@ def _split(document: Document, book: LogBook) -> Iterator[bytes]:
                 parts += [piece[start:end] for start, end in pairwise(starts) if start < end]
         parts = parts or [text]
         # The last one may continue in the next piece of the line, unless it is longer than any that NCCL writes.
-        rest = parts.pop() if is_part and len(parts[-1]) <= LINE_BYTES else b""
+        remainder = parts.pop() if is_part and len(parts[-1]) <= LINE_BYTES else b""
         yield from parts
-    if rest:
-        yield rest
+    if remainder:
+        yield remainder
 
 
 def _add(book: LogBook, line: str) -> None:
     # Substring tests first: most lines are of neither kind, and `in` costs a tenth of a regex search.
     if "opCount " in line:
-        whole = 0
+        complete = 0
         for call in coll_lines(line):
             book.calls[call] += 1
-            whole += 1
-        book.torn += line.count(": opCount ") - whole
+            complete += 1
+        book.torn += line.count(": opCount ") - complete
         check_bounded(len(book.calls), book.label)
     if " Bytes -> " in line:
         book.tunings.update(tuning_lines(line))
@@ -229,46 +227,43 @@ def _add(book: LogBook, line: str) -> None:
         book.graphs = mentions_graphs(line)
 
 
-def _joined(book: LogBook) -> LogBook:
+def _join_processes(book: LogBook) -> LogBook:
     """Attribute statements to the right process where a glued line hides it.
 
     Text of another program may directly precede the host's name (`...0.01node1:7:7 [0]`): a host whose name ends in
     that of another host with the same process id is that other host. A call without any origin is attributed to the
     process with the address of its communicator, if there is exactly one.
     """
-    hosts = _real_hosts(book.processes)
+    hosts = _find_real_hosts(book.processes)
+
+    def rename(origin: LineOrigin) -> LineOrigin:
+        return origin._replace(host=hosts.get((origin.host, origin.pid), origin.host))
+
     owners: dict[tuple[str, str], set[LineOrigin]] = {}
     for call in book.calls:
         if call.origin.host:
-            owners.setdefault((call.comm, call.ranks), set()).add(_renamed(call.origin, hosts))
+            owners.setdefault((call.comm, call.ranks), set()).add(rename(call.origin))
     calls: Counter[CollLine] = Counter()
     for call, count in book.calls.items():
         candidates = owners.get((call.comm, call.ranks), set())
-        if call.origin.host:
-            origin = _renamed(call.origin, hosts)
-        else:
-            origin = next(iter(candidates)) if len(candidates) == 1 else call.origin
-        calls[call._replace(origin=origin)] += count
+        is_owned = not call.origin.host and len(candidates) == 1
+        calls[call._replace(origin=next(iter(candidates)) if is_owned else rename(call.origin))] += count
     tunings: Counter[TuningLine] = Counter()
     for tuning, count in book.tunings.items():
-        tunings[tuning._replace(origin=_renamed(tuning.origin, hosts))] += count
-    comms = [comm._replace(origin=_renamed(comm.origin, hosts)) for comm in book.comms]
+        tunings[tuning._replace(origin=rename(tuning.origin))] += count
+    comms = [comm._replace(origin=rename(comm.origin)) for comm in book.comms]
     return replace(book, calls=calls, tunings=tunings, comms=comms)
 
 
-def _real_hosts(processes: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def _find_real_hosts(processes: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """Return (host as written, pid) -> host, for hosts whose name ends in that of another one with the same pid."""
-    found: dict[tuple[str, str], str] = {}
+    real_hosts: dict[tuple[str, str], str] = {}
     for host, pid in processes:
         endings = (host[start:] for start in range(len(host) - 1, 0, -1))
         shortest = next((ending for ending in endings if (ending, pid) in processes), None)
         if shortest is not None:
-            found[host, pid] = shortest
-    return found
-
-
-def _renamed(origin: LineOrigin, hosts: dict[tuple[str, str], str]) -> LineOrigin:
-    return origin._replace(host=hosts.get((origin.host, origin.pid), origin.host))
+            real_hosts[host, pid] = shortest
+    return real_hosts
 
 
 def check_own_process(books: list[LogBook]) -> None:
@@ -277,15 +272,15 @@ def check_own_process(books: list[LogBook]) -> None:
     Raises:
         TraceError: see above.
     """
-    seen: dict[tuple[str, str], str] = {}
+    labels: dict[tuple[str, str], str] = {}
     for book in books:
         for process in sorted(book.processes):
-            if process in seen:
+            if process in labels:
                 raise TraceError(
-                    f"process {process[1]} of {process[0]} is in two files: {seen[process]} and {book.label}",
+                    f"process {process[1]} of {process[0]} is in two files: {labels[process]} and {book.label}",
                     hint="is one a copy? join the parts of a rotated log with `cat` in their order",
                 )
-            seen[process] = book.label
+            labels[process] = book.label
 
 
 _Handle = tuple[str, str, str, str]
@@ -356,143 +351,105 @@ class Communicators:
 
 def join_communicators(books: Sequence[LogBook]) -> Communicators:
     """Join the INIT lines of all files; those about one communicator complete each other."""
-    found = Communicators()
+    joined = Communicators()
     for book in books:
         for comm in book.comms:
             if comm.origin.host:
-                before = found.described.get(_handle(comm), comm)
-                found.described[_handle(comm)] = comm._replace(
+                before = joined.described.get(_handle(comm), comm)
+                joined.described[_handle(comm)] = comm._replace(
                     device=comm.device or before.device,
                     comm_id=comm.comm_id or before.comm_id,
                     nodes=comm.nodes or before.nodes,
                 )
         for call, count in book.calls.items():
             if call.origin.host:
-                found.devices.setdefault(_handle(call), Counter())[call.origin.device] += count
-    for comm in found.described.values():
+                joined.devices.setdefault(_handle(call), Counter())[call.origin.device] += count
+    for comm in joined.described.values():
         if comm.comm_id:
-            found.hosts.setdefault(comm.comm_id, set()).add(comm.origin.host)
+            joined.hosts.setdefault(comm.comm_id, set()).add(comm.origin.host)
     sizes = {call.ranks for book in books for call in book.calls} | {c.ranks for book in books for c in book.comms}
     largest = max((int(size) for size in sizes), default=0)
-    ranks = {found.rank_of(call, book.label) for book in books for call in book.calls if call.origin.host}
-    found.ranks_seen = len(ranks)
+    ranks = {joined.rank_of(call, book.label) for book in books for call in book.calls if call.origin.host}
+    joined.ranks_seen = len(ranks)
     if len(ranks) <= largest:
-        found.world_size = largest
-        found.world_nodes = max((c.nodes for c in found.described.values() if int(c.ranks) == largest), default=0)
-    for comm in found.described.values():
+        joined.world_size = largest
+        joined.world_nodes = max((c.nodes for c in joined.described.values() if int(c.ranks) == largest), default=0)
+    for comm in joined.described.values():
         if comm.rank == 0 and int(comm.ranks) > 1:
             rank = comm.origin._replace(device=comm.device)
-            found.led.setdefault(rank, set()).add((int(comm.ranks), found.part_spans_nodes(comm)))
-    return found
+            joined.led.setdefault(rank, set()).add((int(comm.ranks), joined.part_spans_nodes(comm)))
+    return joined
 
 
 def _handle(line: CollLine | CommLine) -> _Handle:
     return line.origin.host, line.origin.pid, line.comm, line.ranks
 
 
-@dataclass(slots=True, kw_only=True)
-class RankFindings:
-    """Messages and choices found in the logs.
+# ncclDataType_t of nccl.h; 9 since 2.10, 10 and 11 since 2.24.
+_DATATYPES = (
+    *("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"),
+    *("float8_e4m3", "float8_e5m2"),
+)
 
-    Attributes:
-        calls: of every rank.
-        choices: what NCCL chose for which message.
-        left_out: reason -> number of calls left out.
-        untyped: all_gathers and broadcasts of int8, which NCCL up to 2.12 writes for every dtype.
-    """
 
-    calls: list[Call] = field(default_factory=list)
-    choices: Choices = field(default_factory=Choices)
-    left_out: Counter[str] = field(default_factory=Counter)
-    untyped: int = 0
-
-    def add_choices(self, tunings: Mapping[TuningLine, int], comms: Communicators) -> None:
-        """Count the choices; sizes whose group is not known stay those of one rank."""
-        for line, count in tunings.items():
+def _count_choices(books: Sequence[LogBook], comms: Communicators) -> Choices:
+    """Count what NCCL chose for which message; sizes whose group is not known stay those of one rank."""
+    choices = Choices()
+    for book in books:
+        for line, count in book.tunings.items():
             collective = OPERATIONS.get(line.operation)
             if collective is not None and 0 < int(line.size) <= MOST_BYTES:
                 size, complete = full_size(line, collective, comms.group_decided_by(line.origin)[0])
-                self.choices.add(collective, size, line.choice, count, per_rank=not complete)
+                choices.add(collective, size, line.choice, count, per_rank=not complete)
+    return choices
 
 
-def findings_from_calls(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
-    """Read the COLL lines."""
-    found = RankFindings()
+def _read_coll_lines(books: Sequence[LogBook], comms: Communicators, source: Source) -> Iterator[Call]:
     for book in books:
         if book.torn:
-            found.left_out["calls whose line is cut off or torn apart"] += book.torn
+            source.left_out["calls whose line is cut off or torn apart"] += book.torn
         for line, count in book.calls.items():
-            message = _message(line, comms)
-            if isinstance(message, str):
-                found.left_out[message] += count
-                continue
-            found.calls.append(
-                Call(
+            if message := source.keep_message(_read_call(line, comms), count):
+                yield Call(
                     message=message,
                     lane=comms.rank_of(line, book.label),
                     group=line.comm,
                     count=count,
                     is_receive=line.operation == "Recv",
                 )
-            )
-            if message.dtype == "int8" and line.operation in ("AllGather", "Broadcast"):
-                found.untyped += count
-        found.add_choices(book.tunings, comms)
-    return found
 
 
-def findings_from_tunings(books: Sequence[LogBook], comms: Communicators) -> RankFindings:
-    """Read the TUNING lines, which rank 0 of each communicator writes, and which have bytes but no dtype."""
-    found = RankFindings()
+def _read_tuning_lines(books: Sequence[LogBook], comms: Communicators, source: Source) -> Iterator[Call]:
+    """Yield the decisions, which rank 0 of each communicator writes, and which have bytes but no dtype."""
     for book in books:
         for line, count in book.tunings.items():
-            group, spans_nodes = comms.group_decided_by(line.origin)
-            message = _decided_message(line, group, spans_nodes=spans_nodes)
-            if isinstance(message, str):
-                found.left_out[message] += count
-            else:
+            if message := source.keep_message(_read_decision(line, *comms.group_decided_by(line.origin)), count):
                 decider = line.origin if line.origin.host else LineOrigin(book.label, "", "")
-                found.calls.append(Call(message=message, lane=decider, count=count))
-        found.add_choices(book.tunings, comms)
-    return found
+                yield Call(message=message, lane=decider, count=count)
 
 
-def _message(line: CollLine, comms: Communicators) -> Message | str:
+def _read_call(line: CollLine, comms: Communicators) -> Message | str:
     """Return the message of a call, or why there is none."""
-    collective = OPERATIONS.get(line.operation)
-    if collective is None:
-        return f"calls of {line.operation}, which ncclt does not support"
-    number, ranks, count = int(line.datatype), int(line.ranks), int(line.elements)
-    if number >= len(DATATYPES):
+    number, ranks = int(line.datatype), int(line.ranks)
+    if number >= len(_DATATYPES):
         return f"calls of {line.operation} with datatype {number}, of unknown size"
-    dtype = DATATYPES[number]
-    size = count * DTYPE_SIZES[dtype] * (ranks if collective.has_rank_parts else 1)
-    if size == 0:
-        return f"calls of {line.operation} of 0 bytes"
-    if size > MOST_BYTES or ranks == 0:
-        return "calls of an impossible size"
-    return Message(
-        collective=collective, dtype=dtype, size_bytes=size, group_size=ranks, spans_nodes=comms.spans_nodes(line)
+    if not ranks:
+        return f"calls of {line.operation} in a group of no rank"
+    spans_nodes = comms.spans_nodes(line)
+    return build_nccl_message(
+        line.operation, int(line.elements), _DATATYPES[number], ranks=ranks, spans_nodes=spans_nodes
     )
 
 
-def _decided_message(line: TuningLine, group: int, *, spans_nodes: bool) -> Message | str:
+def _read_decision(line: TuningLine, group: int, spans_nodes: bool) -> Message | str:
     """Return the message of a decision, or why there is none."""
     if not line.operation:
         return "TUNING lines that do not name the collective, as NCCL 2.20 to 2.22 write them"
     collective = OPERATIONS.get(line.operation)
-    if collective is None:
-        return f"calls of {line.operation}, which ncclt does not support"
-    size, complete = full_size(line, collective, group)
+    size, complete = full_size(line, collective, group) if collective else (0, True)
     if not complete:
         return f"calls of {line.operation}: TUNING lines give one rank's part, and no INIT line the number of ranks"
-    if size == 0:
-        return f"calls of {line.operation} of 0 bytes"
-    if size > MOST_BYTES:
-        return "calls of an impossible size"
-    return Message(
-        collective=collective, dtype=UNKNOWN_DTYPE, size_bytes=size, group_size=group, spans_nodes=spans_nodes
-    )
+    return build_message(f"calls of {line.operation}", collective, size, group_size=group, spans_nodes=spans_nodes)
 
 
 def full_size(line: TuningLine, collective: Collective, group: int) -> tuple[int, bool]:

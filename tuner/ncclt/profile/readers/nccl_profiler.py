@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.errors import InputError, TraceError
-from ncclt.profile.nccl_calls import OPERATIONS, Choices
+from ncclt.core.message import Collective, Message
+from ncclt.errors import TraceError
+from ncclt.profile.nccl_calls import OPERATIONS, Choices, build_message
 from ncclt.profile.numbers import parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines, strip_mark
@@ -26,7 +26,7 @@ _OF_GROUP = re.compile(rb'"CommHash"\s*:')
 
 
 @dataclass(slots=True, kw_only=True)
-class _Findings:
+class _Events:
     """Content of the files.
 
     Attributes:
@@ -61,35 +61,35 @@ class NcclProfilerReader(Reader):
 
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every GPU."""
-        found = _Findings(left_out=source.left_out)
+        events = _Events(left_out=source.left_out)
         for document in source.documents():
-            for row in _rows(document, found):
-                _count(row, source.labels, found)
-        choices, noted = Choices(), dict[str, None]()
-        for (process, communicator, rank), counted in found.calls.items():
+            for row in _read_rows(document, events):
+                _count_event(row, source.labels, events)
+        choices, assumptions = Choices(), dict[str, None]()
+        for (process, communicator, rank), counts in events.calls.items():
             # A process with several ranks of one communicator drives several GPUs.
-            several = sum(key[:2] == (process, communicator) for key in found.calls) > 1
-            for (word, dtype, elements, choice), count in counted.items():
-                message = _message(word, dtype, elements, found.group_size(communicator), noted)
-                if isinstance(message, str):
-                    source.left_out[message] += count
+            several_gpus = sum(key[:2] == (process, communicator) for key in events.calls) > 1
+            group_size = events.group_size(communicator)
+            for (word, dtype, elements, choice), count in counts.items():
+                message = source.keep_message(_build_message(word, dtype, elements, group_size, assumptions), count)
+                if message is None:
                     continue
-                is_share = not message.group_size and message.collective.has_rank_parts
+                is_share = not group_size and message.collective.has_rank_parts
                 choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
                 yield Call(
                     message=message,
-                    lane=(process, rank if several else -1),
+                    lane=(process, rank if several_gpus else -1),
                     group=communicator,
                     count=count,
                     is_receive=word == "Recv",
                 )
         source.detail["nccl_choices"] = choices.text()
-        source.notes += ["the profiler records no transfer times", *noted]
-        if found.cut:
-            source.notes.append(f"{found.cut} files are cut off: the job ended before the profiler did")
+        source.notes += ["the profiler records no transfer times", *assumptions]
+        if events.cut:
+            source.notes.append(f"{events.cut} files are cut off: the job ended before the profiler did")
 
 
-def _rows(document: Document, found: _Findings) -> Iterator[Mapping[str, Any]]:
+def _read_rows(document: Document, events: _Events) -> Iterator[Mapping[str, Any]]:
     """Yield the events; of a job that was killed the list lacks its end."""
     text = strip_mark(b"".join(lines(document)).rstrip())
     try:
@@ -97,7 +97,7 @@ def _rows(document: Document, found: _Findings) -> Iterator[Mapping[str, Any]]:
     except (ValueError, RecursionError):
         rows = None
         if text.startswith(b"[") and _MARK.search(text):
-            found.cut += 1
+            events.cut += 1
             try:
                 rows = json.loads(text[: text.rindex(b"}") + 1] + b"]")
             except (ValueError, RecursionError):
@@ -110,7 +110,7 @@ def _rows(document: Document, found: _Findings) -> Iterator[Mapping[str, Any]]:
     yield from (row for row in rows if isinstance(row, Mapping))
 
 
-def _count(row: Mapping[str, Any], labels: Sequence[str], found: _Findings) -> None:
+def _count_event(row: Mapping[str, Any], labels: Sequence[str], events: _Events) -> None:
     """Count the beginning of a call; where it ends does not matter."""
     if row.get("ph") != "b" or row.get("cat") not in ("COLL", "P2P"):
         return
@@ -118,11 +118,11 @@ def _count(row: Mapping[str, Any], labels: Sequence[str], found: _Findings) -> N
     args = args if isinstance(args, Mapping) else {}
     rank, elements = parse_int(args.get("Rank")), parse_int(args.get("Count"))
     if rank is None or elements is None or "CommHash" not in args:
-        found.left_out["event without rank, count or communicator"] += 1
+        events.left_out["event without rank, count or communicator"] += 1
         return
     communicator = str(args["CommHash"])
     number = len(labels)
-    first = found.places.setdefault((communicator, rank), number)
+    first = events.places.setdefault((communicator, rank), number)
     if first != number:
         raise TraceError(
             f"rank {rank} of communicator {communicator} is in {labels[first - 1]} and in {labels[number - 1]}",
@@ -131,25 +131,19 @@ def _count(row: Mapping[str, Any], labels: Sequence[str], found: _Findings) -> N
     channels = parse_int(args.get("nChannels", args.get("nMaxChannels")))
     choice = "/".join(str(part)[:24] for part in (args.get("Algorithm"), args.get("Protocol"), channels) if part)
     kind = str(row.get("name"))[:48], str(args.get("Datatype"))[:48], elements, choice
-    found.calls.setdefault((str(row.get("pid")), communicator, rank), Counter())[kind] += 1
+    events.calls.setdefault((str(row.get("pid")), communicator, rank), Counter())[kind] += 1
 
 
-def _message(word: str, spelled: str, elements: int, size: int, noted: dict[str, None]) -> Message | str:
+def _build_message(word: str, dtype: str, elements: int, size: int, assumptions: dict[str, None]) -> Message | str:
     """Return the message of a call, or why there is none."""
     collective = OPERATIONS.get(word)
-    if collective is None:
-        return f"{word}, which ncclt does not support"
-    try:
-        dtype = parse_dtype(spelled)
-    except InputError:
-        return f"{word} of dtype {spelled!r}, of unknown size"
-    if dtype == "int8" and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
-        noted["NCCL may count all_gather and broadcast in bytes: their int8 can be any dtype"] = None
-    if not size:
-        noted["not all ranks of a communicator were read: assuming a group of the whole job"] = None
-        if collective.has_rank_parts:
-            noted[f"{collective} sizes are one rank's share: the number of ranks is unknown"] = None
-    size_bytes = elements * DTYPE_SIZES[dtype] * (max(1, size) if collective.has_rank_parts else 1)
-    if not 0 < size_bytes <= MOST_BYTES:
-        return f"{word} of {'0 bytes' if elements <= 0 else 'an impossible size'}"
-    return Message(collective=collective, dtype=dtype, size_bytes=size_bytes, group_size=size)
+    parts = max(1, size) if collective is not None and collective.has_rank_parts else 1
+    message = build_message(word, collective, elements * parts, dtype, group_size=size)
+    if isinstance(message, Message):
+        if message.dtype == "int8" and collective in (Collective.ALL_GATHER, Collective.BROADCAST):
+            assumptions["NCCL may count all_gather and broadcast in bytes: their int8 can be any dtype"] = None
+        if not size:
+            assumptions["not all ranks of a communicator were read: assuming a group of the whole job"] = None
+            if message.collective.has_rank_parts:
+                assumptions[f"{collective} sizes are one rank's share: the number of ranks is unknown"] = None
+    return message

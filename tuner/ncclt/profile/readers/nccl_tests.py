@@ -59,11 +59,8 @@ class NcclTestsReader(Reader):
         times: dict[Message, list[float]] = {}
         for test in tests:
             for row in test.rows:
-                message = _message(row, test)
-                if isinstance(message, str):
-                    source.left_out[message] += 1
-                else:
-                    times.setdefault(message, []).extend(_times_us(row, message))
+                if message := source.keep_message(_build_message(row, test)):
+                    times.setdefault(message, []).extend(_list_times_us(row, message))
         if not times and any(test.rows and test.collective is None for test in tests):
             raise TraceError(
                 f"no collectives in {source.where}: {'; '.join(count_reasons(source.left_out))}",
@@ -72,21 +69,19 @@ class NcclTestsReader(Reader):
         source.detail["nccl_tests"] = join_distinct(test.version for test in tests)
         source.world_size = max((test.ranks for test in tests), default=0)
         source.notes += _notes(tests)
-        for message, taken in times.items():
-            yield Call(message=message, time_us=fmean(taken) if taken else None)
+        for message, times_us in times.items():
+            yield Call(message=message, time_us=fmean(times_us) if times_us else None)
 
 
 def _notes(tests: Sequence[NcclTest]) -> list[str]:
     notes = newer_notes({str(test.file_version) for test in tests}, str(NEWEST))
     if not all(test.ranks for test in tests):
         notes.append("the ranks are not listed everywhere: assuming the whole job for those messages")
-    unnamed = sum(test.program is None for test in tests)
-    if unnamed:
+    if unnamed := sum(test.program is None for test in tests):
         notes.append(
             f"{count_noun(unnamed, 'table')} without a program name: collective inferred from the command or layout"
         )
-    unreadable = sum(test.unreadable_lines for test in tests)
-    if unreadable:
+    if unreadable := sum(test.unreadable_lines for test in tests):
         notes.append(f"{count_noun(unreadable, 'line')} inside the tables not readable: sizes may be missing")
     if any(test.gpu and test.rows and test.avg_busbw_gbps is None for test in tests):
         notes.append("a run has no average at its end: it was cut off or ended early, and sizes may be missing")
@@ -120,7 +115,7 @@ def _tests(document: Document) -> tuple[NcclTest, ...]:
         raise TraceError(f"{document.label}: {error.message}", hint=error.hint) from error
 
 
-def _message(row: NcclTestRow, test: NcclTest) -> Message | str:
+def _build_message(row: NcclTestRow, test: NcclTest) -> Message | str:
     """Return the message of a row, or why it makes none."""
     if test.collective is None:
         return "row of a table that does not say which collective it is of"
@@ -136,7 +131,7 @@ def _message(row: NcclTestRow, test: NcclTest) -> Message | str:
         return f"row of type {row.dtype[:24]!r}, of unknown size"
 
 
-def _times_us(row: NcclTestRow, message: Message) -> list[float]:
+def _list_times_us(row: NcclTestRow, message: Message) -> list[float]:
     """Return the time of the half that training does: in place, but between two buffers where a rank has a part."""
     halves = (row.in_place, row.out_of_place)
     if message.collective.has_rank_parts or message.collective is Collective.SEND_RECV:

@@ -24,12 +24,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message
+from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import TraceError
-from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE
+from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, build_message
 from ncclt.profile.numbers import parse_int
 from ncclt.profile.other_libraries import NCCL_INSTEAD, other_library
 from ncclt.profile.reader import Call, Reader, Source
@@ -50,7 +50,14 @@ class NsysReader(Reader):
 
     def recognises(self, path: Path) -> bool:
         """Return True for an export of Nsight Systems; never raises."""
-        return is_export(path)
+        try:
+            with open_regular(path, error=TraceError) as raw:
+                if not self.begins(raw.read(len(_MAGIC))):
+                    return False
+            with open_export(path) as export:
+                return bool(_MARKS & export.columns.keys())
+        except (OSError, TraceError):
+            return False
 
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every process."""
@@ -61,49 +68,80 @@ class NsysReader(Reader):
                 recordings.append(read_export(export))
         source.readings = recordings
         _check_ranks(recordings)
-        assumed: dict[str, None] = {}
-        yield from size_calls(recordings, source.left_out, assumed)
-        _describe(source, recordings, assumed)
+        assumptions: dict[str, None] = {}
+        yield from _size_calls(recordings, source, assumptions)
+        _describe(source, recordings, assumptions)
 
     def refusal(self, source: Source) -> TraceError:
         """Return the error for exports without a message: what was seen, and what to do."""
-        return _refusal([r for r in source.readings if isinstance(r, NsysExport)], source.left_out)
+        recordings = [reading for reading in source.readings if isinstance(reading, NsysExport)]
+        labels = ", ".join(recording.label for recording in recordings)
+        functions = sum((recording.functions for recording in recordings), Counter[str]())
+        libraries = sum((recording.libraries for recording in recordings), Counter[str]())
+        kernels = _count_kernel_words(recordings)
+        seen = f"NCCL kernels: {_format_counts(kernels) or 'none'}; NCCL calls: {_format_counts(functions) or 'none'}"
+        reasons = "; ".join(count_reasons(source.left_out))
+        facts = recordings[0].facts
+        shown = (f"{key}={facts.get(f'EXPORT_PARAM_{key}', 'not told')[:10]}" for key in _SWITCHES)
+        # A switch was off; older exports do not name it, and may have lost the payloads.
+        lossy = any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
+        if libraries and not functions and not kernels:
+            did = ", ".join(count_reasons(libraries))
+            why = f"no NCCL in {labels}: other libraries did the work ({did}), which NCCL settings do not affect"
+            hint = NCCL_INSTEAD
+        elif not functions and not kernels:
+            others = sum(recording.other_kernels for recording in recordings)
+            why = f"no NCCL in {labels}: not one NCCL kernel or call among {others} kernel launches"
+            hint = f"record a run on more than one GPU: {_RECORD}"
+        elif not functions:
+            why = f"no message sizes in {labels}: recorded without NVTX, and kernels carry no size ({seen})"
+            hint = f"record NVTX as well: {_RECORD}; then export with --include-blobs=true"
+        elif reasons:
+            why, hint = f"no message in {labels}: {reasons}", f"record from the start of the job: {_RECORD}"
+        elif any(recording.undecoded for recording in recordings):
+            missing = "the export has payloads but not the schemas that explain them"
+            why = f"no message sizes in {labels}: {missing} ({seen})"
+            hint = f"export again, whole: {_export_command(recordings[0])}"
+        elif any(recording.payloads for recording in recordings) or not lossy:
+            why = f"no message sizes in {labels}: NCCL wrote none; it does since 2.16 ({seen})"
+            hint = "update NCCL, or import its own log: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL"
+        else:
+            why = f"no message sizes in {labels}: it was exported without NVTX payloads ({', '.join(shown)}; {seen})"
+            hint = f"export the report again: {_export_command(recordings[0])}"
+        return TraceError(why, hint=hint)
+
+
+_SWITCHES = ("INCLUDE_BLOBS", "INCLUDE_JSON")
 
 
 def _check_ranks(recordings: Sequence[NsysExport]) -> None:
     """Refuse a rank of a communicator that two processes claim: its calls would count once for each."""
-    seen: dict[tuple[int, int], Process] = {}
+    owners: dict[tuple[int, int], Process] = {}
     for recording in recordings:
         for (process, communicator), member in recording.members.items():
-            if communicator is None:
-                continue
-            for rank in member.mine:
-                other = seen.setdefault((communicator, rank), process)
-                if other != process:
+            for rank in member.held_ranks if communicator is not None else ():
+                owner = owners.setdefault((communicator or 0, rank), process)
+                if owner != process:
                     raise TraceError(
-                        f"rank {rank} of communicator {communicator:#x} is in {other[0]} and in {process[0]}",
+                        f"rank {rank} of communicator {communicator:#x} is in {owner[0]} and in {process[0]}",
                         hint="give one export per process, all of the same recording",
                     )
 
 
-def _describe(source: Source, recordings: Sequence[NsysExport], assumed: Iterable[str]) -> None:
+def _describe(source: Source, recordings: Sequence[NsysExport], assumptions: Iterable[str]) -> None:
     """Fill in all but the calls."""
     members = [member for recording in recordings for member in recording.members.values()]
     source.world_size = max((member.ranks for member in members), default=0)
-    source.ranks = {rank for member in members if member.ranks == source.world_size for rank in member.mine}
+    source.ranks = {rank for member in members if member.ranks == source.world_size for rank in member.held_ranks}
     source.created = min((recording.recorded_on for recording in recordings if recording.recorded_on), default="")
     source.detail["nsys"] = join_distinct(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings)
-    source.detail["kernels"] = format_counts(_kernel_words(recordings))
-    source.notes += assumed
-    bare = sum(
-        count for recording in recordings for function, count in recording.functions.items() if function in FUNCTIONS
-    ) - sum(
-        count for recording in recordings for (_p, kind), count in recording.sized.items() if kind.function in FUNCTIONS
-    )
-    if bare:
-        source.notes.append(f"{bare} calls have no readable payload: the profile is partial")
-    graphed = sum(recording.graphed for recording in recordings)
-    if graphed:
+    source.detail["kernels"] = _format_counts(_count_kernel_words(recordings))
+    source.notes += assumptions
+    counts = [(count, f) for recording in recordings for f, count in recording.functions.items()]
+    counts += [(-count, kind.function) for recording in recordings for (_, kind), count in recording.sized.items()]
+    if unsized := sum(count for count, function in counts if function in FUNCTIONS):
+        source.notes.append(f"{unsized} calls have no readable payload: the profile is partial")
+    if graphed := sum(recording.graphed for recording in recordings):
         source.notes.append(
             f"{graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured"
         )
@@ -111,56 +149,7 @@ def _describe(source: Source, recordings: Sequence[NsysExport], assumed: Iterabl
         source.notes += partial_note(len(source.ranks), source.world_size)
 
 
-def _refusal(recordings: Sequence[NsysExport], left_out: Mapping[str, int]) -> TraceError:
-    """Return the error for exports without a message: what was seen, and what to do."""
-    labels = ", ".join(recording.label for recording in recordings)
-    functions = sum((recording.functions for recording in recordings), Counter[str]())
-    kernels = _kernel_words(recordings)
-    seen = f"NCCL kernels: {format_counts(kernels) or 'none'}; NCCL calls: {format_counts(functions) or 'none'}"
-    libraries = sum((recording.libraries for recording in recordings), Counter[str]())
-    if libraries and not functions and not kernels:
-        did = ", ".join(count_reasons(libraries))
-        return TraceError(
-            f"no NCCL in {labels}: other libraries did the work ({did}), which NCCL settings do not affect",
-            hint=NCCL_INSTEAD,
-        )
-    if not functions and not kernels:
-        others = sum(recording.other_kernels for recording in recordings)
-        return TraceError(
-            f"no NCCL in {labels}: not one NCCL kernel or call among {others} kernel launches",
-            hint=f"record a run on more than one GPU: {_RECORD}",
-        )
-    if not functions:
-        return TraceError(
-            f"no message sizes in {labels}: recorded without NVTX, and kernels carry no size ({seen})",
-            hint=f"record NVTX as well: {_RECORD}; then export with --include-blobs=true",
-        )
-    if left_out:
-        why = "; ".join(count_reasons(left_out))
-        return TraceError(f"no message in {labels}: {why}", hint=f"record from the start of the job: {_RECORD}")
-    if any(recording.undecoded for recording in recordings):
-        return TraceError(
-            f"no message sizes in {labels}: the export has payloads but not the schemas that explain them ({seen})",
-            hint=f"export again, whole: {_export_command(recordings[0])}",
-        )
-    # A switch was off; older exports do not name it, and may have lost the payloads.
-    is_lossy = any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
-    if any(recording.payloads for recording in recordings) or not is_lossy:
-        return TraceError(
-            f"no message sizes in {labels}: NCCL wrote none; it does since 2.16 ({seen})",
-            hint="update NCCL, or import its own log: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL",
-        )
-    switches = ", ".join(
-        f"{key}={recordings[0].facts.get(f'EXPORT_PARAM_{key}', 'not told')[:10]}"
-        for key in ("INCLUDE_BLOBS", "INCLUDE_JSON")
-    )
-    return TraceError(
-        f"no message sizes in {labels}: it was exported without NVTX payloads ({switches}; {seen})",
-        hint=f"export the report again: {_export_command(recordings[0])}",
-    )
-
-
-def _kernel_words(recordings: Sequence[NsysExport]) -> Counter[str]:
+def _count_kernel_words(recordings: Sequence[NsysExport]) -> Counter[str]:
     """Count the launches of NCCL's kernels by operation and dtype."""
     words: Counter[str] = Counter()
     for recording in recordings:
@@ -169,26 +158,22 @@ def _kernel_words(recordings: Sequence[NsysExport]) -> Counter[str]:
     return words
 
 
+def _format_counts(counts: Counter[str]) -> str:
+    """Return counts as text: `AllReduce x12, SendRecv x4`."""
+    return ", ".join(f"{word} x{count}" for word, count in counts.most_common(20))
+
+
 def _export_command(recording: NsysExport) -> str:
     """Return the command that exports a report with its payloads, beside the file that lacks them."""
     stem = PurePath(recording.label).stem
     report = PurePath(recording.facts.get("EXPORT_PARAM_INPUT_FILE", "")).name or f"{stem}.nsys-rep"
-    words = (
-        "nsys",
-        "export",
-        "--type",
-        "sqlite",
-        "--include-blobs=true",
-        "--force-overwrite=true",
-        "--output",
-        f"{stem}-payloads.sqlite",
-        report[:200],
-    )
-    return shlex.join(words)
+    command = ["nsys", "export", "--type", "sqlite", "--include-blobs=true", "--force-overwrite=true", "--output"]
+    return shlex.join([*command, f"{stem}-payloads.sqlite", report[:200]])
 
 
 _MAGIC = b"SQLite format 3\0"
-_MARKS = frozenset({"NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "META_DATA_EXPORT"})
+_KERNEL_TABLE = "CUPTI_ACTIVITY_KIND_KERNEL"
+_MARKS = frozenset({"NVTX_EVENTS", _KERNEL_TABLE, "META_DATA_EXPORT"})
 """Tables of which every export has one."""
 
 _STEP = 100_000
@@ -224,39 +209,14 @@ class Export:
         """
         if table not in self.columns:
             return iter(())
-        known = self.columns[table]
-        shown = ", ".join(c if c in known or c.startswith("(") else "NULL" for c in columns)
+        shown = ", ".join(c if c in self.columns[table] or c.startswith("(") else "NULL" for c in columns)
         # Names of tables and columns are literals of this package: nothing of the file gets into the statement.
         return iter(self.connection.execute(" ".join(("SELECT", shown, "FROM", table, joined))))
 
-    def names(self) -> dict[int, str]:
-        """Return the strings with NCCL's name in them, by the number under which rows refer to them."""
-        return self._strings("WHERE value GLOB '*nccl*'")
-
-    def kernel_names(self) -> dict[int, str]:
-        """Return the names of all kernels, of an export that has them, by the same number."""
-        return self._strings("WHERE id IN (SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL)")
-
-    def _strings(self, where: str) -> dict[int, str]:
-        rows = self.select("StringIds", "id", "value", joined=where)
+    def strings(self, where: str) -> dict[int, str]:
+        """Return stored strings by the number under which rows refer to them."""
+        rows = self.select("StringIds", "id", "value", joined=f"WHERE {where}")
         return {key: value for key, value in rows if isinstance(key, int) and isinstance(value, str)}
-
-    def facts(self) -> dict[str, str]:
-        """Return the settings of the export: name -> value."""
-        rows = self.select("META_DATA_EXPORT", "name", "value", joined="WHERE name GLOB 'EXPORT_*'")
-        return {str(key): str(value) for key, value in rows}
-
-
-def is_export(path: Path) -> bool:
-    """Return True if a file is a SQLite export of Nsight Systems; never raises."""
-    try:
-        with open_regular(path, error=TraceError) as raw:
-            if raw.read(len(_MAGIC)) != _MAGIC:
-                return False
-        with open_export(path) as export:
-            return bool(_MARKS & export.columns.keys())
-    except (OSError, TraceError):
-        return False
 
 
 @contextmanager
@@ -273,8 +233,13 @@ def open_export(path: Path) -> Iterator[Export]:
         # immutable: no lock and no journal is made beside the file, which may be on a read-only file system.
         address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True)) as connection:
-            _bound(connection, size_bytes)
-            yield Export(label=path.name, connection=connection, columns=_columns(connection))
+            ticks = iter(range(300 + size_bytes * _OPERATIONS_PER_BYTE // _STEP))
+            connection.set_progress_handler(lambda: next(ticks, None) is None, _STEP)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _CELL_BYTES)
+            connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA query_only = ON")
+            yield Export(label=path.name, connection=connection, columns=_list_columns(connection))
     except OSError as error:
         raise TraceError(
             f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
@@ -287,31 +252,15 @@ def open_export(path: Path) -> Iterator[Export]:
         ) from error
 
 
-def _bound(connection: sqlite3.Connection, size_bytes: int) -> None:
-    budget = 300 + size_bytes * _OPERATIONS_PER_BYTE // _STEP
-    used = 0
-
-    def is_over() -> bool:
-        nonlocal used
-        used += 1
-        return used > budget
-
-    connection.set_progress_handler(is_over, _STEP)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _CELL_BYTES)
-    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA query_only = ON")
-
-
-def _columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
+def _list_columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
     query = (
         "SELECT t.name, c.name FROM sqlite_master AS t, pragma_table_info(t.name) AS c "
         "WHERE t.type = 'table' AND t.sql NOT LIKE 'CREATE VIRTUAL%'"
     )
-    found: dict[str, set[str]] = {}
+    columns: dict[str, set[str]] = {}
     for table, column in connection.execute(query):
-        found.setdefault(table, set()).add(column)
-    return {table: frozenset(columns) for table, columns in found.items()}
+        columns.setdefault(table, set()).add(column)
+    return {table: frozenset(names) for table, names in columns.items()}
 
 
 _HEADER = struct.Struct("<QQQQ")
@@ -326,27 +275,13 @@ _WANTED = frozenset({*_SIZES, _COMM, _RANKS, _RANK, _DEVICES})
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,20}")
 _JSON_CHARS = 1 << 16
 
+Payload = Mapping[str, int]
+"""NCCL's name of a field -> its value. A size is of one rank's count, as given to the call. The hash of a communicator,
+the same on all its ranks, comes with NCCL 2.25 and later; ranks and rank with its creation alone; the GPUs of the
+process with ncclCommInitAll."""
+
 Schemas = Mapping[tuple[int, int], Mapping[str, tuple[str, int]]]
 """(domain, schema) -> field -> (struct format, offset in bytes)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
-    """The content of a call's payload; None for what it lacks.
-
-    Attributes:
-        size_bytes: bytes of one rank's count, as given to the call.
-        communicator: hash of the communicator, the same on all its ranks; NCCL 2.25 and later.
-        ranks: ranks of the communicator; on its creation alone.
-        rank: this rank in it; on its creation alone.
-        devices: GPUs of the process, on ncclCommInitAll alone.
-    """
-
-    size_bytes: int | None = None
-    communicator: int | None = None
-    ranks: int | None = None
-    rank: int | None = None
-    devices: int | None = None
 
 
 def read_schemas(rows: Iterable[tuple[Any, ...]]) -> Schemas:
@@ -355,116 +290,75 @@ def read_schemas(rows: Iterable[tuple[Any, ...]]) -> Schemas:
     An export of several processes repeats its schemas; one that two processes define differently is dropped,
     because an event does not say which of them it means. An offset that is missing is 0, the first field.
     """
-    found: dict[tuple[int, int], dict[str, tuple[str, int]]] = {}
+    schemas: dict[tuple[int, int], dict[str, tuple[str, int]]] = {}
     disputed: set[tuple[int, int]] = set()
     for domain, schema, name, kind, offset in rows:
-        if not (isinstance(domain, int) and isinstance(schema, int)) or name not in _WANTED or kind not in _FORMATS:
-            continue
-        if not isinstance(offset, int | None):
-            continue
-        place = (_FORMATS[kind], offset or 0)
-        if found.setdefault((domain, schema), {}).setdefault(str(name), place) != place:
-            disputed.add((domain, schema))
-    return {key: fields for key, fields in found.items() if key not in disputed}
+        is_numbered = isinstance(domain, int) and isinstance(schema, int) and isinstance(offset, int | None)
+        if is_numbered and name in _WANTED and kind in _FORMATS:
+            place = (_FORMATS[kind], offset or 0)
+            if schemas.setdefault((domain, schema), {}).setdefault(name, place) != place:
+                disputed.add((domain, schema))
+    return {key: fields for key, fields in schemas.items() if key not in disputed}
 
 
-def decode_blob(blob: object, schemas: Schemas) -> Payload | None:
-    """Decode `NVTX_EVENTS.binaryData`, bytes or hexadecimal text; None where it cannot be decoded."""
+def decode_blob(blob: object, schemas: Schemas) -> Payload:
+    """Decode `NVTX_EVENTS.binaryData`, bytes or hexadecimal text; empty where it cannot be decoded."""
     if isinstance(blob, str):  # the column is declared as text, and some tools write it as such
         try:
             blob = bytes.fromhex(blob)
         except ValueError:
-            return None
+            return {}
     if not isinstance(blob, bytes) or len(blob) < _HEADER.size:
-        return None
+        return {}
     domain, schema, size, _where = _HEADER.unpack_from(blob)
     body = blob[_HEADER.size : _HEADER.size + size]
-    fields = schemas.get((domain, schema))
-    if not fields or len(body) != size:
-        return None
-    values = {
+    return {
         name: struct.unpack_from(form, body, offset)[0]
-        for name, (form, offset) in fields.items()
-        if 0 <= offset <= len(body) - struct.calcsize(form)
+        for name, (form, offset) in schemas.get((domain, schema), {}).items()
+        if len(body) == size and 0 <= offset <= size - struct.calcsize(form)
     }
-    return _payload(values)
 
 
-def decode_json(text: object) -> Payload | None:
-    """Decode `NVTX_EVENTS.jsonText`; None where it is no object with a field of NCCL's."""
+def decode_json(text: object) -> Payload:
+    """Decode `NVTX_EVENTS.jsonText`; empty where it is no object with a field of NCCL's."""
     if not isinstance(text, str) or len(text) > _JSON_CHARS:
-        return None
+        return {}
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    values: dict[str, int] = {}
+        return {}
+    payload: dict[str, int] = {}
     # The fields are in the object itself or, with several payloads, in objects inside it.
     for place in (document, *(document.values() if isinstance(document, dict) else ())):
-        if isinstance(place, dict):
-            for name in _WANTED & place.keys():
-                value = place[name]
-                if isinstance(value, str) and _GROUPED.fullmatch(value.strip()):
-                    value = value.replace(",", "")  # Nsight shows commas between thousands
-                number = parse_int(value)
-                if number is not None:
-                    values.setdefault(name, number)
-    return _payload(values)
-
-
-def _payload(values: Mapping[str, int]) -> Payload | None:
-    if not values:
-        return None
-    return Payload(
-        size_bytes=next((values[name] for name in _SIZES if name in values), None),
-        communicator=values.get(_COMM),
-        ranks=values.get(_RANKS),
-        rank=values.get(_RANK),
-        devices=values.get(_DEVICES),
-    )
+        for name in _WANTED & place.keys() if isinstance(place, dict) else ():
+            value = place[name]
+            if isinstance(value, str) and _GROUPED.fullmatch(value.strip()):
+                value = value.replace(",", "")  # Nsight shows commas between thousands
+            number = parse_int(value)
+            if number is not None:
+                payload.setdefault(name, number)
+    return payload
 
 
 # 2.7 to 2.18 ncclKernel_AllReduce_RING_LL_Sum_float, since 2.19 ncclDevKernel_AllReduce_Sum_f32_RING_LL, since 2.27
 # ncclSymDevKernel_..., since 2.28 ncclSymkDevKernel_...
 _KERNEL = re.compile(r"\bnccl(?:Symk?)?(?:Dev)?Kernel_([A-Za-z]+)(?:_(\w+))?")
 _COLLECTIVES = {**OPERATIONS, "SendRecv": Collective.SEND_RECV}
-REDUCTIONS = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE})
-"""The others move bytes: their kernels have no dtype, or the placeholder int8_t."""
 
-_DTYPES = {
-    "f16": "float16",
-    "half": "float16",
-    "f32": "float32",
-    "float": "float32",
-    "f64": "float64",
-    "double": "float64",
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "f8e4m3": "float8_e4m3",
-    "f8e5m2": "float8_e5m2",
-    "int8": "int8",
-    "uint8": "uint8",
-    "int32": "int32",
-    "uint32": "uint32",
-    "int64": "int64",
-    "uint64": "uint64",
-    "u8": "uint8",
-    "u32": "uint32",
-    "u64": "uint64",
-    "i8": "int8",
-    "i32": "int32",
-    "i64": "int64",
-}
+_DTYPES = {dtype: dtype for dtype in DTYPE_SIZES} | {"half": "float16", "float": "float32", "double": "float64"}
+_DTYPES |= {"bf16": "bfloat16", "f8e4m3": "float8_e4m3", "f8e5m2": "float8_e5m2"}
+_DTYPES |= {f"{kind[0]}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 32, 64)}
+_DTYPES |= {f"f{bits}": f"float{bits}" for bits in (16, 32, 64)}
+"""Parts of kernel names -> our dtypes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaKernel:
+class CudaKernel(NamedTuple):
     """A kernel's name, read.
 
     Attributes:
         word: the operation as written, `AllReduce`, `Generic`.
         collective: None where the name is of several.
-        dtype: None where the name does not say.
+        dtype: None where the name does not say; kernels that only move bytes have none, or the placeholder int8_t.
     """
 
     word: str
@@ -478,28 +372,22 @@ def parse_kernel_name(name: str) -> CudaKernel | None:
     >>> parse_kernel_name("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)").dtype
     'bfloat16'
     """
-    found = _KERNEL.search(name)
-    if found is None:
+    match = _KERNEL.search(name)
+    if match is None:
         return None
-    collective = _COLLECTIVES.get(found[1])
-    dtype = None
-    if collective in REDUCTIONS:
-        dtype = next((_DTYPES[part] for part in (found[2] or "").split("_") if part in _DTYPES), None)
-    return CudaKernel(word=found[1], collective=collective, dtype=dtype)
+    collective, parts = _COLLECTIVES.get(match[1]), (match[2] or "").split("_")
+    is_reduction = collective is not None and collective.is_reduction
+    dtype = next((_DTYPES[part] for part in parts if part in _DTYPES), None) if is_reduction else None
+    return CudaKernel(match[1], collective, dtype)
 
 
 def agreed_dtypes(kernels: Iterable[CudaKernel]) -> dict[Collective, str]:
     """Return the dtype of every reduction whose kernels all name the same one."""
     named: dict[Collective, set[str | None]] = {}
     for kernel in kernels:
-        if kernel.collective in REDUCTIONS:
+        if kernel.collective is not None and kernel.collective.is_reduction:
             named.setdefault(kernel.collective, set()).add(kernel.dtype)
     return {c: dtype for c, dtypes in named.items() if len(dtypes) == 1 and (dtype := next(iter(dtypes))) is not None}
-
-
-def format_counts(counts: Counter[str]) -> str:
-    """Return counts as text: `AllReduce x12, SendRecv x4`."""
-    return ", ".join(f"{word} x{count}" for word, count in counts.most_common(20))
 
 
 _CALL = re.compile(r"nccl[A-Z]\w{1,60}")
@@ -510,9 +398,8 @@ Process = tuple[str, int]
 """File and the process's number in it: the thread's number without its lowest 24 bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class CallKind:
-    """Calls that are alike.
+class CallKind(NamedTuple):
+    """Equal calls.
 
     Attributes:
         function: `ncclAllReduce`, ...
@@ -525,17 +412,16 @@ class CallKind:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class Membership(NamedTuple):
     """A process in a communicator.
 
     Attributes:
         ranks: ranks of the communicator.
-        mine: ranks that this process holds; more than one where it drives several GPUs.
+        held_ranks: ranks of this process; more than one where it drives several GPUs.
     """
 
     ranks: int
-    mine: frozenset[int]
+    held_ranks: frozenset[int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -574,10 +460,13 @@ class NsysExport:
 def read_export(export: Export) -> NsysExport:
     """Count the calls and kernels of an export."""
     dates = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
+    facts = export.select("META_DATA_EXPORT", "name", "value", joined="WHERE name GLOB 'EXPORT_*'")
     recording = NsysExport(
-        label=export.label, recorded_on=next((parse_day(str(moment)) for (moment,) in dates), ""), facts=export.facts()
+        label=export.label,
+        recorded_on=next((parse_day(str(moment)) for (moment,) in dates), ""),
+        facts={str(key): str(value) for key, value in facts},
     )
-    names = export.names()
+    names = export.strings("value GLOB '*nccl*'")
     _count_calls(export, names, recording)
     _count_kernels(export, names, recording)
     return recording
@@ -585,24 +474,16 @@ def read_export(export: Export) -> NsysExport:
 
 def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
     columns = export.columns.get("NVTX_EVENTS", frozenset())
-    schemas = read_schemas(
-        export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset")
-    )
-    by_id = ["textId IN (SELECT id FROM StringIds WHERE value GLOB 'nccl[A-Z]*')"] if "textId" in columns else []
-    ways = (by_id if names else []) + (["text GLOB 'nccl[A-Z]*'"] if "text" in columns else [])
+    entries = export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset")
+    schemas = read_schemas(entries)
+    ways = ["text GLOB 'nccl[A-Z]*'"] if "text" in columns else []
+    if names and "textId" in columns:
+        ways.append("textId IN (SELECT id FROM StringIds WHERE value GLOB 'nccl[A-Z]*')")
     if not ways:
         return
     kind = f" AND eventType IN {_RANGES}" if "eventType" in columns else ""
-    rows = export.select(
-        "NVTX_EVENTS",
-        "text",
-        "textId",
-        "globalTid",
-        "binaryData",
-        "jsonText",
-        "jsonTextId",
-        joined=f"WHERE ({' OR '.join(ways)}){kind}",
-    )
+    wanted = ("text", "textId", "globalTid", "binaryData", "jsonText", "jsonTextId")
+    rows = export.select("NVTX_EVENTS", *wanted, joined=f"WHERE ({' OR '.join(ways)}){kind}")
     for text, text_id, thread, blob, json_text, json_id in rows:
         function = text if isinstance(text, str) else names.get(text_id, "")
         if not _CALL.fullmatch(function):
@@ -611,99 +492,93 @@ def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport
         if json_text is None and json_id is not None:
             stored = export.connection.execute("SELECT value FROM StringIds WHERE id = ?", (json_id,))
             json_text = next((value for (value,) in stored if isinstance(value, str)), None)
-        if blob is None and json_text is None:
-            continue
-        recording.payloads += 1
         payload = decode_blob(blob, schemas) or decode_json(json_text)
-        if payload is None:
-            recording.undecoded += 1
-            continue
-        process = (recording.label, thread >> 24 if isinstance(thread, int) else 0)
-        _take(recording, process, function, payload)
+        has_payload = blob is not None or json_text is not None
+        recording.payloads += has_payload
+        recording.undecoded += has_payload and not payload
+        _add_payload(recording, (recording.label, thread >> 24 if isinstance(thread, int) else 0), function, payload)
 
 
-def _take(recording: NsysExport, process: Process, function: str, payload: Payload) -> None:
-    if payload.size_bytes is not None:
-        kind = CallKind(function=function, communicator=payload.communicator, size_bytes=payload.size_bytes)
-        recording.sized[process, kind] += 1
-    ranks, mine = payload.ranks, frozenset(() if payload.rank is None else (payload.rank,))
-    if payload.devices is not None:
-        ranks, mine = payload.devices, frozenset(range(max(0, min(payload.devices, 1024))))
-    if ranks is None or not 0 < ranks < 1 << 24:
+def _add_payload(recording: NsysExport, process: Process, function: str, payload: Payload) -> None:
+    communicator = payload.get(_COMM)
+    size_bytes = next((payload[name] for name in _SIZES if name in payload), None)
+    if size_bytes is not None:
+        recording.sized[process, CallKind(function, communicator, size_bytes)] += 1
+    ranks, held = payload.get(_RANKS, 0), frozenset({payload[_RANK]} if _RANK in payload else ())
+    if _DEVICES in payload:
+        ranks, held = payload[_DEVICES], frozenset(range(max(0, min(payload[_DEVICES], 1024))))
+    if not 0 < ranks < 1 << 24:
         return
-    before = recording.members.get((process, payload.communicator))
-    if before is None or before.ranks == ranks:
-        held = mine | (before.mine if before else frozenset())
-        recording.members[process, payload.communicator] = Membership(ranks=ranks, mine=held)
-    elif payload.communicator is None:
+    before = recording.members.get((process, communicator), Membership(ranks, frozenset()))
+    if before.ranks == ranks:
+        recording.members[process, communicator] = Membership(ranks, held | before.held_ranks)
+    elif communicator is None:
         # Before 2.25 nothing distinguishes communicators: with two sizes, neither is certain.
-        recording.members[process, None] = Membership(ranks=0, mine=frozenset())
+        recording.members[process, None] = Membership(0, frozenset())
 
 
 def _count_kernels(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
-    table = "CUPTI_ACTIVITY_KIND_KERNEL"
-    columns = export.columns.get(table, frozenset())
+    columns = export.columns.get(_KERNEL_TABLE, frozenset())
     by = ", ".join(column for column in ("demangledName", "shortName") if column in columns)
     graphs = "(count(graphNodeId))" if "graphNodeId" in columns else "(0)"
-    rows = export.select(
-        table, "demangledName", "shortName", "(count(*))", graphs, joined=f"GROUP BY {by}" if by else ""
-    )
-    every = export.kernel_names() if "demangledName" in columns else {}
+    grouped = f"GROUP BY {by}" if by else ""
+    rows = export.select(_KERNEL_TABLE, "demangledName", "shortName", "(count(*))", graphs, joined=grouped)
+    of_kernels = "id IN (SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL)"
+    full_names = export.strings(of_kernels) if "demangledName" in columns else {}
     for full, short, count, graphed in rows:
         kernel = parse_kernel_name(names.get(full, "")) or parse_kernel_name(names.get(short, ""))
-        if kernel is None:
-            recording.other_kernels += count
-            if library := other_library(every.get(full, "")):
-                recording.libraries[library] += count
-        else:
+        if kernel is not None:
             recording.kernels[kernel] += count
             recording.graphed += graphed
+            continue
+        recording.other_kernels += count
+        if library := other_library(full_names.get(full, "")):
+            recording.libraries[library] += count
 
 
 FUNCTIONS = {f"nccl{word}": collective for word, collective in OPERATIONS.items()} | {"ncclBcast": Collective.BROADCAST}
 """Function of NCCL -> collective; gather, scatter and what manages communicators make no message."""
 
 
-def size_calls(recordings: Sequence[NsysExport], left_out: Counter[str], assumed: dict[str, None]) -> Iterator[Call]:
+def _size_calls(recordings: Sequence[NsysExport], source: Source, assumptions: dict[str, None]) -> Iterator[Call]:
     """Yield the calls of all processes that make a message.
 
-    The rank of a process is that in its largest communicator, where it holds one rank of it.
+    The rank of a process is that in its largest communicator, where it holds one rank of it. Calls without a message
+    are counted of the process with the most.
 
     Args:
-        left_out: filled with the calls that made no message, of the process with the most.
-        assumed: filled with the assumptions, one sentence each.
+        assumptions: filled, one sentence each.
     """
     members = {key: member for recording in recordings for key, member in recording.members.items()}
     dtypes = agreed_dtypes(kernel for recording in recordings for kernel in recording.kernels)
     by_process: dict[Process, list[tuple[CallKind, int]]] = {}
     for recording in recordings:
         for (process, kind), count in recording.sized.items():
-            by_process.setdefault(process, []).append((kind, count))
+            if kind.function in FUNCTIONS:
+                by_process.setdefault(process, []).append((kind, count))
     for process, kinds in sorted(by_process.items()):
-        held = [member for (other, _communicator), member in members.items() if other == process]
-        largest = max(held, key=lambda member: member.ranks, default=None)
-        rank = next(iter(largest.mine)) if largest and len(largest.mine) == 1 else None
+        memberships = [member for key, member in members.items() if key[0] == process]
+        largest = max(memberships, key=lambda member: member.ranks, default=None)
+        rank = next(iter(largest.held_ranks)) if largest and len(largest.held_ranks) == 1 else None
         without_message: Counter[str] = Counter()
         for kind, count in kinds:
-            if kind.function not in FUNCTIONS:
+            message = _build_message(kind, _find_ranks(kind.communicator, members), dtypes)
+            if isinstance(message, str):
+                without_message[message] += count
                 continue
-            made = _message(kind, _find_ranks(kind.communicator, members), dtypes)
-            if isinstance(made, str):
-                without_message[made] += count
-                continue
-            mine = members.get((process, kind.communicator))
+            member = members.get((process, kind.communicator))
             # A process that drives several GPUs calls once for each of them.
-            driven = max(1, len(mine.mine)) if mine else 1
-            assumed.update(dict.fromkeys(_assumptions(made, kind, driven)))
+            driven = max(1, len(member.held_ranks)) if member else 1
+            assumptions.update(dict.fromkeys(_list_assumptions(message, kind, driven)))
             yield Call(
-                message=made,
+                message=message,
                 rank=rank,
                 lane=process,
                 group=f"{kind.communicator}",
                 count=max(1, round(count / driven)),
                 is_receive=kind.function == "ncclRecv",
             )
-        left_out |= without_message
+        source.left_out |= without_message
 
 
 def _find_ranks(communicator: int | None, members: Mapping[tuple[Process, int | None], Membership]) -> int:
@@ -712,42 +587,35 @@ def _find_ranks(communicator: int | None, members: Mapping[tuple[Process, int | 
     The hash is the same on all ranks: another process may have recorded the size that one lacks. Calls that name no
     communicator are of any that was created: their size is known where all have the same.
     """
-    sizes = [member.ranks for (_process, other), member in members.items() if other == communicator]
+    sizes = [member.ranks for (_process, number), member in members.items() if number == communicator]
     return sizes[0] if sizes and (communicator is not None or len(set(sizes)) == 1) else 0
 
 
-def _message(kind: CallKind, ranks: int, dtypes: Mapping[Collective, str]) -> Message | str:
+def _build_message(kind: CallKind, ranks: int, dtypes: Mapping[Collective, str]) -> Message | str:
     collective = FUNCTIONS[kind.function]
-    if not 0 < kind.size_bytes <= MOST_BYTES:
-        return f"{kind.function} of {'0' if not kind.size_bytes else 'impossibly many'} bytes"
     if collective.has_rank_parts and not ranks:
         return f"{kind.function}, whose full size needs the ranks of its group, which the recording does not give"
     size_bytes = kind.size_bytes * (ranks if collective.has_rank_parts else 1)
-    if size_bytes > MOST_BYTES:
-        return f"{kind.function} of impossibly many bytes"
     dtype = dtypes.get(collective, UNKNOWN_DTYPE)
-    return Message(
-        collective=collective,
-        dtype=dtype if size_bytes % DTYPE_SIZES[dtype] == 0 else UNKNOWN_DTYPE,
-        size_bytes=size_bytes,
-        group_size=ranks,
-    )
+    if size_bytes % DTYPE_SIZES[dtype]:
+        dtype = UNKNOWN_DTYPE
+    return build_message(kind.function, collective, size_bytes // DTYPE_SIZES[dtype], dtype, group_size=ranks)
 
 
-def _assumptions(message: Message, kind: CallKind, driven: int) -> list[str]:
+def _list_assumptions(message: Message, kind: CallKind, driven: int) -> list[str]:
     how = f"{message.dtype} according to the names of its kernels"
     if message.dtype == UNKNOWN_DTYPE:
         how = f"counted in bytes, as {UNKNOWN_DTYPE}"
-    assumed = [f"payloads have no dtype: {message.collective} is {how}"]
+    assumptions = [f"payloads have no dtype: {message.collective} is {how}"]
     if not message.group_size:
-        assumed.append("the creation of a communicator was not recorded: assuming a group of the whole job")
+        assumptions.append("the creation of a communicator was not recorded: assuming a group of the whole job")
     elif kind.communicator is None:
-        assumed.append(
+        assumptions.append(
             "NCCL before 2.25 does not name the communicator of a call: all that were created have "
             f"{message.group_size} ranks"
         )
     if driven > 1:
-        assumed.append(f"a process drives {driven} GPUs: its calls are divided by them")
+        assumptions.append(f"a process drives {driven} GPUs: its calls are divided by them")
     if message.collective is Collective.SEND_RECV:
-        assumed.append("all_to_all of PyTorch shows as the sends and receives that it is made of")
-    return assumed
+        assumptions.append("all_to_all of PyTorch shows as the sends and receives that it is made of")
+    return assumptions

@@ -23,9 +23,6 @@ _OTHER_KEYS = (b'"in_msg_size"', b'"startTime_ns"', b'"req"', b'"world_size"', b
 # Carries out the sends and receives before it, which are listed on their own.
 _BATCH = "batchisendirecv"
 
-# PARAM's own words for what c10d calls otherwise (comms_utils.py, paramToCommName).
-_PARAM_WORDS = {"isend": "send", "irecv": "recv", "alltoallsingle": "alltoall"}
-
 
 class ParamCommsReader(RankFileReader):
     """Reader of PARAM's comms traces."""
@@ -48,7 +45,7 @@ class ParamCommsReader(RankFileReader):
             )
         comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
         records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
-        strange = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
+        unknown = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
         calls, notes, group_sizes = convert_calls(records)
         return RankReading(
             label=document.label,
@@ -58,25 +55,23 @@ class ParamCommsReader(RankFileReader):
             calls=count_messages(drop_answered_receives(calls)),
             notes=(
                 "a comms trace has no durations",
-                *([f"left out: {strange} x entry that is neither communication nor compute"] if strange else []),
+                *([f"left out: {unknown} x entry that is neither communication nor compute"] if unknown else []),
                 *notes,
             ),
         )
 
 
 def _record(row: Mapping[str, Any], place: int) -> RecordedCall:
-    word = _word(row)
-    dtype = row.get("dtype")
-    spelled = dtype if isinstance(dtype, str) else ""
+    dtype = row["dtype"] if isinstance(row.get("dtype"), str) else ""
     group, ranks = parse_int(row.get("pg_id")), row.get("global_ranks")
     size = len(ranks) if isinstance(ranks, list) and ranks else parse_int(row.get("world_size"), most=MOST_RANKS)
     return RecordedCall(
-        name=_PARAM_WORDS.get(word, word),
+        name=_word(row),
         # Without a group a call runs in the default one.
         group="default" if group is None else f"pg {group}",
         group_size=size or 0,
-        inputs=_tensor(row.get("in_msg_size"), spelled),
-        outputs=_tensor(row.get("out_msg_size"), spelled),
+        inputs=_tensor(row.get("in_msg_size"), dtype),
+        outputs=_tensor(row.get("out_msg_size"), dtype),
         position=place,
     )
 
@@ -92,9 +87,9 @@ def _word(row: Mapping[str, Any]) -> str:
 
 def _rank(comms: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the rank that sends or receives; a trace without point-to-point calls does not show its rank."""
-    told = {
+    ranks = {
         parse_int(row.get("src_rank" if "send" in _word(row) else "dst_rank"), most=MOST_RANKS)
         for row in comms
         if _word(row) in ("send", "isend", "recv", "irecv")
     }
-    return told.pop() if len(told) == 1 else None
+    return ranks.pop() if len(ranks) == 1 else None

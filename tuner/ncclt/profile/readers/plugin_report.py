@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ncclt.core.message import MOST_BYTES, Collective, Message
+from ncclt.core.message import Collective
 from ncclt.core.workload import Workload
 from ncclt.errors import TraceError
-from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, Choices
+from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, Choices, build_message
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, lines
@@ -76,25 +76,20 @@ class PluginReportReader(Reader):
         reports = read_reports(source.documents())
         source.labels = sorted(dict.fromkeys(source.labels))
         world_size = max((int(report.head["ranks"]) for report in reports), default=0)
-        seen: Counter[tuple[Any, ...]] = Counter()
+        repeats: Counter[tuple[Any, ...]] = Counter()
         gpus: set[tuple[Any, ...]] = set()
         for report in reports:
-            lane = (*report.process, seen[report.process, report.group])
-            seen[report.process, report.group] += 1
+            lane = (*report.process, repeats[report.process, report.group])
+            repeats[report.process, report.group] += 1
             gpus.add(lane)
             ranks = int(report.head["ranks"])
+            spans_nodes = int(report.head["nodes"]) > 1 and 1 < ranks < world_size
             for (collective, size), count in report.calls.items():
-                if not 0 < size <= MOST_BYTES:
-                    source.left_out[f"calls of {collective} of {size} bytes"] += count
-                    continue
-                message = Message(
-                    collective=collective,
-                    dtype=UNKNOWN_DTYPE,
-                    size_bytes=size,
-                    group_size=ranks,
-                    spans_nodes=int(report.head["nodes"]) > 1 and 1 < ranks < world_size,
+                message = build_message(
+                    f"calls of {collective}", collective, size, group_size=ranks, spans_nodes=spans_nodes
                 )
-                yield Call(message=message, lane=lane, group=report.group, count=count)
+                if sized_message := source.keep_message(message, count):
+                    yield Call(message=sized_message, lane=lane, group=report.group, count=count)
         source.world_size = world_size if len(gpus) <= world_size else 0
         _describe(source, reports, gpus=len(gpus))
 
@@ -120,54 +115,51 @@ def read_reports(documents: Iterable[Document]) -> tuple[CommunicatorReport, ...
     Raises:
         TraceError: damaged, of another format, or given twice.
     """
-    found: dict[tuple[Any, ...], CommunicatorReport] = {}
+    reports: dict[tuple[Any, ...], CommunicatorReport] = {}
     for document in documents:
         report: CommunicatorReport | None = None
-        for row in _rows(lines(document), document.label):
+        for row in _read_rows(document):
             if "ncclt_plugin_report" in row:
-                report = CommunicatorReport(head=_checked_head(row, document.label), label=document.label)
+                report = CommunicatorReport(head=_check_head(row, document.label), label=document.label)
                 key = (*report.process, report.head["number"], report.head["started_us"])
-                if key in found:
+                if key in reports:
                     raise TraceError(
-                        f"{document.label} and {found[key].label} are the same report",
+                        f"{document.label} and {reports[key].label} are the same report",
                         hint="is one a copy? give every file of one job once",
                     )
-                found[key] = report
+                reports[key] = report
             elif report is None:
-                raise _no_report(document.label)
+                break
             else:
-                _add(report, row)
+                _add_row(report, row)
                 check_bounded(len(report.calls), document.label)
         if report is None:
-            raise _no_report(document.label)
-    return tuple(found[key] for key in sorted(found))
+            raise TraceError(
+                f"{document.label} does not begin like a report of the plugin",
+                hint="record with NCCLT_PLUGIN_REPORT=FOLDER",
+            )
+    return tuple(reports[key] for key in sorted(reports))
 
 
-def _no_report(label: str) -> TraceError:
-    return TraceError(
-        f"{label} does not begin like a report of the plugin", hint="record with NCCLT_PLUGIN_REPORT=FOLDER"
-    )
-
-
-def _rows(raw: Iterator[bytes], label: str) -> Iterator[dict[str, Any]]:
-    for line in raw:
+def _read_rows(document: Document) -> Iterator[dict[str, Any]]:
+    for line in lines(document):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise TraceError(
-                f"{label} has a line that is not a record of the plugin",
+                f"{document.label} has a line that is not a record of the plugin",
                 hint="copy the file again; it is written whole",
             )
         yield row
 
 
-def _checked_head(row: dict[str, Any], label: str) -> dict[str, Any]:
+def _check_head(row: dict[str, Any], label: str) -> dict[str, Any]:
     if (version := row["ncclt_plugin_report"]) != _FORMAT:
         newer = f"is newer than {_FORMAT}, the newest that ncclt knows"
-        what = newer if (parse_int(version) or 0) > _FORMAT else f"is not known: ncclt reads {_FORMAT}"
-        raise TraceError(f"{label}: its format {version!r} {what}", hint="update ncclt")
+        reason = newer if (parse_int(version) or 0) > _FORMAT else f"is not known: ncclt reads {_FORMAT}"
+        raise TraceError(f"{label}: its format {version!r} {reason}", hint="update ncclt")
     numbers = {key: parse_int(row.get(key)) for key in ("pid", "number", "ranks", "nodes", "started_us")}
     numbers["launch_rank"] = parse_int(row.get("launch_rank"), least=-1)
     words = ("host", "communicator", "table", "fnv1a", "not_in_use", "nccl")
@@ -177,7 +169,7 @@ def _checked_head(row: dict[str, Any], label: str) -> dict[str, Any]:
     return {**row, **numbers}
 
 
-def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
+def _add_row(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
     collective, calls = _TUNABLE.get(str(row.get("collective"))), parse_int(row.get("calls"))
     if collective is None or not calls:
         raise TraceError(f"{report.label} has a line without collective or calls", hint="copy the file again")
@@ -195,13 +187,13 @@ def _add(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
 
 def _describe(source: Source, reports: Sequence[CommunicatorReport], *, gpus: int) -> None:
     """Fill in all but the calls."""
-    asked = Choices()
+    asked, tables = Choices(), ", ".join(sorted(_list_tables(reports)))
     for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
         asked.add(collective, size, choice, calls)
     nodes = (int(r.head["nodes"]) for r in reports if r.head["ranks"] == source.world_size)
     source.detail["nccl_version"] = join_distinct(sorted(str(report.head["nccl"]) for report in reports))
     source.detail["nodes"] = str(max(nodes, default=""))
-    source.detail["tables"] = ", ".join(sorted(_tables(reports)))
+    source.detail["tables"] = tables
     source.detail["asked_for"] = asked.text()
     started = min(int(report.head["started_us"]) for report in reports)
     source.created = format_day(started / 1e6)
@@ -212,16 +204,15 @@ def _describe(source: Source, reports: Sequence[CommunicatorReport], *, gpus: in
         "calls replayed by a CUDA graph count once, when captured",
         "calls of one kind in one group, with sizes within four times of each other, count once with their summed size",
     ]
-    if len(_tables(reports)) > 1:
-        source.notes.append(f"the ranks had different tables: {', '.join(sorted(_tables(reports)))}")
-    uncounted = sum(report.uncounted for report in reports)
-    if uncounted:
+    if len(_list_tables(reports)) > 1:
+        source.notes.append(f"the ranks had different tables: {tables}")
+    if uncounted := sum(report.uncounted for report in reports):
         source.notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are unknown")
     if any(not report.head.get("finished", True) for report in reports):
         source.notes.append("some communicators were open when their process ended")
     source.notes += largest_group_notes(gpus, source.world_size)
 
 
-def _tables(reports: Sequence[CommunicatorReport]) -> set[str]:
+def _list_tables(reports: Sequence[CommunicatorReport]) -> set[str]:
     used = [report.head for report in reports if not report.head["not_in_use"]]
     return {f"{head['table'] or 'without id'} ({head['fnv1a']})" for head in used}

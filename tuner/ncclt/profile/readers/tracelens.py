@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclt.core.message import DTYPE_SIZES, MOST_BYTES, Collective, Message, parse_dtype
-from ncclt.errors import InputError, TraceError
+from ncclt.core.message import Collective, Message
+from ncclt.errors import TraceError
 from ncclt.profile.c10d import Operation, classify
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document
@@ -50,15 +50,15 @@ class TraceLensReader(Reader):
         tables.sort(key=lambda table: table[:2])
         source.labels = [label for _ranks, label, _rows in tables]
         _check_one_job([ranks for ranks, _label, _rows in tables])
-        every = [row for _ranks, _label, read in tables for row in read]
-        source.world_size = max((row.world_size for row in every), default=0)
-        source.ranks = {row.rank for row in every if row.rank is not None}
+        merged = [row for _ranks, _label, read in tables for row in read]
+        source.world_size = max((row.world_size for row in merged), default=0)
+        source.ranks = {row.rank for row in merged if row.rank is not None}
         if source.ranks:
             source.notes += partial_note(len(source.ranks), source.world_size)
         else:
             source.notes.append("the table does not name its ranks")
         by_rank: dict[int | None, Counter[str]] = {}
-        for row in every:
+        for row in merged:
             if isinstance(row.call, Call):
                 yield row.call
             elif row.call:
@@ -115,53 +115,42 @@ def _check_one_job(tables: Sequence[Sequence[int]]) -> None:
 def _read_row(row: TableRow, cells: Mapping[str, str]) -> _Row:
     operation = classify(cells["Collective name"]) if cells["Collective name"] else None
     group, group_size = cells.get("Process Group Name", ""), row.whole("Group size", cells["Group size"])
-    message = _message(row, cells, operation, group_size)
     mean = next((column for column in _MEANS_US if cells.get(column)), "")
     counter = "operation_count" if "operation_count" in cells else "count"
     rank = row.whole("rank", cells["rank"]) if "rank" in cells else None
     count = row.whole(counter, cells[counter], least=1)
     time_us = row.positive(mean, cells[mean]) if mean else None
     call: Call | str = ""
-    if isinstance(message, str):
-        call = message
-    elif operation is not None:
-        call = Call(
-            message=message, rank=rank, group=group, count=count, is_receive=operation.is_receive, time_us=time_us
+    if operation is not None:
+        message = _build_message(row, cells, operation, group_size)
+        call = (
+            message
+            if isinstance(message, str)
+            else Call(
+                message=message, rank=rank, group=group, count=count, is_receive=operation.is_receive, time_us=time_us
+            )
         )
     # PyTorch gives the default group, which is the whole job, the name 0.
     return _Row(rank=rank, world_size=group_size if group == "0" else 0, count=count, call=call)
 
 
-def _message(row: TableRow, cells: Mapping[str, str], operation: Operation | None, group_size: int) -> Message | str:
-    """Return the message of a row, or why it makes none; empty for waiting and barriers."""
-    if operation is None:
-        return ""
-    if operation.collective is None:
-        return f"{operation.word[:40]}, which ncclt does not support"
-    try:
-        dtype = parse_dtype(cells["dtype"])
-    except InputError:
-        return f"{operation.word} of dtype {cells['dtype'][:40]!r}, of unknown size"
+def _build_message(row: TableRow, cells: Mapping[str, str], operation: Operation, group_size: int) -> Message | str:
+    """Return the message of a row, or why it makes none."""
     # c10d counts one rank's input and output; the larger side is the full buffer.
-    elements = row.whole("In msg nelems", cells["In msg nelems"])
-    if "Out msg nelems" in cells:
+    elements = row.whole("In msg nelems", cells["In msg nelems"]) if operation.collective else 0
+    if operation.collective and "Out msg nelems" in cells:
         elements = max(elements, row.whole("Out msg nelems", cells["Out msg nelems"]))
     elif operation.collective is Collective.ALL_GATHER:
         elements *= group_size
-    size_bytes = elements * DTYPE_SIZES[dtype]
-    if not size_bytes:
-        return f"{operation.word} of 0 bytes"
-    if size_bytes > MOST_BYTES:
-        raise row.refused(f"a message of {size_bytes} bytes", "the element counts cannot be right")
-    told = cells.get("Full msg size (MB)", "")
-    # Written from floats, so to six digits.
-    if told and not math.isclose(row.positive("Full msg size (MB)", told) * _MIB, size_bytes, rel_tol=1e-6):
-        raise row.refused(f"the elements are {size_bytes} bytes but the table says {told} MiB", "make the report again")
-    return Message(
-        collective=operation.collective,
-        dtype=dtype,
-        size_bytes=size_bytes,
-        group_size=group_size,
-        # TraceLens writes intra_node or names what the group crosses; older tables have no such column.
-        spans_nodes=cells.get("node_span", "") == "inter_node",
-    )
+    # TraceLens writes intra_node or names what the group crosses; older tables have no such column.
+    spans_nodes = cells.get("node_span", "") == "inter_node"
+    message = operation.message(cells["dtype"][:40], elements, group_size=group_size, spans_nodes=spans_nodes)
+    stated = cells.get("Full msg size (MB)", "")
+    if isinstance(message, Message) and stated:
+        # Written from floats, so to six digits.
+        size_bytes = row.positive("Full msg size (MB)", stated) * _MIB
+        if not math.isclose(size_bytes, message.size_bytes, rel_tol=1e-6):
+            raise row.refused(
+                f"the elements are {message.size_bytes} bytes but the table says {stated} MiB", "make the report again"
+            )
+    return message

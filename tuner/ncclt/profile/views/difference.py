@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Message
-from ncclt.core.workload import MessageCalls, Workload
+from ncclt.core.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadChange(Documented):
-    """A message that both workloads send, but not equally often."""
+    """A message that two workloads do not send equally often; 0 calls = one of them never sends it."""
 
     SHAPE: ClassVar = Shape(inlined=("message",))
 
@@ -53,8 +55,8 @@ class Difference:
         before, after: the sums of both.
     """
 
-    added: tuple[MessageCalls, ...]
-    removed: tuple[MessageCalls, ...]
+    added: tuple[WorkloadChange, ...]
+    removed: tuple[WorkloadChange, ...]
     changed: tuple[WorkloadChange, ...]
     unchanged: int
     before: Totals
@@ -67,10 +69,9 @@ class Difference:
 
     def to_document(self) -> dict[str, Any]:
         """Return the difference as a JSON object."""
+        rows = {"added": self.added, "removed": self.removed, "changed": self.changed}
         return {
-            "added": [_row(c.message, 0.0, c.calls_per_step) for c in self.added],
-            "removed": [_row(c.message, c.calls_per_step, 0.0) for c in self.removed],
-            "changed": [change.to_document() for change in self.changed],
+            **{name: [change.to_document() for change in changes] for name, changes in rows.items()},
             "unchanged": self.unchanged,
             "totals": {"before": self.before.to_document(), "after": self.after.to_document()},
         }
@@ -78,33 +79,34 @@ class Difference:
 
 def compare_workloads(before: Workload, after: Workload) -> Difference:
     """Compare what two workloads send; names, dates and notes do not count, calls may differ by rounding."""
-    first, second = _by_message(before), _by_message(after)
+    first, second = _count_calls(before), _count_calls(after)
+
+    def list_changes(messages: Iterable[Message]) -> tuple[WorkloadChange, ...]:
+        return tuple(
+            WorkloadChange(message=m, calls_before=first.get(m, 0.0), calls_after=second.get(m, 0.0)) for m in messages
+        )
+
     both = [m for m in first if m in second]
-    changed = [m for m in both if not math.isclose(first[m].calls_per_step, second[m].calls_per_step, rel_tol=1e-9)]
+    changed = [m for m in both if not math.isclose(first[m], second[m], rel_tol=1e-9)]
     return Difference(
-        added=tuple(c for m, c in second.items() if m not in first),
-        removed=tuple(c for m, c in first.items() if m not in second),
-        changed=tuple(
-            WorkloadChange(message=m, calls_before=first[m].calls_per_step, calls_after=second[m].calls_per_step)
-            for m in changed
-        ),
+        added=list_changes(m for m in second if m not in first),
+        removed=list_changes(m for m in first if m not in second),
+        changed=list_changes(changed),
         unchanged=len(both) - len(changed),
-        before=_totals(before),
-        after=_totals(after),
+        before=_add_up(before),
+        after=_add_up(after),
     )
 
 
-def _by_message(workload: Workload) -> dict[Message, MessageCalls]:
-    """Return one entry per message: a document may list one twice."""
-    found: dict[Message, MessageCalls] = {}
+def _count_calls(workload: Workload) -> dict[Message, float]:
+    """Return the calls per step of each message: a document may list one twice."""
+    calls_per_step: dict[Message, float] = defaultdict(float)
     for calls in workload.messages:
-        before = found.get(calls.message)
-        total = calls.calls_per_step + (before.calls_per_step if before else 0.0)
-        found[calls.message] = replace(calls, calls_per_step=total)
-    return found
+        calls_per_step[calls.message] += calls.calls_per_step
+    return dict(calls_per_step)
 
 
-def _totals(workload: Workload) -> Totals:
+def _add_up(workload: Workload) -> Totals:
     return Totals(
         messages=len(workload.messages),
         calls=sum(c.calls_per_step for c in workload.messages),
@@ -113,7 +115,3 @@ def _totals(workload: Workload) -> Totals:
         step_time_us=workload.step_time_us,
         exposed_us=workload.exposed_us,
     )
-
-
-def _row(message: Message, before: float, after: float) -> dict[str, Any]:
-    return WorkloadChange(message=message, calls_before=before, calls_after=after).to_document()

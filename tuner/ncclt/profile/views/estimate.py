@@ -166,20 +166,23 @@ def build_curves(measured: Iterable[Measurement]) -> dict[CurveKey, Curve]:
     A size has interpolated times only where no launch measured it.
     """
     times: dict[CurveKey, dict[int, list[Measurement]]] = {}
-    for one in measured:
-        sent = one.sent
-        if one.samples_us and one.time_us > 0:
-            key = (sent.collective, sent.group_size, sent.spans_nodes)
-            times.setdefault(key, {}).setdefault(sent.size_bytes, []).append(one)
+    for measurement in measured:
+        if measurement.samples_us and measurement.time_us > 0:
+            sizes = times.setdefault(_curve_key(measurement.sent), {})
+            sizes.setdefault(measurement.sent.size_bytes, []).append(measurement)
     return {
-        key: tuple(_build_point(size, found) for size, found in sorted(by_size.items()))
+        key: tuple(_build_point(size, measurements) for size, measurements in sorted(by_size.items()))
         for key, by_size in times.items()
     }
 
 
-def _build_point(size_bytes: int, found: Sequence[Measurement]) -> CurvePoint:
-    measured = [one for one in found if not one.interpolated]
-    time_us = statistics.median(one.time_us for one in measured or found)
+def _curve_key(message: Message) -> CurveKey:
+    return message.collective, message.group_size, message.spans_nodes
+
+
+def _build_point(size_bytes: int, measurements: Sequence[Measurement]) -> CurvePoint:
+    measured = [measurement for measurement in measurements if not measurement.interpolated]
+    time_us = statistics.median(measurement.time_us for measurement in measured or measurements)
     return CurvePoint(size_bytes, time_us, is_measured=bool(measured))
 
 
@@ -205,9 +208,9 @@ def estimate(
         gbps = link_busbw_gbps(cluster, message)
         carried = message.size_bytes * bus_factor(message.collective, message.group_size)
         at_links_us = latency_us(cluster, message) + carried / gbps / 1e3
-        key = (message.collective, message.group_size, message.spans_nodes)
-        found = read_curve(measured.get(key, ()), message.size_bytes, rounding=message.rounding_bytes)
-        time_us, source = found or (at_links_us, "links")
+        curve = measured.get(_curve_key(message), ())
+        on_curve = read_curve(curve, message.size_bytes, rounding=message.rounding_bytes)
+        time_us, source = on_curve or (at_links_us, "links")
         rows.append(
             MessageTime(
                 message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
@@ -235,7 +238,7 @@ def read_curve(curve: Sequence[CurvePoint], size_bytes: int, *, rounding: int = 
         if left.size_bytes < size_bytes < right.size_bytes:
             part = math.log(size_bytes / left.size_bytes) / math.log(right.size_bytes / left.size_bytes)
             return left.time_us * (right.time_us / left.time_us) ** part, "interpolated"
-    point = min(curve, key=lambda one: abs(one.size_bytes - size_bytes), default=None)
+    point = min(curve, key=lambda point: abs(point.size_bytes - size_bytes), default=None)
     if point is None or abs(point.size_bytes - size_bytes) > rounding:
         return None
     if not point.is_measured:

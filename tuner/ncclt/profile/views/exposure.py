@@ -39,17 +39,17 @@ def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
 
 def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
     """Return the intersection of two unions; each must be disjoint and in order, as `merge_intervals` returns them."""
-    found: list[Interval] = []
+    overlaps: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
         start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
         if end > start:
-            found.append((start, end))
+            overlaps.append((start, end))
         if first[i][1] < second[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return overlaps
 
 
 def measure_exposure(

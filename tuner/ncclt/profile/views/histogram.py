@@ -1,4 +1,4 @@
-"""Messages by size: a histogram by powers of two, size classes, and median sizes."""
+"""Messages by size: size classes, and median sizes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,6 @@ _KIB, _MIB = 1024, 1024 * 1024
 SIZE_CLASSES: tuple[tuple[str, int], ...] = (("small", 64 * _KIB), ("medium", 4 * _MIB), ("large", 2**62))
 """Name of a class -> the size in bytes below which a message belongs to it. Below 64 KiB a call is all latency (the
 recorded curves of 2 to 16 GPUs are flat within a factor of two there), above 4 MiB nearly all bandwidth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bin:
-    """Messages of `2**exponent` to below `2**(exponent + 1)` bytes.
-
-    Attributes:
-        exponent: log2 of the smallest size.
-        calls: calls per step.
-        bytes_per_step: their bytes (tuning sizes).
-    """
-
-    exponent: int
-    calls: float
-    bytes_per_step: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,30 +49,16 @@ class MedianSizes:
     time_bytes: int | None
 
 
-def histogram(workload: Workload) -> tuple[Bin, ...]:
-    """Return calls and bytes per power of two, from the smallest to the largest, empty bins between them included."""
-    calls: dict[int, float] = {}
-    sizes: dict[int, float] = {}
-    for row in workload.messages:
-        exponent = row.message.size_bytes.bit_length() - 1
-        calls[exponent] = calls.get(exponent, 0.0) + row.calls_per_step
-        sizes[exponent] = sizes.get(exponent, 0.0) + row.bytes_per_step
-    return tuple(
-        Bin(exponent=e, calls=calls.get(e, 0.0), bytes_per_step=sizes.get(e, 0.0))
-        for e in range(min(calls), max(calls) + 1)
-    )
-
-
 def group_by_size(workload: Workload) -> tuple[SizeClass, ...]:
     """Return calls and bytes of each collective by size class, most bytes first; empty classes are left out."""
     groups: dict[tuple[Collective, str], list[MessageCalls]] = {}
     for row in workload.messages:
         size_class = next((name for name, below in SIZE_CLASSES if row.message.size_bytes < below), SIZE_CLASSES[-1][0])
         groups.setdefault((row.message.collective, size_class), []).append(row)
-    found = []
+    classes = []
     for (collective, name), rows in groups.items():
         times_us = [row.recorded_us * row.calls_per_step for row in rows if row.recorded_us is not None]
-        found.append(
+        classes.append(
             SizeClass(
                 collective=collective,
                 name=name,
@@ -96,7 +67,7 @@ def group_by_size(workload: Workload) -> tuple[SizeClass, ...]:
                 time_us=sum(times_us) if len(times_us) == len(rows) else None,
             )
         )
-    return tuple(sorted(found, key=lambda c: (-c.bytes_per_step, c.collective, c.name)))
+    return tuple(sorted(classes, key=lambda c: (-c.bytes_per_step, c.collective, c.name)))
 
 
 def find_median_sizes(workload: Workload) -> MedianSizes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,11 +74,11 @@ class CallBook:
         spans_nodes: bool = False,
     ) -> None:
         """Add a call with a tensor, counted as in `Message.size_bytes`, or the reason against it."""
-        made = operation.message(tensor.dtype, tensor.elements, group_size=group_size, spans_nodes=spans_nodes)
-        if isinstance(made, str):
-            self.left_out[made] += 1
+        message = operation.message(tensor.dtype, tensor.elements, group_size=group_size, spans_nodes=spans_nodes)
+        if isinstance(message, str):
+            self.left_out[message] += 1
         else:
-            self.calls.append(TracedCall(message=made, group=group, is_receive=operation.is_receive, event=event))
+            self.calls.append(TracedCall(message=message, group=group, is_receive=operation.is_receive, event=event))
 
     def assume(self, sentence: str) -> None:
         """Note something taken for granted, once."""
@@ -151,9 +151,9 @@ def torch_version_hint(events: Iterable[Event]) -> str:
 
     A trace itself names no version.
     """
-    seen = tuple(events)
-    keys = {key for event in seen for key in event.args}
-    return next((f">={version}" for key, version in _SINCE if key in keys), "<=2.2" if seen else "")
+    comms = tuple(events)
+    keys = {key for event in comms for key in event.args}
+    return next((f">={version}" for key, version in _SINCE if key in keys), "<=2.2" if comms else "")
 
 
 def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event]) -> None:
@@ -178,38 +178,30 @@ def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event
     # the others; for all_to_all, whose uneven outputs belong to the other ranks, it is what this rank sends.
     parts = [into if operation.collective is Collective.ALL_TO_ALL else max(into, out)]
     if operation.word.endswith("coalesced"):
-        parts = _tensor_elements(operation, event, coalesced, whole=parts[0]) or parts
+        parts = _split_coalesced(operation, event, coalesced, total=parts[0]) or parts
         if len(parts) == 1:
             book.assume(
                 f"{operation.word} is recorded as one message, the sum of its tensors; NCCL gets one call per tensor"
             )
+    start, stride = parse_int(args.get("Global rank start")), parse_int(args.get("Global rank stride"))
+    spans_nodes = job.spans_nodes(start=start, stride=stride, size=size)
     for elements in parts:
-        book.add(
-            operation,
-            event,
-            Tensor(elements=elements, dtype=str(args.get("dtype", ""))),
-            group_size=size,
-            group=group,
-            spans_nodes=job.spans_nodes(
-                start=parse_int(args.get("Global rank start")),
-                stride=parse_int(args.get("Global rank stride")),
-                size=size,
-            ),
-        )
+        tensor = Tensor(elements=elements, dtype=str(args.get("dtype", "")))
+        book.add(operation, event, tensor, group_size=size, group=group, spans_nodes=spans_nodes)
 
 
-def _tensor_elements(operation: Operation, event: Event, coalesced: Sequence[Event], *, whole: int) -> list[int]:
+def _split_coalesced(operation: Operation, event: Event, coalesced: Sequence[Event], *, total: int) -> list[int]:
     """Return the elements of each tensor of a coalesced call, by the operator around it; empty where it has none."""
     at = bisect_right(coalesced, event.start_us, key=lambda operator: operator.start_us) - 1
     around = coalesced[at] if at >= 0 else None
     if around is None or around.end_us < event.start_us or classify(around.name) != operation:
         return []
     lists = listed_elements(around)
-    if not lists or len({len(one) for one in lists}) > 1:
+    if not lists or len(set(map(len, lists))) > 1:
         return []
     # Of inputs and outputs the larger side is the full buffer.
     tensors = [max(sizes) for sizes in zip(*lists, strict=True)]
-    return tensors if sum(tensors) == whole else []
+    return tensors if sum(tensors) == total else []
 
 
 def _elements(args: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
@@ -239,30 +231,24 @@ def calls_from_shapes(trace: RankTrace) -> CallBook:
     elsewhere = _Pool(others if nccl else [])
     emulated = elsewhere if nccl else pool
     is_native = emulated.holds(Collective.REDUCE_SCATTER)
-    alone = [
+    operators = [
         event
         for event in trace.operators
         if is_native or not _count_emulated(book, event, trace, emulated, is_counted=not nccl)
     ]
-    for event in alone:
+    for event in operators:
         _count_operator(book, event, trace, pool, elsewhere)
-    for event in pool.rest():
+    for event in pool.remaining():
         _count_annotation(book, event, trace)
     annotated = {operation.collective for event in annotations if (operation := classify(event.name))}
-    _note_unseen(book, alone, trace, annotated)
-    return book
-
-
-def _note_unseen(
-    book: CallBook, operators: Iterable[Event], trace: RankTrace, annotated: Set[Collective | None]
-) -> None:
-    """Count the operators without shapes of their own that no annotation shows either."""
     for event in operators:
+        # Operators without shapes of their own that no annotation shows either.
         operation = classify(event.name)
         if operation is None or operation.collective in annotated or trace.in_barrier(event):
             continue
         if operation.word not in _PLAIN_OPERATORS or len(recorded_tensors(event)) != 2:
             book.left_out[_without_shapes(operation)] += 1
+    return book
 
 
 def _without_shapes(operation: Operation) -> str:
@@ -284,33 +270,27 @@ class _Pool:
 
     def take(self, key: _Key) -> bool:
         """Remove the first annotation of this kind; return False if there was none."""
-        waiting = self._waiting.get(key)
-        if not waiting:
-            return False
-        waiting.popleft()
-        return True
+        annotations = self._waiting.get(key)
+        if annotations:
+            annotations.popleft()
+            return True
+        return False
 
-    def take_like(self, event: Event, collective: Collective, elements: int) -> str:
+    def take_closest(self, event: Event, collective: Collective, elements: int) -> str:
         """Remove the annotation of so many elements that began closest to an event; return its dtype, empty if none."""
-        fitting = [
-            (abs(waiting[0].start_us - event.start_us), place)
-            for place, ((kind, tensor), waiting) in enumerate(self._waiting.items())
-            if waiting and kind is collective and tensor.elements == elements
-        ]
-        if not fitting:
-            return ""
-        _kind, tensor = key = list(self._waiting)[min(fitting)[1]]
-        self.take(key)
-        return tensor.dtype
+        keys = [key for key, waiting in self._waiting.items() if waiting and key[0] is collective]
+        keys = [key for key in keys if key[1].elements == elements]
+        closest = min(keys, key=lambda key: abs(self._waiting[key][0].start_us - event.start_us), default=None)
+        return closest[1].dtype if closest is not None and self.take(closest) else ""
 
     def holds(self, collective: Collective) -> bool:
         """Return True if annotations of a collective wait."""
-        return any(waiting for (kind, _tensor), waiting in self._waiting.items() if kind is collective)
+        return any(waiting and key[0] is collective for key, waiting in self._waiting.items())
 
-    def rest(self) -> list[Event]:
+    def remaining(self) -> list[Event]:
         """Return the remaining annotations, in order of time."""
-        remaining = [*self._alone, *(event for waiting in self._waiting.values() for event in waiting)]
-        return sorted(remaining, key=lambda event: event.start_us)
+        annotations = [*self._alone, *(event for waiting in self._waiting.values() for event in waiting)]
+        return sorted(annotations, key=lambda event: event.start_us)
 
 
 def _count_operator(book: CallBook, event: Event, trace: RankTrace, pool: _Pool, elsewhere: _Pool) -> None:
@@ -348,13 +328,13 @@ def _count_emulated(book: CallBook, event: Event, trace: RankTrace, pool: _Pool,
         parts = [(into, into // max(1, out), 1) for out, into in zip(*lists, strict=True)]
     else:
         return False
-    found = False
+    is_emulated = False
     for elements, size, pieces in parts:
-        dtypes = [pool.take_like(event, Collective.ALL_REDUCE, elements) for _ in range(pieces)]
-        found = found or bool(dtypes[0])
+        dtypes = [pool.take_closest(event, Collective.ALL_REDUCE, elements) for _ in range(pieces)]
+        is_emulated = is_emulated or bool(dtypes[0])
         if is_counted and dtypes[0]:
             book.add(operation, event, Tensor(elements=elements * pieces, dtype=dtypes[0]), group_size=size)
-    return found
+    return is_emulated
 
 
 def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
@@ -393,18 +373,18 @@ def recorded_tensors(event: Event) -> tuple[Tensor, ...]:
     shapes, dtypes = event.args.get("Input Dims"), event.args.get("Input type")
     if not isinstance(shapes, list) or not isinstance(dtypes, list):
         return ()
-    found = []
-    for shape, dtype in zip(shapes, dtypes, strict=False):
-        if _is_shape(shape) and isinstance(dtype, str) and _is_dtype(dtype):
-            found.append(Tensor(elements=math.prod(shape), dtype=dtype))
-    return tuple(found)
+    return tuple(
+        Tensor(elements=math.prod(shape), dtype=dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=False)
+        if _is_shape(shape) and isinstance(dtype, str) and _is_dtype(dtype)
+    )
 
 
 def listed_elements(event: Event) -> list[list[int]]:
     """Return the elements of each list of tensors among an event's recorded inputs, without lists of lists."""
     shapes = event.args.get("Input Dims")
-    lists = [one for one in shapes if isinstance(one, list) and one] if isinstance(shapes, list) else []
-    return [[math.prod(shape) for shape in one] for one in lists if all(map(_is_shape, one))]
+    lists = [item for item in shapes if isinstance(item, list) and item] if isinstance(shapes, list) else []
+    return [[math.prod(shape) for shape in item] for item in lists if all(map(_is_shape, item))]
 
 
 def _is_shape(shape: object) -> bool:

@@ -110,15 +110,15 @@ class KernelTimeline:
         if not any(device.communication or device.compute for device in self._devices.values()):
             return RankExposure(note=NO_KERNELS)
         windows = [interval for _, interval in steps]
-        found, note = self._least(windows), _BY_CPU_STEPS if steps else ""
+        least, note = self._find_least(windows), _BY_CPU_STEPS if steps else ""
         if steps and all(number in self._steps for number, _ in steps):
-            on_gpu = self._least([self._steps[number] for number, _ in steps])
-            if found is None or (on_gpu is not None and on_gpu[0] >= found[0]):
-                found, note = on_gpu, ""
-        if found is None:
+            on_gpu = self._find_least([self._steps[number] for number, _ in steps])
+            if least is None or (on_gpu is not None and on_gpu[0] >= least[0]):
+                least, note = on_gpu, ""
+        if least is None:
             alone = any(device.communication and not device.compute for device in self._devices.values())
             return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
-        communication_us, exposed_us = found
+        communication_us, exposed_us = least
         is_known = exposed_us > 0 or not self.libraries
         copied_us = max(
             total_us(intersect(merge_intervals(_pairs(device.copies)), merge_intervals(windows)))
@@ -131,19 +131,19 @@ class KernelTimeline:
             note=note if is_known else NO_NCCL_PART,
         )
 
-    def _least(self, windows: Sequence[Interval]) -> tuple[float, float] | None:
+    def _find_least(self, windows: Sequence[Interval]) -> tuple[float, float] | None:
         """Return the communication of the median step of the least exposed GPU and its exposed part, µs.
 
         None where no GPU both communicates and computes.
         """
-        seen = [
+        of_devices = [
             measure_exposure(_pairs(device.communication), _pairs(device.compute), windows)
             for device in self._devices.values()
             if device.compute or device.others
         ]
         medians = [
             (median(sent_us for sent_us, _ in steps), median(exposed_us for _, exposed_us in steps))
-            for steps in seen
+            for steps in of_devices
             if any(sent_us for sent_us, _ in steps)
         ]
         return min(medians, key=lambda times_us: times_us[1], default=None)
@@ -156,10 +156,9 @@ def least_exposed(ranks: Iterable[RankExposure]) -> tuple[float | None, tuple[st
     be faster than its own compute: the smallest exposed part bounds the gain. A rank that comes early waits inside
     the kernel for the last one, which no NCCL setting changes either.
     """
-    seen = tuple(ranks)
-    known = [rank.exposed_us for rank in seen if rank.exposed_us is not None]
-    notes = dict.fromkeys(rank.note for rank in seen if rank.note)
-    return min(known, default=None), tuple(notes)
+    exposures = tuple(ranks)
+    times_us = [rank.exposed_us for rank in exposures if rank.exposed_us is not None]
+    return min(times_us, default=None), tuple(dict.fromkeys(rank.note for rank in exposures if rank.note))
 
 
 def mean_exposure(cycles: Sequence[tuple[RankExposure, int]]) -> RankExposure:
@@ -167,8 +166,8 @@ def mean_exposure(cycles: Sequence[tuple[RankExposure, int]]) -> RankExposure:
 
     def mean(times_us: Sequence[float | None]) -> float | None:
         known = [(time_us, steps) for time_us, (_, steps) in zip(times_us, cycles, strict=True) if time_us is not None]
-        whole = len(known) == len(cycles)
-        return sum(us * steps for us, steps in known) / sum(steps for _, steps in known) if whole else None
+        total_steps = sum(steps for _, steps in known)
+        return sum(us * steps for us, steps in known) / total_steps if len(known) == len(cycles) else None
 
     return RankExposure(
         communication_us=mean([exposure.communication_us for exposure, _ in cycles]),

@@ -52,21 +52,19 @@ def calls_in_steps(
         optimizers: ranges of optimizers on the CPU's time line.
         on_gpu: the calls were read from kernels, which run later than the CPU, so their time does not identify a step.
     """
-    everything = tuple(calls)
-    complete = _complete(everything, marks, on_gpu=on_gpu)
+    complete = _find_complete(calls, marks, on_gpu=on_gpu)
     runs = [TimeRange(start=run.start_us, end=run.end_us, name=run.name) for run in optimizers]
     # Without times all calls belong to all steps together.
-    moments = [] if on_gpu else everything
-    steps, notes = divide_into_steps(moments, lambda call: call.event.start_us, complete, runs)
+    steps, notes = divide_into_steps([] if on_gpu else calls, lambda call: call.event.start_us, complete, runs)
     if on_gpu:
         steps = steps_without_calls(complete, runs)
     if not steps:
-        return KinetoSteps(calls=everything, count=1, marked=False, notes=tuple(notes))
+        return KinetoSteps(calls=tuple(calls), count=1, marked=False, notes=tuple(notes))
     if len(complete) < len(marks):
         notes.append(f"left out: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
     timed = [step for step in steps if step.start > -inf]
     return KinetoSteps(
-        calls=everything if on_gpu else tuple(call for step in steps for call in step.calls),
+        calls=tuple(calls) if on_gpu else tuple(call for step in steps for call in step.calls),
         count=len(steps),
         marked=True,
         step_times_us=tuple(_length_us(step, marks) for step in timed),
@@ -84,7 +82,7 @@ def _length_us(step: Step[TracedCall], marks: Mapping[int, Event]) -> float:
     return (marks[step.marks[-1]].end_us if step.marks else step.end) - step.start
 
 
-def _complete(calls: Sequence[TracedCall], marks: Mapping[int, Event], *, on_gpu: bool) -> list[TimeRange]:
+def _find_complete(calls: Sequence[TracedCall], marks: Mapping[int, Event], *, on_gpu: bool) -> list[TimeRange]:
     """Return the marks up to the next number, without a last one that was opened when the recording ended.
 
     `prof.step()` opens the next step at once, so a loop that leaves the profiler after it writes such a stub: without
@@ -148,21 +146,20 @@ def kernel_times(trace: RankTrace, calls: Sequence[TracedCall], *, find_launches
     by_id = {call.event.external_id: call for call in calls if call.event.external_id is not None}
     # Without metadata the field "External id" repeats the correlation, a number of its own series.
     shared = (kernel.external_id if has_metadata(kernel) else None for kernel in trace.kernels)
-    told = [by_id.get(number) if number is not None else None for number in shared]
-    untold = zip(trace.kernels, told, strict=True)
-    launches = find_launches({k.correlation for k, call in untold if not call and k.correlation is not None})
+    matched = [by_id.get(number) if number is not None else None for number in shared]
+    unnamed = {k.correlation for k, call in zip(trace.kernels, matched, strict=True) if not call}
+    launches = find_launches({correlation for correlation in unnamed if correlation is not None})
     by_thread: dict[str, list[TracedCall]] = defaultdict(list)
     for call in sorted(calls, key=lambda c: c.event.start_us):
         by_thread[call.event.thread].append(call)
     launched: dict[int, list[Event]] = defaultdict(list)
     unmatched = 0
-    for kernel, known in zip(trace.kernels, told, strict=True):
+    for kernel, matched_call in zip(trace.kernels, matched, strict=True):
         launch = launches.get(kernel.correlation) if kernel.correlation is not None else None
-        made = known or _launched_in(launch, by_thread)
-        if made is None:
-            unmatched += 1
+        if launching := matched_call or _find_launching_call(launch, by_thread):
+            launched[id(launching.event)].append(kernel)
         else:
-            launched[id(made.event)].append(kernel)
+            unmatched += 1
     durations: dict[Message, list[float]] = defaultdict(list)
     runs: list[tuple[float, Message, Event]] = []
     for event, kernels in launched.items():
@@ -171,7 +168,7 @@ def kernel_times(trace: RankTrace, calls: Sequence[TracedCall], *, find_launches
             runs.append((call.event.start_us, call.message, part))
     runs.sort(key=lambda run: run[2].start_us)
     return KernelTimes(
-        mean_us={message: sum(found) / len(found) for message, found in durations.items()},
+        mean_us={message: statistics.fmean(times_us) for message, times_us in durations.items()},
         runs=tuple(runs),
         without_metadata=sum(not has_metadata(kernel) for kernel in trace.kernels),
         unmatched=unmatched,
@@ -209,11 +206,10 @@ def step_timeline(times: KernelTimes, steps: KinetoSteps) -> tuple[TimedCall, ..
     )
 
 
-def _launched_in(launch: Event | None, by_thread: Mapping[str, Sequence[TracedCall]]) -> TracedCall | None:
+def _find_launching_call(launch: Event | None, by_thread: Mapping[str, Sequence[TracedCall]]) -> TracedCall | None:
     """Return the latest call that had begun, and not ended, when the launch was made."""
-    candidates = by_thread.get(launch.thread, ()) if launch is not None else ()
-    if launch is None or not candidates:
+    if launch is None:
         return None
+    candidates = by_thread.get(launch.thread, ())
     before = bisect_right(candidates, launch.start_us, key=lambda call: call.event.start_us)
-    call = candidates[before - 1] if before else None
-    return call if call is not None and launch.start_us <= call.event.end_us else None
+    return candidates[before - 1] if before and launch.start_us <= candidates[before - 1].event.end_us else None

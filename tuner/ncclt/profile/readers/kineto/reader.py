@@ -54,8 +54,7 @@ class KinetoReading(RankReading):
         assert isinstance(joined, KinetoReading), "all cycles of a rank are read by this reader"
         if not cycles:
             return joined
-        every = [self, *(cycle for cycle in cycles if isinstance(cycle, KinetoReading))]
-        ordered = sorted(every, key=lambda cycle: min(cycle.marks))
+        ordered = sorted(_kineto_readings([self, *cycles]), key=lambda cycle: min(cycle.marks))
         return replace(
             joined,
             step_times_us=tuple(time_us for cycle in ordered for time_us in cycle.step_times_us),
@@ -133,10 +132,9 @@ class KinetoReader(RankFileReader):
         traces = _kineto_readings(ranks)
         total = sum(rank.times.total for rank in traces)
         bare = sum(rank.times.without_metadata for rank in traces)
-        unmatched = sum(rank.times.unmatched for rank in traces)
         if bare and any(rank.facts["read_from"] in (OPERATORS, KERNELS) for rank in traces):
             notes.append(f"kernels without metadata: {bare} of {total}")
-        if unmatched:
+        if unmatched := sum(rank.times.unmatched for rank in traces):
             notes.append(f"kernels that belong to no recorded call: {unmatched} of {total}")
         return notes
 

@@ -100,8 +100,8 @@ def skipper(sample: bytes, start: int) -> Skip:
     match = _run(separator).match
 
     def skip(data: bytes, at: int, limit: int) -> int:
-        found = match(data, at, limit)
-        return found.end() if found else at
+        skipped = match(data, at, limit)
+        return skipped.end() if skipped else at
 
     return skip
 
@@ -238,13 +238,13 @@ class _Window:
 
     def more(self) -> None:
         """Drop what was read and add what follows: at least as much as was left, so that no byte is moved often."""
-        rest = self.data[self.at :]
-        if len(rest) > LONGEST_BYTES:
+        unread = self.data[self.at :]
+        if len(unread) > LONGEST_BYTES:
             raise self.no_json(f"an event or member is longer than {LONGEST_BYTES // 2**20} MiB")
-        block = read_block(self._document, max(BLOCK_BYTES, len(rest)))
+        block = read_block(self._document, max(BLOCK_BYTES, len(unread)))
         if not block:
             raise self.no_json("it ends in the middle")
-        self.data = rest + block
+        self.data = unread + block
         self.at = _skipped_space(self.data, 0)
 
     def peek(self) -> bytes:
@@ -259,9 +259,9 @@ class _Window:
 
     def skip_byte(self, byte: bytes) -> bool:
         """Skip white space, and this byte if it follows; return True if it did."""
-        found = self.peek() == byte
-        self.at += found
-        return found
+        follows = self.peek() == byte
+        self.at += follows
+        return follows
 
     def value(self) -> Any:
         """Read one value."""

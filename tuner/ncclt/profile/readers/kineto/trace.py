@@ -107,26 +107,10 @@ _TIME = re.compile(rb'"ts"')
 
 # All that is ever asked of an event, so that a long trace of communication stays small in memory.
 _KEPT_ARGS = (
-    "External id",
-    "external id",
-    "correlation",
-    "Collective name",
-    "dtype",
-    "In msg nelems",
-    "In msg size",
-    "Out msg nelems",
-    "Out msg size",
-    "Group size",
-    "Process Group Name",
-    "Process Group ID",
-    "Global rank start",
-    "Global rank stride",
-    "Rank",
-    "Seq",
-    "Comms Id",
-    "Input Tensors start",
-    "Input Dims",
-    "Input type",
+    *("External id", "external id", "correlation", "Collective name", "dtype", "Seq", "Comms Id", "Rank"),
+    *("In msg nelems", "In msg size", "Out msg nelems", "Out msg size", "Input Tensors start", "Input Dims"),
+    *("Input type", "Group size", "Process Group Name", "Process Group ID"),
+    *("Global rank start", "Global rank stride"),
 )
 
 
@@ -222,7 +206,7 @@ def find_launches(document: Document, correlations: Set[int]) -> dict[int, Event
     Raises:
         TraceError: as `read_trace`.
     """
-    found: dict[int, Event] = {}
+    launches: dict[int, Event] = {}
 
     def find(data: bytes, start: int) -> Iterable[int]:
         hits = (m.start() for m in _CORRELATION.finditer(data, start) if int(m[1]) in correlations)
@@ -232,11 +216,11 @@ def find_launches(document: Document, correlations: Set[int]) -> dict[int, Event
         if isinstance(row, Mapping) and row.get("cat") in _LAUNCH_CATEGORIES:
             event = _event(row)
             if event.correlation is not None and event.correlation in correlations:
-                found[event.correlation] = event
+                launches[event.correlation] = event
 
     if correlations:
         stream_trace(document, find, take)
-    return found
+    return launches
 
 
 class EventPicker:
@@ -278,7 +262,7 @@ class EventPicker:
 
     def trace(self, head: Mapping[str, Any], label: str) -> RankTrace:
         """Return the picked events; `head` is all of the document but its events."""
-        events = {kind: tuple(sorted(found, key=lambda e: e.start_us)) for kind, found in self._picked.items()}
+        events = {kind: tuple(sorted(picked, key=lambda e: e.start_us)) for kind, picked in self._picked.items()}
         steps: dict[int, Event] = {}
         for event in events.pop("steps"):
             match = MARK.match(event.name)
@@ -300,12 +284,12 @@ class EventPicker:
 
 def _by_thread(barriers: Iterable[Event]) -> dict[str, tuple[list[float], list[float]]]:
     """Index barriers, given in order of time; they may lie inside each other."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    threads: dict[str, tuple[list[float], list[float]]] = {}
     for barrier in barriers:
-        starts, ends = found.setdefault(barrier.thread, ([], []))
+        starts, ends = threads.setdefault(barrier.thread, ([], []))
         starts.append(barrier.start_us)
-        ends.append(max(barrier.end_us, ends[-1]) if ends else barrier.end_us)
-    return found
+        ends.append(max([barrier.end_us, *ends[-1:]]))
+    return threads
 
 
 def _escaped(data: bytes, start: int) -> Iterable[int]:
@@ -363,33 +347,25 @@ _BETWEEN_GPUS = "Memcpy PtoP"
 _SPACE = rb"[ \t\n\r]*+"
 _COMMA = _SPACE + rb"," + _SPACE
 _NUMBER = rb"(-?[0-9]++(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+)"
+
+
+def _field(name: bytes, value: bytes) -> bytes:
+    return b'"' + name + b'"' + _COLON + value
+
+
 # The order in which Kineto writes the fields (libkineto/src/output_json.cpp, 2022 to 2026). Where others follow the
 # category, the category alone is found.
+_FIELDS = _COMMA.join(
+    (
+        _field(b"name", rb'"([^"]*+)"'),
+        _field(b"pid", rb"([0-9]++)"),
+        _field(b"tid", rb"[0-9]++"),
+        _field(b"ts", _NUMBER),
+        _field(b"dur", _NUMBER),
+    )
+)
 _KERNEL_FIELDS = re.compile(
-    rb'"cat"' + _COLON + rb'"([kK]ernel|gpu_memcpy)"'
-    rb"(?:"
-    + _COMMA
-    + rb'"name"'
-    + _COLON
-    + rb'"([^"]*+)"'
-    + _COMMA
-    + rb'"pid"'
-    + _COLON
-    + rb"([0-9]++)"
-    + _COMMA
-    + rb'"tid"'
-    + _COLON
-    + rb"[0-9]++"
-    + _COMMA
-    + rb'"ts"'
-    + _COLON
-    + _NUMBER
-    + _COMMA
-    + rb'"dur"'
-    + _COLON
-    + _NUMBER
-    + _SPACE
-    + rb"[,}])?+"
+    _field(b"cat", rb'"([kK]ernel|gpu_memcpy)"') + rb"(?:" + _COMMA + _FIELDS + _SPACE + rb"[,}])?+"
 )
 _COMPLETE = re.compile(rb'"ph"' + _COLON + rb'"X"' + _COMMA + rb"\Z")
 _WITHIN = 64
@@ -405,31 +381,26 @@ def note_kernels(timeline: KernelTimeline, data: bytes, parse: Callable[[], list
     Raises:
         TraceError: from `parse`.
     """
-    found = list(_KERNEL_FIELDS.finditer(data))
+    kernels = list(_KERNEL_FIELDS.finditer(data))
     # The phase of a complete event, one with a duration, stands directly before its category.
-    plain = all(k[2] is not None and _COMPLETE.search(data, max(0, k.start() - _WITHIN), k.start()) for k in found)
+    plain = all(k[2] is not None and _COMPLETE.search(data, max(0, k.start() - _WITHIN), k.start()) for k in kernels)
     if plain and data.find(b"\\") >= 0:
         # A quote may be escaped and the name go on behind it; or the category hides behind a number.
-        plain = not any(b"\\" in kernel[2] for kernel in found) and not ESCAPED_ASCII.search(data)
+        plain = not any(b"\\" in kernel[2] for kernel in kernels) and not ESCAPED_ASCII.search(data)
     if plain:
-        for kernel in found:
-            category, name, device, start_us, duration_us = kernel.groups()
-            _note(
-                timeline,
-                category.decode(),
-                name.decode(errors="replace"),
-                float(start_us),
-                float(duration_us),
-                sys.intern(device.decode()),
-            )
+        for kernel in kernels:
+            category, name, device, start_us, duration_us = (part.decode(errors="replace") for part in kernel.groups())
+            _note_kernel(timeline, category, name, float(start_us), float(duration_us), sys.intern(device))
         return
     for row in parse():
         if isinstance(row, Mapping) and row.get("ph") == "X":
             times = _moment(row, "ts"), _moment(row, "dur")
-            _note(timeline, str(row.get("cat")), str(row.get("name")), *times, str(row.get("pid")))
+            _note_kernel(timeline, str(row.get("cat")), str(row.get("name")), *times, str(row.get("pid")))
 
 
-def _note(timeline: KernelTimeline, category: str, name: str, start_us: float, duration_us: float, device: str) -> None:
+def _note_kernel(
+    timeline: KernelTimeline, category: str, name: str, start_us: float, duration_us: float, device: str
+) -> None:
     if category in KERNEL_CATEGORIES:
         timeline.add_kernel(name, start_us, duration_us, device)
     elif category == _COPIES and name.startswith((_WITHIN_GPU, _BETWEEN_GPUS)):
