@@ -41,7 +41,7 @@ def test_json_is_the_document_and_nothing_is_stored_unasked(command):
     assert "line" not in [workload.name for workload, _ in command.store.workloads.entries()]
 
 
-@pytest.mark.parametrize("words", [("--sharding", "zero4"), ("--store", " "), ("--group-size", "1")])
+@pytest.mark.parametrize("words", [("--store", " "), ("--group-size", "1")])
 def test_options_that_make_no_sense(command, words):
     with pytest.raises(UsageError):
         command(model, "line", *words)

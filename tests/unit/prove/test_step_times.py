@@ -51,7 +51,6 @@ class PlayedTraining:
                 "state": "recorded",
                 "steps_seen": 9,
                 "inside_s": inside_s,
-                "steps_recorded": len(inside_s),
                 "outside_s": [],
                 "write_s": 0.0,
                 "failures": [],

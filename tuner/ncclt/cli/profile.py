@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.completion import complete_from, model_names
+from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
+from ncclt.cli.exits import report
 from ncclt.cli.options import AsJson, Fields, Storing, spread
-from ncclt.cli.output import note, print_json, print_table, report, say
+from ncclt.cli.render import Column, note, print_json, print_table, say
 from ncclt.core.duration import format_duration
 from ncclt.core.message import format_bytes
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.workload import RANK_ROLES
 from ncclt.errors import NccltError, UsageError, reason
+from ncclt.profile.model.named import ModelRequest
 from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.profile.views.histogram import SIZE_CLASSES, count_traffic, find_median_sizes, group_by_size
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from ncclt.core.message import Message
     from ncclt.core.workload import MessageCalls, Workload
     from ncclt.profile.record.session import Recording
-    from ncclt.profile.views.difference import Difference, Totals
+    from ncclt.profile.views.difference import Difference, Totals, WorkloadChange
 
 
 app = typer.Typer(help="List, show, import, record, merge and compare workloads.", no_args_is_help=True)
@@ -60,20 +64,20 @@ def list_profiles(as_json: AsJson = False) -> None:
         ]
         print_json({"schema": 1, "workloads": rows})
         return
+
+    def describe_bytes(workload: Workload) -> str:
+        return format_bytes(round(workload.bytes_per_step)) + (" in all" if workload.provenance.whole_file else "")
+
     print_table(
-        ("name", "source", "messages", "bytes per step", "collectives", "origin"),
+        entries,
         [
-            (
-                w.name,
-                w.provenance.source,
-                str(len(w.messages)),
-                format_bytes(round(w.bytes_per_step)) + (" in all" if w.provenance.whole_file else ""),
-                ", ".join(sorted(w.collectives)),
-                "shipped" if shipped else "imported",
-            )
-            for w, shipped in entries
+            Column("name", lambda entry: entry[0].name),
+            Column("source", lambda entry: entry[0].provenance.source),
+            Column("messages", lambda entry: len(entry[0].messages)),
+            Column("bytes per step", lambda entry: describe_bytes(entry[0]), right=True),
+            Column("collectives", lambda entry: ", ".join(sorted(entry[0].collectives)), drop=1),
+            Column("origin", lambda entry: "shipped" if entry[1] else "imported", drop=2),
         ],
-        numbers=("messages", "bytes per step"),
     )
 
 
@@ -129,7 +133,7 @@ def import_files(
         workload = workload.over_steps(steps, f"calls of the whole file, divided by its {steps} steps (--steps)")
     if group is not None:
         workload = workload.of_group(*_parse_group(group))
-    _keep(workload, storage_url(), storing)
+    _keep(workload, storing)
 
 
 _PLACES = {"": None, "inside": False, "across": True}
@@ -143,23 +147,28 @@ def _parse_group(text: str) -> tuple[int, bool | None]:
     return int(ranks), _PLACES[place]
 
 
-def _keep(workload: Workload, storage: str | None, storing: Storing) -> None:
-    """Store a new workload and print it."""
+def _add_to_store(workload: Workload, *, replace: bool) -> str:
+    """Store a new workload and return the store as shown to users."""
     from ncclt.store import open_store
 
+    with open_store(storage_url()) as store:
+        store.workloads.add(workload, replace=replace)
+        return store.shown
+
+
+def _keep(workload: Workload, storing: Storing) -> None:
+    """Store a new workload and print it."""
     if not storing.dry_run:
-        with open_store(storage) as store:
-            store.workloads.add(workload, replace=storing.replace)
-            say(f"ncclt: stored {workload.name} in {store.shown}")
+        say(f"ncclt: stored {workload.name} in {_add_to_store(workload, replace=storing.replace)}")
     if storing.as_json:
-        print_json(workload.to_document())
-    else:
-        print_profile(workload, limit=0 if storing.dry_run else None)
-        if not storing.dry_run:
-            name = shlex.quote(workload.name)
-            if workload.step_time_us and workload.exposed_us is not None:
-                print(f"next: `ncclt advise --model {name}` predicts changes that shorten the step")
-            print(f"next: `ncclt tune --model {name}` where the job runs: in a Slurm allocation or on its GPUs")
+        print_json(workload)
+        return
+    print_profile(workload, limit=0 if storing.dry_run else None)
+    if not storing.dry_run:
+        name = shlex.quote(workload.name)
+        if workload.step_time_us and workload.exposed_us is not None:
+            print(f"next: `ncclt advise --model {name}` predicts changes that shorten the step")
+        print(f"next: `ncclt tune --model {name}` where the job runs: in a Slurm allocation or on its GPUs")
 
 
 @app.command("merge")
@@ -176,8 +185,6 @@ def merge(
     storing: Storing,
 ) -> None:
     """Merge workloads, to find one policy for all of them."""
-    storage = storage_url()
-
     from ncclt.core.name import check_name
     from ncclt.core.workload import merge_workloads
     from ncclt.store import open_store, open_to_read
@@ -191,13 +198,12 @@ def merge(
         raise UsageError(f"--weights is {weights!r}", hint="it is one number per workload, for example 3,1") from None
     if len(numbers) != len(parts):
         raise UsageError(
-            f"--weights gives {len(numbers)} number{'s' * (len(numbers) != 1)} for {len(parts)} workloads",
-            hint="give one for each",
+            f"--weights gives {count_noun(len(numbers), 'number')} for {len(parts)} workloads", hint="give one for each"
         )
+    storage = storage_url()
     with open_to_read(storage, would_be_made=True) if storing.dry_run else open_store(storage) as store:
-        found = [(store.workloads.get(part), weight) for part, weight in zip(parts, numbers, strict=True)]
-    workload = merge_workloads(found, name=name, created=datetime.now(UTC).date().isoformat())
-    _keep(workload, storage, storing)
+        weighted = [(store.workloads.get(part), weight) for part, weight in zip(parts, numbers, strict=True)]
+    _keep(merge_workloads(weighted, name=name, created=datetime.now(UTC).date().isoformat()), storing)
 
 
 DOMINANT_SHARE = 0.95
@@ -225,16 +231,7 @@ def profile_document(workload: Workload) -> dict[str, Any]:
         "exposed_share": bound.share if bound else None,
         "wire_bytes_per_rank": per_rank,
         "wire_bytes_total": of_all_ranks,
-        "size_classes": [
-            {
-                "collective": c.collective.value,
-                "class": c.name,
-                "calls": c.calls,
-                "bytes_per_step": c.bytes_per_step,
-                "time_us": c.time_us,
-            }
-            for c in group_by_size(workload)
-        ],
+        "size_classes": [size_class.to_document() for size_class in group_by_size(workload)],
         "half_of": {"calls": half.calls_bytes, "bytes": half.bytes_bytes, "time": half.time_bytes},
     }
 
@@ -299,49 +296,54 @@ def _size(size_bytes: float) -> str:
 def _print_messages(workload: Workload, limit: int) -> None:
     by_time = bool(workload.communication_us)
     weights = workload.weights()
-    whole = sum(weights)
-    dominant = workload.dominant(DOMINANT_SHARE)
-    marked = {calls.message for calls in dominant}
+    total = sum(weights)
+    dominant = {calls.message for calls in workload.dominant(DOMINANT_SHARE)}
     ranked = sorted(zip(weights, workload.messages, strict=True), key=lambda pair: -pair[0])
     shown = ranked[: limit or None]
-    header = ["", "collective", "dtype", "bytes", "size", "group", f"calls per {workload.unit}"]
-    header += [f"bytes per {workload.unit}", "% of bytes", *(["µs per call", "% of time"] if by_time else [])]
-    print_table(
-        header, [_row(calls, workload, by_time, calls.message in marked) for _, calls in shown], numbers=header[3:]
-    )
+
+    def share_of_time(calls: MessageCalls) -> float:
+        return (calls.recorded_us or 0.0) * calls.calls_per_step / (workload.communication_us or 1.0)
+
+    columns = [
+        Column("", lambda calls: "*" if calls.message in dominant else ""),
+        *_message_columns(lambda calls: calls.message),
+        Column(f"calls per {workload.unit}", lambda calls: f"{calls.calls_per_step:g}", right=True),
+        Column(
+            f"bytes per {workload.unit}", lambda calls: format_bytes(round(calls.bytes_per_step)), drop=4, right=True
+        ),
+        Column("% of bytes", lambda c: f"{c.bytes_per_step / workload.bytes_per_step * 100:.1f}", drop=3, right=True),
+    ]
+    if by_time:
+        columns.append(Column("µs per call", lambda calls: f"{calls.recorded_us or 0.0:,.1f}", right=True))
+        columns.append(Column("% of time", lambda calls: f"{share_of_time(calls) * 100:.1f}", right=True))
+    print_table([calls for _, calls in shown], columns)
     unit = "communication time" if by_time else "bytes"
     if len(shown) < len(ranked):
-        rest = sum(weight for weight, _ in ranked[len(shown) :]) / whole
-        more = len(ranked) - len(shown)
+        hidden = sum(weight for weight, _ in ranked[len(shown) :]) / total
         print(
-            f"... and {count_noun(more, 'more message')} with {rest * 100:.1f} % of the {unit}; to show all: "
-            f"ncclt profile show {shlex.quote(workload.name)} --limit 0"
+            f"... and {count_noun(len(ranked) - len(shown), 'more message')} with {hidden * 100:.1f} % of the {unit}; "
+            f"to show all: ncclt profile show {shlex.quote(workload.name)} --limit 0"
         )
-    covered = sum(weight for weight, calls in ranked if calls.message in marked) / whole
+    covered = sum(weight for weight, calls in ranked if calls.message in dominant) / total
     print(
         f"* dominant: {len(dominant)} of {count_noun(len(ranked), 'message')}, {covered * 100:.1f} % of the {unit} "
         f"of a {workload.unit}"
     )
 
 
-def _row(calls: MessageCalls, workload: Workload, by_time: bool, marked: bool) -> list[str]:
-    message = calls.message
-    row = [
-        "*" if marked else "",
-        message.collective.value,
-        message.dtype,
-        f"{message.size_bytes:,}",
-        format_bytes(message.size_bytes),
-        str(message.group_size or "job"),
-        f"{calls.calls_per_step:g}",
-        format_bytes(round(calls.bytes_per_step)),
-        f"{calls.bytes_per_step / workload.bytes_per_step * 100:.1f}",
+def _message_columns(find_message: Callable[[Any], Message], *, placed: bool = False) -> list[Column]:
+    """Return the columns of a message; `placed` = with the place of its group."""
+
+    def describe_group(message: Message) -> str:
+        return str(message.group_size or "job") + (" over nodes" if placed and message.spans_nodes else "")
+
+    return [
+        Column("collective", lambda row: find_message(row).collective.value),
+        Column("dtype", lambda row: find_message(row).dtype, drop=1),
+        Column("bytes", lambda row: find_message(row).size_bytes, drop=5),
+        Column("size", lambda row: format_bytes(find_message(row).size_bytes), right=True),
+        Column("group", lambda row: describe_group(find_message(row)), drop=2, right=True),
     ]
-    if by_time:
-        time_us = calls.recorded_us or 0.0
-        share = time_us * calls.calls_per_step / (workload.communication_us or 1.0)
-        row += [f"{time_us:,.1f}", f"{share * 100:.1f}"]
-    return row
 
 
 def _print_bytes(workload: Workload) -> None:
@@ -359,22 +361,20 @@ def _print_bytes(workload: Workload) -> None:
 def _print_classes(workload: Workload) -> None:
     """Print the shares of each collective and size class, and the median size by calls and by bytes."""
     communication_us = workload.communication_us
-    limits = [format_bytes(below) for _, below in SIZE_CLASSES[:-1]]
-    shown = dict(
-        zip((name for name, _ in SIZE_CLASSES), (f"< {limits[0]}", f"< {limits[1]}", f">= {limits[1]}"), strict=True)
-    )
+    small, medium = (format_bytes(below) for _, below in SIZE_CLASSES[:2])
+    limits = {"small": f"< {small}", "medium": f"< {medium}", "large": f">= {medium}"}
     calls = sum(c.calls_per_step for c in workload.messages)
-    header = ["collective", "size", "% of calls", "% of bytes", *(["% of time"] if communication_us else [])]
-    rows = []
-    for one in group_by_size(workload):
-        row = [
-            one.collective.value,
-            shown[one.name],
-            f"{one.calls / calls * 100:.1f}",
-            f"{one.bytes_per_step / workload.bytes_per_step * 100:.1f}",
-        ]
-        rows.append([*row, f"{(one.time_us or 0.0) / communication_us * 100:.1f}"] if communication_us else row)
-    print_table(header, rows, numbers=header[2:])
+    columns = [
+        Column("collective", lambda row: row.collective.value),
+        Column("size", lambda row: limits[row.name]),
+        Column("% of calls", lambda row: f"{row.calls / calls * 100:.1f}", right=True),
+        Column("% of bytes", lambda row: f"{row.bytes_per_step / workload.bytes_per_step * 100:.1f}", right=True),
+    ]
+    if communication_us:
+        columns.append(
+            Column("% of time", lambda row: f"{(row.time_us or 0.0) / communication_us * 100:.1f}", right=True)
+        )
+    print_table(group_by_size(workload), columns)
     half = find_median_sizes(workload)
     by_time = f", {_size(half.time_bytes)} by time" if half.time_bytes else ""
     print(f"Median size: {_size(half.calls_bytes)} by calls, {_size(half.bytes_bytes)} by bytes{by_time}")
@@ -386,21 +386,9 @@ def model(
     name: Annotated[
         str, typer.Argument(metavar="MODEL", help="Model of torchvision, timm or transformers (bert), or LIBRARY:NAME.")
     ],
-    dtype: Annotated[str, typer.Option(help="Type of parameters and gradients, such as bf16.")] = "float32",
-    reduce_dtype: Annotated[
-        str, typer.Option(help="Type of reduced gradients under fsdp and zero3; default: --dtype.", show_default=False)
-    ] = "",
-    bucket_cap_mb: Annotated[float, typer.Option(help="Size of DDP's buckets, MiB.")] = 25,
-    sharding: Annotated[
-        str,
-        typer.Option(
-            help="ddp, fsdp (one unit per block) or zero3.", autocompletion=complete_from("ddp", "fsdp", "zero3")
-        ),
-    ] = "ddp",
-    group_size: Annotated[int, typer.Option(help="Ranks per group; 0 = all ranks of the job.")] = 0,
-    config: Annotated[Path | None, typer.Option(help="Path to config.json of a transformers model.")] = None,
     store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Store the workload as NAME.")] = None,
     *,
+    request: ModelRequest,
     storing: Annotated[Storing, Fields("replace as_json")],
 ) -> None:
     """Compute the messages of a training step from a model's code.
@@ -408,37 +396,19 @@ def model(
     Needs no weights, GPU or network; buckets are PyTorch's own.
     """
     from ncclt.core.name import check_name
-    from ncclt.profile.model.named import ModelRequest, Sharding, build_model_workload
+    from ncclt.profile.model.named import build_model_workload
 
-    choices = [kind.value for kind in Sharding]
-    if sharding not in choices:
-        raise UsageError(f"unknown sharding {sharding!r}", hint=f"one of {', '.join(choices)}")
     if store is not None:
         check_name(store, "--store")
-    request = ModelRequest(
-        model=name,
-        config=config,
-        dtype=dtype,
-        reduce_dtype=reduce_dtype,
-        bucket_cap_mb=bucket_cap_mb,
-        sharding=Sharding(sharding),
-        group_size=group_size,
-    )
-    workload = build_model_workload(request, name=store or name, created=datetime.now(UTC).date().isoformat())
-    where = ""
-    if store is not None:
-        from ncclt.store import open_store
-
-        with open_store(storage_url()) as opened:
-            opened.workloads.add(workload, replace=storing.replace)
-            where = opened.shown
-
+    request, created = replace(request, model=name), datetime.now(UTC).date().isoformat()
+    workload = build_model_workload(request, name=store or name, created=created)
+    shown = "" if store is None else _add_to_store(workload, replace=storing.replace)
     if storing.as_json:
         print_json(profile_document(workload))
     else:
         print_profile(workload, limit=0 if store is None else None)
     if store is not None:
-        say(f"ncclt: stored {store} in {where}; tune it with: ncclt tune --model {store}")
+        say(f"ncclt: stored {store} in {shown}; tune it with: ncclt tune --model {store}")
 
 
 _OF_RECORDING = {
@@ -468,31 +438,24 @@ def record(
 
     The training needs no change; its exit code is returned.
     """
-    storage = storage_url()
     from ncclt.core.name import check_name
     from ncclt.launch.mpi import is_open_mpi
     from ncclt.nccl.tuner_plugin import find
     from ncclt.profile.record.session import clear_folder, make_folder, run_recording
 
     check_name(name, "--name")
-    _check_free(name, storage=storage, replace=storing.replace)
+    _check_free(name, replace=storing.replace)
     folder = make_folder(directory, keep=keep)
     is_safe = True
     try:
-        plan = plan_recording(
-            command,
-            scope,
-            folder=folder,
-            environ=os.environ,
-            open_mpi=is_open_mpi(command[0], environ=os.environ),
-            library=find(),
-        )
-        for note in plan.notes:
-            say(f"ncclt: {note}")
+        open_mpi = is_open_mpi(command[0], environ=os.environ)
+        plan = plan_recording(command, scope, folder=folder, environ=os.environ, open_mpi=open_mpi, library=find())
+        for sentence in plan.notes:
+            say(f"ncclt: {sentence}")
         recording = run_recording(plan, folder, name=name)
         is_safe = keep is not None  # the training was not in vain, whatever fails from here on
         try:
-            _store(recording, method=scope.method, storage=storage, replace=storing.replace)
+            _store(recording, method=scope.method, replace=storing.replace)
             is_safe = True
         except NccltError as error:
             report(error)  # the exit code of the training still passes through
@@ -506,24 +469,21 @@ def record(
     raise typer.Exit(recording.exit_code)
 
 
-def _check_free(name: str, *, storage: str | None, replace: bool) -> None:
+def _check_free(name: str, *, replace: bool) -> None:
     """Refuse a name that is taken, and a store that cannot be written, before the training runs and not hours later."""
     from ncclt.store import open_store
 
-    with open_store(storage) as store:
+    with open_store(storage_url()) as store:
         store.require_writable()
-        taken = {workload.name: shipped for workload, shipped in store.workloads.entries()}
-    if name in taken and (taken[name] or not replace):
-        raise UsageError(
-            f"there is a workload {name!r} already",
-            hint="use another --name" if taken[name] else "use another --name, or --replace",
-        )
+        shipped_by_name = {workload.name: shipped for workload, shipped in store.workloads.entries()}
+    is_shipped = shipped_by_name.get(name)
+    if is_shipped or (is_shipped is not None and not replace):
+        hint = "use another --name" if is_shipped else "use another --name, or --replace"
+        raise UsageError(f"there is a workload {name!r} already", hint=hint)
 
 
-def _store(recording: Recording, *, method: Method, storage: str | None, replace: bool) -> None:
+def _store(recording: Recording, *, method: Method, replace: bool) -> None:
     """Store the recording and print a summary, or the reason that there is none."""
-    from ncclt.store import open_store
-
     for failure in recording.failures:
         say(f"ncclt: the recording failed in some ranks, the training continued: {failure}")
     workload = recording.workload
@@ -534,9 +494,7 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
         if recording.hint:
             say(f"  hint: {recording.hint}")
         return
-    with open_store(storage) as store:
-        store.workloads.add(workload, replace=replace)
-        where = store.shown
+    shown = _add_to_store(workload, replace=replace)
     origin = workload.provenance
     steps = count_noun(origin.steps, "step") if origin.steps else "an unknown number of steps"
     size = format_bytes(round(workload.bytes_per_step))
@@ -550,7 +508,7 @@ def _store(recording: Recording, *, method: Method, storage: str | None, replace
         say("ncclt: overhead not measured: it needs PyTorch and unrecorded steps after the first three")
     for remark in origin.notes:
         say(f"note: {remark}")
-    say(f"ncclt: stored {workload.name} in {where}; see: ncclt profile show {workload.name}")
+    say(f"ncclt: stored {workload.name} in {shown}; see: ncclt profile show {workload.name}")
 
 
 @app.command("diff")
@@ -567,86 +525,62 @@ def diff(
 
     with open_to_read(storage_url()) as store:
         first, second = store.workloads.get(before), store.workloads.get(after)
-    found = compare_workloads(first, second)
+    difference = compare_workloads(first, second)
     if first.unit != second.unit:
         say(f"ncclt: calls cannot be compared: {before} counts those of a {first.unit}, {after} of a {second.unit}")
     if as_json:
-        print_json({"schema": 1, "before": before, "after": after, **found.to_document()})
+        print_json({"schema": 1, "before": before, "after": after, **difference.to_document()})
         return
-    print_difference(found, before, after, units=(first.unit, second.unit))
+    _print_changes(difference, first, second)
+    totals = _compare_totals(difference.before, difference.after)
+    columns = [Column(title, right=True) for title in (before, after, "change")]
+    print_table(totals, [Column(f"per {first.unit}"), *columns])
 
 
-def print_difference(found: Difference, before: str, after: str, *, units: tuple[str, str] = ("step", "step")) -> None:
-    """Print a difference: `+` only in B, `-` only in A, `~` in both with other calls."""
-    if found.is_empty:
-        print(f"{before} and {after} send the same {count_noun(found.unchanged, 'message')}")
-    else:
-        header = (
-            "",
-            "collective",
-            "dtype",
-            "bytes",
-            "size",
-            "group",
-            f"calls per {units[0]}, {before}",
-            f"calls per {units[1]}, {after}",
-        )
-        rows = [
-            *(_diff_row("-", c.message, c.calls_per_step, 0.0) for c in found.removed),
-            *(_diff_row("+", c.message, 0.0, c.calls_per_step) for c in found.added),
-            *(_diff_row("~", c.message, c.calls_before, c.calls_after) for c in found.changed),
-        ]
-        print_table(header, rows, numbers=header[3:])
-        print(
-            f"{len(found.added)} added, {len(found.removed)} removed, "
-            f"{len(found.changed)} with other calls per {units[0]}, {found.unchanged} unchanged"
-        )
-    print_table(
-        (f"per {units[0]}", before, after, "change"),
-        _totals(found.before, found.after),
-        numbers=(before, after, "change"),
+def _print_changes(difference: Difference, before: Workload, after: Workload) -> None:
+    """Print the messages that differ: `+` only in B, `-` only in A, `~` in both with other calls."""
+    if difference.is_empty:
+        print(f"{before.name} and {after.name} send the same {count_noun(difference.unchanged, 'message')}")
+        return
+    changes = [*difference.removed, *difference.added, *difference.changed]
+
+    def mark(change: WorkloadChange) -> str:
+        return "~" if change.calls_before and change.calls_after else "-" if change.calls_before else "+"
+
+    columns = [
+        Column("", mark),
+        *_message_columns(lambda change: change.message, placed=True),
+        Column(f"calls per {before.unit}, {before.name}", lambda c: _calls(c.calls_before), right=True),
+        Column(f"calls per {after.unit}, {after.name}", lambda c: _calls(c.calls_after), right=True),
+    ]
+    print_table(changes, columns)
+    print(
+        f"{len(difference.added)} added, {len(difference.removed)} removed, {len(difference.changed)} with other calls "
+        f"per {before.unit}, {difference.unchanged} unchanged"
     )
 
 
-def _diff_row(mark: str, message: Message, calls_before: float, calls_after: float) -> list[str]:
-
-    group = str(message.group_size or "job") + (" over nodes" if message.spans_nodes else "")
-    return [
-        mark,
-        message.collective.value,
-        message.dtype,
-        f"{message.size_bytes:,}",
-        format_bytes(message.size_bytes),
-        group,
-        f"{calls_before:g}" if calls_before else "-",
-        f"{calls_after:g}" if calls_after else "-",
-    ]
+def _calls(calls_per_step: float) -> str | None:
+    return f"{calls_per_step:g}" if calls_per_step else None
 
 
-def _totals(before: Totals, after: Totals) -> list[list[str]]:
+def _compare_totals(before: Totals, after: Totals) -> list[tuple[str, str, str, str]]:
+    def describe_bytes(size_bytes: float) -> str:
+        return format_bytes(round(size_bytes))
 
-    def milliseconds(time_us: float | None) -> str:
+    def describe_time(time_us: float | None) -> str:
         return "-" if time_us is None else f"{time_us / 1e3:.2f} ms"
 
-    pairs: list[tuple[str, str, str, float | None, float | None]] = [
-        ("messages", str(before.messages), str(after.messages), before.messages, after.messages),
-        ("calls", f"{before.calls:g}", f"{after.calls:g}", before.calls, after.calls),
-        (
-            "bytes",
-            format_bytes(round(before.bytes_per_step)),
-            format_bytes(round(after.bytes_per_step)),
-            before.bytes_per_step,
-            after.bytes_per_step,
-        ),
+    rows: list[tuple[str, float | None, float | None, Callable[[Any], str]]] = [
+        ("messages", before.messages, after.messages, str),
+        ("calls", before.calls, after.calls, lambda calls: f"{calls:g}"),
+        ("bytes", before.bytes_per_step, after.bytes_per_step, describe_bytes),
+        ("communication", before.communication_us, after.communication_us, describe_time),
+        ("step time", before.step_time_us, after.step_time_us, describe_time),
+        ("exposed", before.exposed_us, after.exposed_us, describe_time),
     ]
-    for name, old, new in (
-        ("communication", before.communication_us, after.communication_us),
-        ("step time", before.step_time_us, after.step_time_us),
-        ("exposed", before.exposed_us, after.exposed_us),
-    ):
-        if old is not None or new is not None:
-            pairs.append((name, milliseconds(old), milliseconds(new), old, new))
     return [
-        [name, first, second, "-" if not old or new is None else f"{(new / old - 1) * 100:+.1f} %"]
-        for name, first, second, old, new in pairs
+        (name, write(old), write(new), "-" if not old or new is None else f"{(new / old - 1) * 100:+.1f} %")
+        for name, old, new, write in rows
+        if old is not None or new is not None
     ]

@@ -90,11 +90,11 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
         check_rule(rule, version)
     refused = _refused_parameters(policy, version)
     reasons = _inexpressible(policy, rules, workload, version) | (_failing(rules) if delivered else {})
-    kept = tuple(rule for rule in rules if rule not in reasons)
+    expressible = tuple(rule for rule in rules if rule not in reasons)
     # Channels and parameters apply to the whole process; so does a plain list before 2.24 and a base list from 2.31.
     of_process = bool(policy.parameters) or any(rule.channels is not None for rule in rules)
     if reasons and (of_process or not PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE):
-        kept = ()
+        expressible = ()
         reasons = {rule: reasons.get(rule, _MEASURED_TOGETHER) for rule in rules}
     lost = [f"{rule_label(rule)}: {reason}" for rule, reason in reasons.items()]
     if reasons:
@@ -104,11 +104,11 @@ def _compile(policy: Policy, version: NcclVersion, workload: frozenset[Collectiv
         if version >= TUNER_API_SINCE:
             lost.append("rules that variables cannot express need the plugin: use --format tuner-csv")
     lost += refused.values()
-    variables = _variables(kept, version)
+    variables = _variables(expressible, version)
     if not reasons:
         variables |= {parameter(n).variable: str(v) for n, v in policy.parameters if n not in refused}
-    _verify(variables, kept, version, delivered=delivered)
-    lost += _side_effects(variables, kept, workload, version)
+    _verify(variables, expressible, version, delivered=delivered)
+    lost += _side_effects(variables, expressible, workload, version)
     return Compiled(
         variables=tuple(sorted(variables.items())),
         lost=tuple(lost),
@@ -168,15 +168,10 @@ def _inexpressible(
 ) -> dict[Rule, str]:
     """Return rule -> reason for the rules that variables cannot express."""
     if not policy.is_uniform:
-        channels = {rule.channels for rule in rules}
-        return {
-            rule: "variables cannot depend on size or group"
-            if not rule.covers_all_sizes
-            else "variables set one number of channels for all collectives"
-            if len(channels) > 1
-            else _MEASURED_TOGETHER
-            for rule in rules
-        }
+        several = len({rule.channels for rule in rules}) > 1
+        reason = "variables set one number of channels for all collectives" if several else _MEASURED_TOGETHER
+        by_size = "variables cannot depend on size or group"
+        return {rule: reason if rule.covers_all_sizes else by_size for rule in rules}
     unruled = frozenset(c for c in workload if c.is_tunable) - {rule.collective for rule in rules}
     reasons: dict[Rule, str] = {}
     for rule in rules:
@@ -190,8 +185,8 @@ def _inexpressible(
         algo_protos = {(rule.algorithm, rule.protocol) for rule in rules}
         forced = any(algorithm or protocol for algorithm, protocol in algo_protos)
         if forced and (len(algo_protos) > 1 or unruled):
-            others = f"{_names(unruled)} would get it too" if unruled else "the rules differ"
-            reasons = dict.fromkeys(rules, f"NCCL {version} takes one choice for all collectives: {others}")
+            conflict = f"{_names(unruled)} would get it too" if unruled else "the rules differ"
+            reasons = dict.fromkeys(rules, f"NCCL {version} takes one choice for all collectives: {conflict}")
     return reasons
 
 
@@ -231,13 +226,13 @@ def _verify(variables: Mapping[str, str], rules: tuple[Rule, ...], version: Nccl
     """
     wanted = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS:
-        left = remaining_algo_protos(variables, collective, version)
-        if not any(not delivered or serves_every_call(collective, algorithm) for algorithm, _ in left):
+        remaining = remaining_algo_protos(variables, collective, version)
+        if not any(not delivered or serves_every_call(collective, algorithm) for algorithm, _ in remaining):
             raise SettingError(
                 f"NCCL {version} would have no algorithm left for calls of {collective}", hint="this is a bug in ncclt"
             )
         rule = wanted.get(collective)
-        if rule and not all(_fits(algo_proto, rule) for algo_proto in left):
+        if rule and not all(_fits(algo_proto, rule) for algo_proto in remaining):
             raise SettingError(f"NCCL {version} would not do {rule_label(rule)}", hint="this is a bug in ncclt")
 
 
@@ -254,18 +249,14 @@ def _side_effects(
     ruled = {rule.collective: rule for rule in rules}
     for collective in COLLECTIVE_WORDS if version >= BASE_NEEDED_SINCE else ():
         rule = ruled.get(collective)
-        legal = [
-            algo_proto
-            for algo_proto in legal_algo_protos(collective, version)
-            if rule is None or _fits(algo_proto, rule)
-        ]
-        taken: list[str] = []
+        legal = [pair for pair in legal_algo_protos(collective, version) if rule is None or _fits(pair, rule)]
+        lost: list[str] = []
         if "NCCL_ALGO" in variables and not (rule and rule.algorithm):
-            taken += sorted({algorithm.value for algorithm, _ in legal} - {a.value for a in BASE_ALGORITHMS})
+            lost += sorted({algorithm.value for algorithm, _ in legal} - {a.value for a in BASE_ALGORITHMS})
         if "NCCL_PROTO" in variables and not (rule and rule.protocol):
-            taken += sorted({protocol.value for _, protocol in legal} - {p.value for p in BASE_PROTOCOLS})
-        if taken and collective in workload:
-            notes.append(f"{collective} can no longer use {', '.join(taken)}: NCCL {version} needs a base list")
+            lost += sorted({protocol.value for _, protocol in legal} - {p.value for p in BASE_PROTOCOLS})
+        if lost and collective in workload:
+            notes.append(f"{collective} can no longer use {', '.join(lost)}: NCCL {version} needs a base list")
     if version < PER_COLLECTIVE_SINCE and ("NCCL_ALGO" in variables or "NCCL_PROTO" in variables):
         notes.append(f"NCCL {version} applies the choice to every collective, also outside the workload")
     if guard := describe_lost_guard(rules, version):

@@ -14,16 +14,9 @@ from ncclt.core.policy import Policy, Rule
 
 _CARRYING = frozenset(
     (
-        "IB_QPS_PER_CONNECTION",
-        "IB_SPLIT_DATA_ON_QPS",
-        "MAX_P2P_NCHANNELS",
-        "MIN_P2P_NCHANNELS",
-        "NCHANNELS_PER_NET_PEER",
-        "NSOCKS_PERTHREAD",
-        "P2P_NET_CHUNKSIZE",
-        "P2P_NVL_CHUNKSIZE",
-        "P2P_PCI_CHUNKSIZE",
-        "SOCKET_NTHREADS",
+        *("IB_QPS_PER_CONNECTION", "IB_SPLIT_DATA_ON_QPS", "NSOCKS_PERTHREAD", "SOCKET_NTHREADS"),
+        *("MAX_P2P_NCHANNELS", "MIN_P2P_NCHANNELS", "NCHANNELS_PER_NET_PEER"),
+        *("P2P_NET_CHUNKSIZE", "P2P_NVL_CHUNKSIZE", "P2P_PCI_CHUNKSIZE"),
     )
 )
 """Parameters of transports and of send/recv alone, which never touch the split of a reduction."""
@@ -104,9 +97,9 @@ def describe_lost_guard(rules: Iterable[Rule], version: NcclVersion) -> str:
     named = {rule.collective for rule in rules if rule.algorithm}
     if not named or not PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE:
         return ""
-    left = [c for c in Collective if Algorithm.NVLS in LEGAL[c] and c.is_reduction and c not in named]
+    unnamed = [c for c in Collective if Algorithm.NVLS in LEGAL[c] and c.is_reduction and c not in named]
     excludes = "torch.use_deterministic_algorithms excludes NVLS only where NCCL_ALGO is unset"
-    return f"NCCL_ALGO leaves NVLS to {', '.join(left)}, and {excludes}" if left else ""
+    return f"NCCL_ALGO leaves NVLS to {', '.join(unnamed)}, and {excludes}" if unnamed else ""
 
 
 def may_change_order(name: str) -> bool:
@@ -116,13 +109,13 @@ def may_change_order(name: str) -> bool:
 
 def _list_process_wide(policy: Policy, version: NcclVersion, *, by_variables: bool) -> list[str]:
     """List what acts on reductions of the whole process, whatever collective it was chosen for."""
-    found = [f"NCCL_{name}" for name, _ in policy.parameters if may_change_order(name)]
+    names = [f"NCCL_{name}" for name, _ in policy.parameters if may_change_order(name)]
     if by_variables:
         if not PER_COLLECTIVE_SINCE <= version < BASE_NEEDED_SINCE:
-            found += ["NCCL_ALGO"] if any(rule.algorithm for rule in policy.rules) else []
-            found += ["NCCL_PROTO"] if any(rule.protocol for rule in policy.rules) else []
-        found += ["the maximum of channels"] if any(rule.channels is not None for rule in policy.rules) else []
-    return found
+            names += ["NCCL_ALGO"] if any(rule.algorithm for rule in policy.rules) else []
+            names += ["NCCL_PROTO"] if any(rule.protocol for rule in policy.rules) else []
+        names += ["the maximum of channels"] if any(rule.channels is not None for rule in policy.rules) else []
+    return names
 
 
 def _splits(rule: Rule) -> bool:

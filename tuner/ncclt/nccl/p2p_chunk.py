@@ -125,19 +125,19 @@ def effective(parameters: Mapping[str, int], cluster: Cluster, messages: Collect
         messages: of the workload; one of a group of unknown size counts as one of the whole job.
     """
     elsewhere = (BETWEEN_NODES, *CHUNKS_IN_NODE, *P2P_CHANNELS)
-    found = {name: value for name, value in parameters.items() if name not in elsewhere}
+    effects = {name: value for name, value in parameters.items() if name not in elsewhere}
     if all(not message.collective.is_tunable for message in messages):
-        found = {name: value for name, value in found.items() if name not in _TUNABLE_ONLY}
-    elif found.get("BUFFSIZE") == DEFAULTS["BUFFSIZE"]:
-        del found["BUFFSIZE"]
+        effects = {name: value for name, value in effects.items() if name not in _TUNABLE_ONLY}
+    elif effects.get("BUFFSIZE") == DEFAULTS["BUFFSIZE"]:
+        del effects["BUFFSIZE"]
     ratio, chunks = net_ratio(cluster), chunk_names(cluster, messages)
     if chunks and not {LEAST, MOST}.isdisjoint(parameters):
         # The least overrules the most (graph/paths.cc:984-985).
         least = parameters.get(LEAST, 1)
-        found |= {LEAST: least, MOST: max(least, parameters.get(MOST, _MOST_CHANNELS))}
+        effects |= {LEAST: least, MOST: max(least, parameters.get(MOST, _MOST_CHANNELS))}
     if BETWEEN_NODES in chunks and PER_PEER in parameters:
-        found[PER_PEER] = parameters[PER_PEER]
-    return found | {name: find_chunk(name, parameters, ratio=ratio) for name in chunks}
+        effects[PER_PEER] = parameters[PER_PEER]
+    return effects | {name: find_chunk(name, parameters, ratio=ratio) for name in chunks}
 
 
 def find_chunk_problem(

@@ -245,15 +245,15 @@ def parameter(name: str) -> Parameter:
     Raises:
         SettingError: the name is unknown; the hint names close ones.
     """
-    found = _BY_NAME.get(name.removeprefix("NCCL_"))
-    if found is None:
+    row = _BY_NAME.get(name.removeprefix("NCCL_"))
+    if row is None:
         # Imported here: only a mistake needs it, and `ncclt env` must start fast.
         from difflib import get_close_matches
 
         close = get_close_matches(name.removeprefix("NCCL_").upper(), _BY_NAME, n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "see ncclt.nccl.parameters for those that it knows"
         raise SettingError(f"ncclt knows no NCCL parameter {name!r}", hint=hint)
-    return found
+    return row
 
 
 COMPETES_WITH_COMPUTE = "MIN_CTAS"

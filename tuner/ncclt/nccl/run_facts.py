@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ncclt.launch.argv import MPI_PROGRAMS, TORCHRUN_PROGRAMS, launcher_options, option_value, parse_count
@@ -83,7 +83,7 @@ class RunFactsReader:
             program=self._program,
             ranks=self._ranks,
             variables=tuple((self._exported | last).items()),
-            is_ambiguous=any(one != last for one in self._assigned),
+            is_ambiguous=any(assigned != last for assigned in self._assigned),
         )
         self._program, self._ranks, self._assigned, self._started = None, 0, [], {}
         return facts
@@ -104,25 +104,20 @@ def read_run_facts(text: str) -> RunFacts:
         if not stripped.startswith("#"):
             reader.read(stripped)
     stated = reader.take()
-    return RunFacts(
-        program=stated.program,
-        ranks=stated.ranks or world_size,
-        variables=tuple(sorted((dict(stated.variables) | logged).items())),
-        is_ambiguous=stated.is_ambiguous,
-        nccl=nccl,
-    )
+    variables = tuple(sorted((dict(stated.variables) | logged).items()))
+    return replace(stated, ranks=stated.ranks or world_size, variables=variables, nccl=nccl)
 
 
 def logged_variable(line: str) -> tuple[str, str] | None:
     """Return name and value in a line of NCCL about its environment."""
-    found = _LOGGED_VARIABLE.search(line) if "NCCL INFO NCCL_" in line else None
-    return (found[1], found[2]) if found else None
+    match = _LOGGED_VARIABLE.search(line) if "NCCL INFO NCCL_" in line else None
+    return (match[1], match[2]) if match else None
 
 
 def logged_version(line: str) -> str:
     """Return the version in a line of NCCL; empty = there is none."""
-    found = _LOGGED_VERSION.search(line) if "NCCL version " in line else None
-    return found[1] if found else ""
+    match = _LOGGED_VERSION.search(line) if "NCCL version " in line else None
+    return match[1] if match else ""
 
 
 def count_ranks(command: str) -> int:

@@ -128,8 +128,7 @@ def split_setting(
     )
     for rule in rules:
         check_rule(rule, version)
-    rest = Setting(channels=None if exact or spares else setting.channels, parameters=setting.parameters)
-    return rules, rest
+    return rules, Setting(channels=None if exact or spares else setting.channels, parameters=setting.parameters)
 
 
 def force_setting(
@@ -149,8 +148,8 @@ def force_setting(
     Raises:
         SettingError: it cannot be forced.
     """
-    rules, rest = split_setting(setting, version=version, collectives=collectives, plugin=plugin)
-    return ForcedState(rules=rules, variables=tuple(sorted(variables(rest).items())))
+    rules, remainder = split_setting(setting, version=version, collectives=collectives, plugin=plugin)
+    return ForcedState(rules=rules, variables=tuple(sorted(variables(remainder).items())))
 
 
 def force_policy(policy: Policy, variables: Callable[[Setting], Mapping[str, str]]) -> ForcedState:
@@ -184,8 +183,8 @@ def find_forcing_problem(
     """
     workload = frozenset(collectives)
     try:
-        _, left = split_setting(setting, version=version, collectives=workload, plugin=plugin)
-        compiled = variables_for_setting(left, version=version, collectives=workload)
+        _, remainder = split_setting(setting, version=version, collectives=workload, plugin=plugin)
+        compiled = variables_for_setting(remainder, version=version, collectives=workload)
     except SettingError as error:
         if setting.protocol is not Protocol.LL128:
             return error.message

@@ -101,8 +101,8 @@ def _versions() -> dict[str, Any]:
     # pyproject.toml force-includes it beside this file; an editable install has only the repository.
     for file in (package / "versions.json", package.parents[2] / "docs" / "reference" / "nccl-versions.json"):
         if file.is_file():
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return found
+            versions: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return versions
     raise MissingDependencyError("the list of NCCL's variables is missing here", hint="install ncclt from its wheel")
 
 
@@ -120,22 +120,26 @@ def variable_changes(old: NcclVersion, new: NcclVersion) -> tuple[VariableChange
     oldest = min(map(NcclVersion.parse, _versions()["wheels"]))
     if min(old, new) < oldest:
         raise UsageError(f"NCCL {min(old, new)} is unknown", hint=f"supported: {oldest} to {newest_read()}")
-    found = []
-    for name, span in known_variables().items():
-        was, is_ = _reads(span, old), _reads(span, new)
-        if was != is_:
-            found.append(VariableChange(variable=name, change="gone" if was else "new"))
     low, high = sorted((old, new))
-    for row in CATALOGUE:
-        if row.is_deprecated_in(high) and not row.is_deprecated_in(low):
-            found.append(VariableChange(variable=row.variable, change="deprecated", note=row.note))
-    found += [
-        VariableChange(variable=name, change="meaning", note=f"since {since}: {note}")
-        for name, since, note in MEANINGS
-        if low < NcclVersion.parse(since) <= high
+    changes = [
+        *(
+            VariableChange(variable=name, change="gone" if _reads(span, old) else "new")
+            for name, span in known_variables().items()
+            if _reads(span, old) != _reads(span, new)
+        ),
+        *(
+            VariableChange(variable=row.variable, change="deprecated", note=row.note)
+            for row in CATALOGUE
+            if row.is_deprecated_in(high) and not row.is_deprecated_in(low)
+        ),
+        *(
+            VariableChange(variable=name, change="meaning", note=f"since {since}: {note}")
+            for name, since, note in MEANINGS
+            if low < NcclVersion.parse(since) <= high
+        ),
     ]
     order = ("gone", "meaning", "deprecated", "new")
-    return tuple(sorted(found, key=lambda change: (order.index(change.change), change.variable)))
+    return tuple(sorted(changes, key=lambda change: (order.index(change.change), change.variable)))
 
 
 def _reads(span: str, version: NcclVersion) -> bool:
@@ -154,12 +158,13 @@ def choice(message: Message, cluster: Cluster, costs: PrintedCosts | None = None
         costs: the tables that this version printed there; None = by the port of the cost model.
     """
     graph = build_topology(cluster, message.group_size, message.spans_nodes)
-    found: TableChoice | Choice | None
-    if costs is not None and (table := find_table(costs, message, cluster)):
-        found = predict_choice(table, message.collective, message.size_bytes, graph)
+    chosen: TableChoice | Choice | None = None
+    table = find_table(costs, message, cluster) if costs is not None else None
+    if table is not None:
+        chosen = predict_choice(table, message.collective, message.size_bytes, graph)
     else:
-        found = nccl_choice(message.collective, message.size_bytes, graph)
-    return f"{found.algorithm}/{found.protocol}" if found else "none"
+        chosen = nccl_choice(message.collective, message.size_bytes, graph)
+    return f"{chosen.algorithm}/{chosen.protocol}" if chosen else "none"
 
 
 def choice_changes(
@@ -173,19 +178,17 @@ def choice_changes(
     Args:
         costs: tables that the versions printed there; None = by the port of the cost model.
     """
-    found = []
+    changes = []
     for collective in collectives:
-        pairs = []
-        for size_bytes in LADDER:
-            message = Message(collective=collective, dtype="float32", size_bytes=size_bytes)
-            pairs.append((size_bytes, choice(message, before, costs[0]), choice(message, after, costs[1])))
-        for (was, is_), rows in groupby(pairs, key=lambda pair: pair[1:]):
+        messages = [Message(collective=collective, dtype="float32", size_bytes=size_bytes) for size_bytes in LADDER]
+        pairs = [(m.size_bytes, choice(m, before, costs[0]), choice(m, after, costs[1])) for m in messages]
+        for (old, new), rows in groupby(pairs, key=lambda pair: pair[1:]):
             sizes = [size_bytes for size_bytes, *_ in rows]
-            if was != is_:
-                found.append(
-                    ChoiceChange(collective=collective, min_bytes=sizes[0], max_bytes=sizes[-1], before=was, after=is_)
+            if old != new:
+                changes.append(
+                    ChoiceChange(collective=collective, min_bytes=sizes[0], max_bytes=sizes[-1], before=old, after=new)
                 )
-    return tuple(found)
+    return tuple(changes)
 
 
 def policy_change(

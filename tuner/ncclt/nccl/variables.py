@@ -110,15 +110,8 @@ _PREFIXES: dict[str, tuple[VariableClass, str]] = {
 }
 
 _WITH_A_TUNER_PLUGIN = (
-    *(
-        "NCCLT_TABLE",
-        "NCCLT_POLICY",
-        "NCCLT_POLICY_CHECKSUM",
-        "NCCLT_POLICY_SHM",
-        "NCCLT_DELEGATE",
-        "NCCLT_AGREEMENT",
-        "NCCLT_LIVE",
-    ),
+    *("NCCLT_TABLE", "NCCLT_POLICY", "NCCLT_POLICY_CHECKSUM", "NCCLT_POLICY_SHM", "NCCLT_DELEGATE"),
+    *("NCCLT_AGREEMENT", "NCCLT_LIVE"),
 )
 
 OLD_PYTORCH = frozenset(
@@ -162,8 +155,8 @@ def classify(name: str) -> tuple[VariableClass, str]:
     """
     if name in _CLASSES:
         return _CLASSES[name]
-    by_prefix = next((found for prefix, found in _PREFIXES.items() if name.startswith(prefix)), None)
-    return by_prefix or (VariableClass.UNKNOWN, "is not a variable that ncclt knows")
+    unknown = (VariableClass.UNKNOWN, "is not a variable that ncclt knows")
+    return next((kind for prefix, kind in _PREFIXES.items() if name.startswith(prefix)), unknown)
 
 
 OF_ENVIRONMENT = "the environment"
@@ -178,10 +171,10 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """
     named = environ.get("NCCL_CONF_FILE")
     own = Path(named) if named else Path(environ["HOME"]) / ".nccl.conf" if environ.get("HOME") else None
-    found = {name: (value, OF_ENVIRONMENT) for name, value in environ.items()}
+    variables = {name: (value, OF_ENVIRONMENT) for name, value in environ.items()}
     for path in filter(None, (own, Path("/etc/nccl.conf"))):
-        found = {name: (value, str(path)) for name, value in _read_conf(path).items()} | found
-    return found
+        variables = {name: (value, str(path)) for name, value in _read_conf(path).items()} | variables
+    return variables
 
 
 def _read_conf(path: Path) -> dict[str, str]:
@@ -190,11 +183,11 @@ def _read_conf(path: Path) -> dict[str, str]:
             lines = file.read(1 << 20).splitlines()
     except OSError:
         return {}  # NCCL reads nothing there either
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, equals, value in (line.partition("=") for line in lines if not line.startswith("#")):
         if equals:
-            found.setdefault(name.strip(), value)  # NCCL does not overwrite what is set
-    return found
+            variables.setdefault(name.strip(), value)  # NCCL does not overwrite what is set
+    return variables
 
 
 def site_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -203,15 +196,15 @@ def site_variables(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     That is its class SITE, what ncclt does not know, and tuning that a configuration file sets. NCCL's own defaults are
     left out, and values of variables that NCCL itself does not read are masked.
     """
-    found = {}
+    variables = []
     for name, (value, source) in sorted(read_environment(environ).items()):
         kind = classify(name)[0]
-        kept = kind in (VariableClass.SITE, VariableClass.UNKNOWN) or (
-            kind is VariableClass.TUNING and source != OF_ENVIRONMENT
-        )
-        if name.startswith("NCCL_") and kept and name not in _OF_EVERY_START and _DEFAULTS.get(name) != value:
-            found[name] = masked(name, value)
-    return tuple(found.items())
+        of_site = kind in (VariableClass.SITE, VariableClass.UNKNOWN)
+        of_file = kind is VariableClass.TUNING and source != OF_ENVIRONMENT
+        matters = name not in _OF_EVERY_START and _DEFAULTS.get(name) != value
+        if name.startswith("NCCL_") and (of_site or of_file) and matters:
+            variables.append((name, masked(name, value)))
+    return tuple(variables)
 
 
 def may_differ_by_node(name: str) -> bool:
@@ -256,9 +249,7 @@ def split_variables(environ: Mapping[str, str]) -> SplitVariables:
     If a tuner plugin is set, the variables that give it a policy are included.
     """
     ours = _WITH_A_TUNER_PLUGIN if "NCCL_TUNER_PLUGIN" in environ else ()
-    names = sorted(name for name in environ if name.startswith("NCCL_") or name in ours)
-
-    def of(wanted: VariableClass) -> dict[str, str]:
-        return {name: environ[name] for name in names if classify(name)[0] is wanted}
-
-    return SplitVariables(**{wanted.value: of(wanted) for wanted in VariableClass})
+    by_class: dict[str, dict[str, str]] = {kind.value: {} for kind in VariableClass}
+    for name in sorted(name for name in environ if name.startswith("NCCL_") or name in ours):
+        by_class[classify(name)[0]][name] = environ[name]
+    return SplitVariables(**by_class)

@@ -48,7 +48,8 @@ class TableRow:
         """
         number = parse_int(text, least=least, most=10**18)
         if number is None:
-            raise self.refused(f"{column} is {text[:40]!r}, not a whole number", f"give digits, at least {least}")
+            reason = f"{column} is {text[:40]!r}, not a whole number from {least} on"
+            raise self.refused(reason, f"give digits, at least {least}")
         return number
 
     def positive(self, column: str, text: str) -> float:
@@ -109,10 +110,10 @@ def rows(document: Document) -> Iterator[TableRow]:
 def first_row(head: bytes) -> tuple[str, ...]:
     """Return the cells of the first row in the beginning of a file, empty where it is no table."""
     try:
-        found = next(rows(Document(label="head", stream=io.BufferedReader(io.BytesIO(head)))), None)
+        row = next(rows(Document(label="head", stream=io.BufferedReader(io.BytesIO(head)))), None)
     except TraceError:
         return ()
-    return found.cells if found else ()
+    return row.cells if row else ()
 
 
 def cells_by_name(header: Sequence[str], row: TableRow) -> dict[str, str]:

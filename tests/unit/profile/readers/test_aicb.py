@@ -109,7 +109,7 @@ def test_bad_files_are_refused_with_their_line(read):
         (row("all_reduce", "nan"), "line 3: msg_size is 'nan'"),
         (row("all_reduce", 10**17), "line 3: a message of 100000000000000000 bytes"),
         (row("all_reduce", 8, ranks="x"), "line 3: comm_group_size is 'x'"),
-        (row("all_reduce", 8, count="0"), "line 3: count is 0"),
+        (row("all_reduce", 8, count="0"), "line 3: count is '0'"),
         (row("all_reduce", 8, ms="inf"), "line 3: _elapsed_time is 'inf'"),
         ("CommType.all_reduce,CommGroup.dp_group,4", "line 3: 3 cells under a header of 12"),
         ("CommType.computation,CommGroup.all,1,((4, 4", "line 3: 4 cells under a header of 12"),

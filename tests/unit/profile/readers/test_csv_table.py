@@ -137,7 +137,7 @@ def test_bad_tables_are_refused():
         ("collective,size,calls,rank\nall_reduce,8,1,0\n", "does not add up calls over ranks"),
         ("collective,size,calls_per_step,steps\nall_reduce,8,1,5\n", "calls per step and a number of steps"),
         ("collective,size,calls,steps\nall_reduce,8,1,5\nall_reduce,16,1,6\n", "several numbers of steps: 5, 6"),
-        ("collective,size,calls,steps\nall_reduce,8,1,0\n", "line 2: 0 steps"),
+        ("collective,size,calls,steps\nall_reduce,8,1,0\n", "line 2: steps is '0'"),
         ("collective,size,calls,steps\nall_reduce,8,1,\n", "line 2: steps is ''"),
         ("collective,size,calls,dtype\nall_reduce,6,1,float32\n", "line 2: 6 bytes are not a whole number of float32"),
         ("collective,size,calls,dtype\nall_reduce,6,1,tf32\n", "line 2: unknown dtype 'tf32'"),

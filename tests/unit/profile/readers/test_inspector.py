@@ -20,7 +20,12 @@ def record(
     facts = {kind: coll, f"{kind}_sn": sn, f"{kind}_msg_size_bytes": size, f"{kind}_exec_time_us": us}
     return {
         "header": {**header, "comm_name": name} if name is not None else header,
-        "metadata": {"inspector_output_format_version": "v4.2", "hostname": "h", "pid": pid, "dump_timestamp_us": 1},
+        "metadata": {
+            "inspector_output_format_version": "v4.2",
+            "hostname": "h",
+            "pid": pid,
+            "dump_timestamp_us": 1_700_000_000_000_000,
+        },
         f"{kind}_perf": {**facts, **{f"{kind}_{key}": value for key, value in more.items()}},
     }
 
@@ -141,7 +146,7 @@ def test_nodes_date_and_sub_groups(dump):
     late["metadata"]["dump_timestamp_us"] = 1_767_323_045_000_000
     workload = dump([late, record(ranks=2, nodes=2, comm="0x9")])
     assert {m.message.group_size: m.message.spans_nodes for m in workload.messages} == {8: False, 2: True}
-    assert workload.provenance.created == "1970-01-01"
+    assert workload.provenance.created == "2023-11-14"
     assert dict(workload.provenance.detail)["nodes"] == "2"
 
 

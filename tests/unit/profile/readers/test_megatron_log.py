@@ -111,7 +111,7 @@ def test_log_without_buckets_is_refused_with_the_reason(log):
     """And with what to record instead."""
     for rows, why in [
         ([COUNT + "2"], "their sizes are not there"),
-        (["Params for bucket 1 (0 elements):"], "bucket of 0 elements"),
+        (["Params for bucket 1 (0 elements):"], "bucket of 0 bytes"),
         (["Params for bucket 1 (-7 elements):"], "no bucket lines"),
         (["hello"], "no bucket lines"),
     ]:

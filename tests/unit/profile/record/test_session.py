@@ -95,7 +95,7 @@ events += [dict(ph="X", cat="cpu_op", name="record_param_comms", pid=1, tid=1, t
            for begin in begins]
 json.dump({"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2},
            "traceEvents": events}, open(folder + "/traces/rank0.json", "w"))
-json.dump({"rank": 0, "state": "recorded", "steps_seen": 6, "steps_recorded": 3, "outside_s": [0.4, 0.41, 0.42],
+json.dump({"rank": 0, "state": "recorded", "steps_seen": 6, "outside_s": [0.4, 0.41, 0.42],
            "inside_s": [0.42, 0.4255, 0.8905], "write_s": 0.1, "failures": []}, open(folder + "/ranks/0.json", "w"))
 """
 

@@ -19,7 +19,6 @@ def _write(folder, *ranks):
             "world_size": len(ranks),
             "state": "recorded",
             "steps_seen": 9,
-            "steps_recorded": 2,
             "outside_s": [],
             "inside_s": [0.1, 0.2],
             "write_s": 0.0,

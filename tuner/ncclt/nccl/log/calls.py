@@ -130,22 +130,22 @@ def comm_line(line: str) -> CommLine | None:
     match = _COMM.search(line)
     if match is None:
         return None
-    said: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for word in _OF_COMM.finditer(line, match.end()):
         if word.lastgroup:
-            said.setdefault(word.lastgroup, word[word.lastgroup])
+            parts.setdefault(word.lastgroup, word[word.lastgroup])
     return CommLine(
         origin=_origin(line[: match.start()]),
         comm=intern(match[1]),
         rank=int(match[2]),
         ranks=intern(match[3]),
-        device=said.get("device", ""),
-        comm_id=said.get("comm_id", ""),
-        nodes=int(said.get("nodes", 0)),
-        nvml_device=said.get("nvml_device", ""),
-        bus_id=said.get("bus_id", ""),
-        multi_node_nvlink=said.get("mnnvl") == "1",
-        state=said.get("state", ""),
+        device=parts.get("device", ""),
+        comm_id=parts.get("comm_id", ""),
+        nodes=int(parts.get("nodes", 0)),
+        nvml_device=parts.get("nvml_device", ""),
+        bus_id=parts.get("bus_id", ""),
+        multi_node_nvlink=parts.get("mnnvl") == "1",
+        state=parts.get("state", ""),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -293,8 +294,8 @@ class LogFacts:
     @property
     def p2p_chunks(self) -> tuple[tuple[int, int], ...]:
         """Return (nodes, 0 = not logged; bytes of a P2P chunk) of communicators of several ranks, each pair once."""
-        found = {(s.nodes or 0, s.p2p_chunk) for s in self.starts if s.p2p_chunk is not None and s.ranks != 1}
-        return tuple(sorted(found))
+        chunks = {(s.nodes or 0, s.p2p_chunk) for s in self.starts if s.p2p_chunk is not None and s.ranks != 1}
+        return tuple(sorted(chunks))
 
     @property
     def net_gbps(self) -> float:
@@ -344,21 +345,21 @@ class LogFacts:
 
     def disabled(self) -> dict[str, list[str]]:
         """Return collective -> algorithms that NCCL supports for it and rules out with every protocol."""
-        found: dict[str, list[str]] = {}
+        disabled: dict[str, list[str]] = {}
         for row in self.cost_table:
             usable = {algorithm for algorithm, _, _, bandwidth in row.cells if bandwidth > 0}
-            known = dict.fromkeys(algorithm for algorithm, *_ in row.cells)
+            printed = dict.fromkeys(algorithm for algorithm, *_ in row.cells)
             legal = _LEGAL.get(row.collective.lower(), frozenset())
-            found[row.collective] = [name for name in known if name.lower() in legal and name not in usable]
-        return found
+            disabled[row.collective] = [name for name in printed if name.lower() in legal and name not in usable]
+        return disabled
 
 
 def _transports(starts: Iterable[RankStart]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    channels: Counter[str] = Counter()
     for start in starts:
         for connection in start.connections:
-            found[connection.kind] = found.get(connection.kind, 0) + len(connection.channels)
-    return dict(sorted(found.items()))
+            channels[connection.kind] += len(connection.channels)
+    return dict(sorted(channels.items()))
 
 
 _LEGAL = {
@@ -391,10 +392,10 @@ def _communicators(starts: Sequence[RankStart]) -> Iterator[set[_Key]]:
         if start.comm_id:
             named.setdefault(start.comm_id, set()).add((start.host, start.pid))
     yield from named.values()
-    unnamed = [start for start in starts if not start.comm_id and start.rank is not None]
     by_size: dict[int | None, list[RankStart]] = {}
-    for start in unnamed:
-        by_size.setdefault(start.ranks, []).append(start)
+    for start in starts:
+        if not start.comm_id and start.rank is not None:
+            by_size.setdefault(start.ranks, []).append(start)
     for members in by_size.values():
         if len({start.rank for start in members}) == len(members):
             yield {(start.host, start.pid) for start in members}

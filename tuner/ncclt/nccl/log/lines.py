@@ -155,26 +155,27 @@ def read_row(text: str, columns: Columns) -> tuple[str, Cells] | None:
     numbers = [_CELL.fullmatch(cell) for cell in cells if cell]
     if collective not in _COLLECTIVES or not columns or len(numbers) < len(columns):
         return None
-    found = []
+    row = []
     for (algorithm, protocol), match in zip(columns, numbers, strict=False):
-        latency, bandwidth = (_float(match[1]), _float(match[2])) if match else (None, None)
+        latency, bandwidth = (parse_float(match[1]), parse_float(match[2])) if match else (None, None)
         if latency is None or bandwidth is None:
             return None
-        found.append((algorithm, protocol, latency, bandwidth))
-    return collective, tuple(found)
+        row.append((algorithm, protocol, latency, bandwidth))
+    return collective, tuple(row)
 
 
 def parse_costs(collective: str, cells: Cells) -> Costs:
     """Return the cells of a row whose algorithm and protocol ncclt knows."""
-    found: Costs = {}
+    costs: Costs = {}
     for algorithm, protocol, latency_us, gbps in cells:
         if algorithm.lower() in _ALGORITHM_OF and protocol.lower() in _PROTOCOL_OF:
             pair = _ALGORITHM_OF[algorithm.lower()], _PROTOCOL_OF[protocol.lower()]
-            found[_COLLECTIVE_OF[collective.lower()], *pair] = (latency_us, gbps)
-    return found
+            costs[_COLLECTIVE_OF[collective.lower()], *pair] = (latency_us, gbps)
+    return costs
 
 
-def _float(text: str) -> float | None:
+def parse_float(text: str) -> float | None:
+    """Return a number, None where the text is none."""
     try:
         return float(text)
     except ValueError:

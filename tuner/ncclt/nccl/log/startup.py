@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from re import Match, Pattern
+from typing import Any
 
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import InputError
+from ncclt.nccl.log import lines as patterns
 from ncclt.nccl.log.calls import CommLine, comm_line, tuning_lines
 from ncclt.nccl.log.evidence import Evidence, shortened
 from ncclt.nccl.log.facts import (
@@ -26,43 +28,7 @@ from ncclt.nccl.log.facts import (
     SearchedGraph,
     jobs_of,
 )
-from ncclt.nccl.log.lines import (
-    ADAPTER,
-    ADAPTERS,
-    ANNOUNCED,
-    CHANNELS,
-    CONNECTION,
-    CPU,
-    CPU_ARM,
-    CPU_VENDORS,
-    DRIVER,
-    FALLBACK,
-    GPUDIRECT,
-    GRAPH,
-    INTERFACE,
-    LINK,
-    MULTICAST,
-    NETWORK,
-    P2P_CHUNK,
-    P2P_PROBLEM,
-    PLUGIN,
-    PROVIDER,
-    RCCL,
-    SET_INSIDE,
-    SOCKETS,
-    TEST_DEVICE,
-    UNOPENED,
-    UNREADABLE,
-    VARIABLE,
-    VERSION,
-    Columns,
-    Costs,
-    LogLine,
-    log_lines,
-    parse_costs,
-    read_columns,
-    read_row,
-)
+from ncclt.nccl.log.lines import Columns, Costs, LogLine, log_lines, parse_costs, parse_float, read_columns, read_row
 from ncclt.nccl.run_facts import traced_assignments
 from ncclt.nccl.variables import masked
 
@@ -111,10 +77,8 @@ class LogReader:
         self._printed: list[RankStart] = []
         self._models: dict[str, None] = {}
         self._announced: LoggedValue | None = None
-        self._kept: dict[str, list[Evidence]] = {"fallback": [], "unreadable": [], "p2p": [], "unopened": []}
+        self._of_machine: dict[str, list[Any]] = {name: [] for name in (*_PROBLEMS, "gpudirect", "multicast")}
         self._warnings: dict[str, Evidence] = {}
-        self._gpudirect: list[tuple[bool, Evidence]] = []
-        self._multicast: list[tuple[bool, Evidence]] = []
         self._links: dict[tuple[str, str, str, str], PrintedLink] = {}
         self._cpu = ""
         self._choices: dict[tuple[str, ...], LoggedChoice] = {}
@@ -140,12 +104,11 @@ class LogReader:
                 self._lines += 1
                 self._take_choices(line)
             else:
-                by_others = True
-                for said in log_lines(line):
+                messages = list(log_lines(line))
+                for message in messages:
                     self._lines += 1
-                    self._take(said, Evidence(source=source, line=number, text=shortened(said.written)))
-                    by_others = False
-                if by_others and "NCCL_" in line and len(line) <= _LONGEST_COMMAND:
+                    self._take(message, Evidence(source=source, line=number, text=shortened(message.written)))
+                if not messages and "NCCL_" in line and len(line) <= _LONGEST_COMMAND:
                     self._take_command(line, source, number)
             yield line
 
@@ -161,19 +124,14 @@ class LogReader:
             gpu_models=tuple(self._models),
             announced=self._announced,
             cost_table=tuple(self._table.values()),
-            fallbacks=tuple(self._kept["fallback"]),
-            unreadable=tuple(self._kept["unreadable"]),
-            p2p_problems=tuple(self._kept["p2p"]),
-            gpudirect=tuple(self._gpudirect),
-            multicast=tuple(self._multicast),
             warnings=tuple(self._warnings.values()),
-            unopened=tuple(self._kept["unopened"]),
             links=tuple(self._links.values()),
             cpu=self._cpu,
             jobs=jobs_of(starts),
             choices=tuple(self._choices.values()),
             assigned={name: dict(values) for name, values in self._assigned.items()},
             rccl=dict(self._rccl),
+            **{name: tuple(lines) for name, lines in self._of_machine.items()},
         )
 
     def _take_command(self, line: str, source: str, number: int) -> None:
@@ -187,57 +145,55 @@ class LogReader:
     def _take_choices(self, line: str) -> None:
         """Count the decisions of a line by collective, algorithm and protocol."""
         for tuning in tuning_lines(line):
-            origin, choice = tuning.origin, "/".join(tuning.choice.split("/")[:2])
+            origin, choice, size = tuning.origin, "/".join(tuning.choice.split("/")[:2]), int(tuning.size)
             key = (*origin, tuning.operation, choice)
-            known = self._choices.get(key)
-            if known is None:
-                if len(self._choices) >= _MOST_CHOICES:
-                    return
-                known = self._choices[key] = LoggedChoice(
+            if key not in self._choices and len(self._choices) >= _MOST_CHOICES:
+                return
+            counted = self._choices.setdefault(
+                key,
+                LoggedChoice(
                     host=origin.host,
                     pid=int(origin.pid or 0),
                     device=int(origin.device or 0),
                     operation=tuning.operation,
                     choice=choice,
-                    smallest_bytes=int(tuning.size),
-                )
-            known.calls += 1
-            known.smallest_bytes = min(known.smallest_bytes, int(tuning.size))
-            known.largest_bytes = max(known.largest_bytes, int(tuning.size))
+                    smallest_bytes=size,
+                ),
+            )
+            counted.calls += 1
+            counted.smallest_bytes = min(counted.smallest_bytes, size)
+            counted.largest_bytes = max(counted.largest_bytes, size)
 
     def _take_header(self, line: str, evidence: Evidence) -> None:
         """Read what nccl-tests prints before its table, and the versions that NCCL and RCCL print without a prefix."""
         self._take_rccl(line, evidence)
-        if model := TEST_DEVICE.match(line):
+        if model := patterns.TEST_DEVICE.match(line):
             self._models.setdefault(shortened(model[1]).strip())
-        elif self._announced is None and (match := ANNOUNCED.match(line)):
+        elif self._announced is None and (match := patterns.ANNOUNCED.match(line)):
             self._announced = LoggedValue(value=match[1] or match[2], evidence=evidence)
 
-    def _take(self, said: LogLine, evidence: Evidence) -> None:
-        said = self._unglued(said)
-        key = (said.host, said.pid)
-        process = self._processes.get(key)
-        if process is None:
-            process = self._processes[key] = Process(host=said.host, pid=said.pid)
-        if said.level != "INFO" and said.text and len(self._warnings) < _MOST_OF_A_KIND:
-            self._warnings.setdefault(said.text, evidence)
-        if " : " in said.text and (match := CONNECTION.match(said.text)):
-            self._connect(said, match, evidence)
+    def _take(self, message: LogLine, evidence: Evidence) -> None:
+        message = self._unglued(message)
+        process = self._processes.setdefault((message.host, message.pid), Process(host=message.host, pid=message.pid))
+        if message.level != "INFO" and message.text and len(self._warnings) < _MOST_OF_A_KIND:
+            self._warnings.setdefault(message.text, evidence)
+        if " : " in message.text and (match := patterns.CONNECTION.match(message.text)):
+            self._connect(message, match, evidence)
             return
-        self._take_process(process, said.text, evidence)
-        self._take_rccl(said.text, evidence)
-        self._take_machine(said, evidence)
-        self._take_start(said, evidence)
+        self._take_process(process, message.text, evidence)
+        self._take_rccl(message.text, evidence)
+        self._take_machine(message, evidence)
+        self._take_start(message, evidence)
 
-    def _unglued(self, said: LogLine) -> LogLine:
+    def _unglued(self, message: LogLine) -> LogLine:
         """Return a line with its true host, if the end of another process's line was glued to it: `-1node7`."""
-        if (said.host, said.pid) in self._processes:
-            return said
-        true = next((host for host in self._hosts.get(said.pid, ()) if host and said.host.endswith(host)), None)
-        if true is None:
-            self._hosts.setdefault(said.pid, []).append(said.host)
-            return said
-        return replace(said, host=true)
+        if (message.host, message.pid) in self._processes:
+            return message
+        hosts = self._hosts.setdefault(message.pid, [])
+        true_host = next((host for host in hosts if host and message.host.endswith(host)), None)
+        if true_host is None:
+            hosts.append(message.host)
+        return replace(message, host=true_host or message.host)
 
     def _take_process(self, process: Process, text: str, evidence: Evidence) -> None:
         """Read what concerns one process."""
@@ -246,158 +202,161 @@ class LogReader:
             match = pattern.search(text)
             return match if match and match[1] not in self._ignored else None
 
-        if match := find(VERSION):
+        if match := find(patterns.VERSION):
             process.version = process.version or LoggedValue(value=match[1], evidence=evidence)
-        if match := find(DRIVER):
+        if match := find(patterns.DRIVER):
             process.driver = match[1]
-        if match := find(SET_INSIDE):
+        if match := find(patterns.SET_INSIDE):
             process.set_inside.setdefault(match[1], LoggedValue(value=match[2], evidence=evidence))
-        if match := find(VARIABLE):
+        if match := find(patterns.VARIABLE):
             value = match[2].strip().removesuffix(".")
             inside = process.set_inside.get(match[1])
             if inside is None or inside.value != value:  # NCCL logs what a plugin has set like what was inherited
                 process.variables.setdefault(match[1], LoggedValue(value=value, evidence=evidence))
-        if match := find(SOCKETS):
-            for interface in INTERFACE.findall(match[2]):
+        if match := find(patterns.SOCKETS):
+            for interface in patterns.INTERFACE.findall(match[2]):
                 process.sockets.setdefault((match[1], interface), evidence)
-        if match := find(NETWORK):
+        if match := find(patterns.NETWORK):
             process.network = LoggedValue(value=match[1].strip(), evidence=evidence)
-        if match := find(ADAPTERS):
-            process.adapters.update(ADAPTER.findall(match[1]))
-        if match := find(PROVIDER):
+        if match := find(patterns.ADAPTERS):
+            process.adapters.update(patterns.ADAPTER.findall(match[1]))
+        if match := find(patterns.PROVIDER):
             process.provider = LoggedValue(value=match[1], evidence=evidence)
-        if match := find(PLUGIN):
-            said = f"{match[1]}/Plugin: {match[2]}"
-            process.plugins.setdefault(said, LoggedValue(value=said, evidence=evidence))
+        if match := find(patterns.PLUGIN):
+            text = f"{match[1]}/Plugin: {match[2]}"
+            process.plugins.setdefault(text, LoggedValue(value=text, evidence=evidence))
 
     def _take_rccl(self, text: str, evidence: Evidence) -> None:
         if any(mark in text for mark in _MARKS_OF_RCCL):
-            for name, pattern in RCCL.items():
+            for name, pattern in patterns.RCCL.items():
                 if match := pattern.search(text):
                     self._rccl.setdefault(name, LoggedValue(value=match[1], evidence=evidence))
 
-    def _take_machine(self, said: LogLine, evidence: Evidence) -> None:
+    def _take_machine(self, message: LogLine, evidence: Evidence) -> None:
         """Read what concerns the whole node."""
-        for name, pattern in _PROBLEMS:
-            if pattern.search(said.text) and len(self._kept[name]) < _MOST_OF_A_KIND:
-                self._kept[name].append(evidence)
-        if (match := GPUDIRECT.search(said.text)) and len(self._gpudirect) < _MOST_OF_A_KIND:
-            self._gpudirect.append((match[1].lower() == "enabled", evidence))
-        if (match := MULTICAST.search(said.text)) and len(self._multicast) < _MOST_OF_A_KIND:
-            self._multicast.append((not match[1], evidence))
-        if "+ " in said.text and (match := LINK.search(said.text)) and len(self._links) < _MOST_LINKS:
+        for name, pattern in _PROBLEMS.items():
+            if pattern.search(message.text):
+                self._keep(name, evidence)
+        if match := patterns.GPUDIRECT.search(message.text):
+            self._keep("gpudirect", (match[1].lower() == "enabled", evidence))
+        if match := patterns.MULTICAST.search(message.text):
+            self._keep("multicast", (not match[1], evidence))
+        if "+ " in message.text and (match := patterns.LINK.search(message.text)) and len(self._links) < _MOST_LINKS:
             kind, gbps, device, end = match.groups()
-            link = PrintedLink(kind=kind, gbps=_float(gbps), end=end, device=device, evidence=evidence)
-            self._links.setdefault((said.host, kind, gbps, device), link)
-        if not self._cpu and (match := CPU.search(said.text)):
-            self._cpu = "arm" if int(match[1]) == CPU_ARM else CPU_VENDORS.get(int(match[2]), "")
-        if "|" in said.text:
-            self._take_costs(said, evidence)
+            link = PrintedLink(kind=kind, gbps=parse_float(gbps) or 0.0, end=end, device=device, evidence=evidence)
+            self._links.setdefault((message.host, kind, gbps, device), link)
+        if not self._cpu and (match := patterns.CPU.search(message.text)):
+            self._cpu = "arm" if int(match[1]) == patterns.CPU_ARM else patterns.CPU_VENDORS.get(int(match[2]), "")
+        if "|" in message.text:
+            self._take_costs(message, evidence)
 
-    def _take_costs(self, said: LogLine, evidence: Evidence) -> None:
-        rank = said.host, said.pid, said.device
-        if (columns := read_columns(said.text)) is not None:
+    def _keep(self, name: str, line: Any) -> None:
+        if len(self._of_machine[name]) < _MOST_OF_A_KIND:
+            self._of_machine[name].append(line)
+
+    def _take_costs(self, message: LogLine, evidence: Evidence) -> None:
+        rank = message.host, message.pid, message.device
+        if (columns := read_columns(message.text)) is not None:
             self._columns[rank] = columns
-        elif row := read_row(said.text, self._columns.get(rank, ())):
+        elif row := read_row(message.text, self._columns.get(rank, ())):
             name, cells = row
-            self._keep_costs(said, parse_costs(name, cells))
+            self._keep_costs(message, parse_costs(name, cells))
             known = self._table.get(name)
             if known is None:
                 self._table[name] = CostRow(collective=name, cells=cells, evidence=evidence)
             elif not {cell[0] for cell in known.cells} & {cell[0] for cell in cells}:
                 self._table[name] = CostRow(collective=name, cells=known.cells + cells, evidence=known.evidence)
 
-    def _keep_costs(self, said: LogLine, costs: Costs) -> None:
+    def _keep_costs(self, message: LogLine, costs: Costs) -> None:
         """Store a row of the table with the start that it belongs to."""
         if not costs or len(self._printed) > _MOST_TABLES:
             return
-        start = self._start(said)
+        start = self._start(message)
         if start.complete or start.costs.keys() & costs.keys():
             # The table of another communicator, whose start is not logged.
-            start = self._open[said.host, said.pid, said.tid] = self._new(said)
+            start = self._open[message.host, message.pid, message.tid] = self._new(message)
         if not start.costs:
             self._printed.append(start)
         start.costs |= costs
 
-    def _take_start(self, said: LogLine, evidence: Evidence) -> None:
-        line = comm_line(said.text) if " rank " in said.text else None
+    def _take_start(self, message: LogLine, evidence: Evidence) -> None:
+        line = comm_line(message.text) if " rank " in message.text else None
         if line is not None and line.state:
-            self._init(said, line)
+            self._init(message, line)
         elif line is not None and line.nodes:
-            start = self._start(said)
+            start = self._start(message)
             start.rank, start.ranks, start.nodes = line.rank, int(line.ranks), line.nodes
             start.multi_node_nvlink = line.multi_node_nvlink
-        elif counts := CHANNELS.findall(said.text):
-            start = self._start(said)
+        elif counts := patterns.CHANNELS.findall(message.text):
+            start = self._start(message)
             start.channels |= {word: int(count) for count, word in counts}
             start.channels_line = evidence
-        elif match := P2P_CHUNK.match(said.text):
-            self._start(said).p2p_chunk = int(match[1])
-        elif match := GRAPH.search(said.text):
+        elif match := patterns.P2P_CHUNK.match(message.text):
+            self._start(message).p2p_chunk = int(match[1])
+        elif match := patterns.GRAPH.search(message.text):
             graph = SearchedGraph(
                 pattern=int(match[1]),
                 channels=int(match[2]),
-                bw_inter=_float(match[4]),
+                bw_inter=parse_float(match[4]) or 0.0,
                 type_intra=match[5],
                 type_inter=match[6],
                 evidence=evidence,
             )
-            self._start(said).graphs.append(graph)
+            self._start(message).graphs.append(graph)
 
-    def _init(self, said: LogLine, line: CommLine) -> None:
-        thread = (said.host, said.pid, said.tid)
+    def _init(self, message: LogLine, line: CommLine) -> None:
+        thread = (message.host, message.pid, message.tid)
         start = self._open.get(thread)
         # A thread that starts its next communicator; before 2.17 only the end of a start is logged, with its rank.
         if start is None or start.complete or (line.state == "START" and (start.rank is not None or start.costs)):
-            start = self._open[thread] = self._new(said)
+            start = self._open[thread] = self._new(message)
         start.rank, start.ranks = line.rank, int(line.ranks)
-        start.device = int(line.device or said.device)
+        start.device = int(line.device or message.device)
         start.bus_id = line.bus_id
         start.comm_id = line.comm_id or start.comm_id
         start.nvml_device = int(line.nvml_device) if line.nvml_device else None
         start.complete = line.state == "COMPLETE"
-        self._latest[said.host, said.pid, start.device] = start
+        self._latest[message.host, message.pid, start.device] = start
 
-    def _connect(self, said: LogLine, match: Match[str], evidence: Evidence) -> None:
+    def _connect(self, message: LogLine, match: Match[str], evidence: Evidence) -> None:
         source, target = (int(match[3]), match[4] or ""), (int(match[5]), match[6] or "")
-        ends = (source, target, match[7].strip().rstrip("."))
-        connections = self._start(said).by_ends
-        if (known := connections.get(ends)) is None:
-            known = connections[ends] = Connection(source=source, target=target, transport=ends[2], evidence=evidence)
+        transport = match[7].strip().rstrip(".")
+        connection = Connection(source=source, target=target, transport=transport, evidence=evidence)
+        connections = self._start(message).by_ends
         # Both ends of a connection are logged, once per channel.
-        known.channels.add(int(match[1]))
+        connections.setdefault((source, target, transport), connection).channels.add(int(match[1]))
 
-    def _start(self, said: LogLine) -> RankStart:
+    def _start(self, message: LogLine) -> RankStart:
         """Return the start of a line: its thread's, else the device's latest, else a new one.
 
         From 2.22 ranks are connected on demand, by threads other than that of the start.
         """
-        found = self._open.get((said.host, said.pid, said.tid)) or self._latest.get((said.host, said.pid, said.device))
-        if found is None:
-            found = self._new(said)
-            self._open[said.host, said.pid, said.tid] = self._latest[said.host, said.pid, said.device] = found
-        return found
+        thread = (message.host, message.pid, message.tid)
+        device = (message.host, message.pid, message.device)
+        start = self._open.get(thread) or self._latest.get(device)
+        if start is None:
+            start = self._new(message)
+            self._open[thread] = self._latest[device] = start
+        return start
 
-    def _new(self, said: LogLine) -> RankStart:
+    def _new(self, message: LogLine) -> RankStart:
         if len(self._starts) >= _MOST_STARTS:
             raise InputError(
                 f"{self._sources[-1]} shows more than {_MOST_STARTS} starts of ranks: this is not a log of one job",
                 hint="is the file damaged? otherwise cut it to some of the ranks",
             )
-        made = RankStart(host=said.host, pid=said.pid, device=said.device)
-        self._starts.append(made)
-        return made
+        start = RankStart(host=message.host, pid=message.pid, device=message.device)
+        self._starts.append(start)
+        return start
 
 
-_PROBLEMS = (("fallback", FALLBACK), ("unreadable", UNREADABLE), ("p2p", P2P_PROBLEM), ("unopened", UNOPENED))
-"""Kind of a problem of the node -> its line."""
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+_PROBLEMS = {
+    "fallbacks": patterns.FALLBACK,
+    "unreadable": patterns.UNREADABLE,
+    "p2p_problems": patterns.P2P_PROBLEM,
+    "unopened": patterns.UNOPENED,
+}
+"""Field of `LogFacts` with a problem of the node -> its line."""
 
 
 _HINT = (
@@ -423,10 +382,11 @@ def read_printed_costs(lines: Iterable[str], source: str) -> PrintedCosts:
     reader.read(lines, source)
     facts = reader.facts()
     for process in facts.processes:
-        for name, said in process.variables.items():
+        for name, variable in process.variables.items():
             if name in _FORCED:
+                forced = f"{name}={variable.value}"
                 raise InputError(
-                    f"{source}: its job forced {name}={said.value}, so its table is not the one of the NCCL default",
+                    f"{source}: its job forced {forced}, so its table is not the one of the NCCL default",
                     hint="take the log of a job without NCCL_ALGO and NCCL_PROTO",
                 )
     tables: dict[tuple[int, int], PrintedTable] = {}
@@ -453,8 +413,8 @@ def read_printed_costs(lines: Iterable[str], source: str) -> PrintedCosts:
 def _hosts(start: RankStart, starts: Iterable[RankStart]) -> int:
     """Return the number of hosts of a communicator; 0 if some ranks logged nothing."""
     hosts = {
-        other.rank: other.host
-        for other in starts
-        if other.rank is not None and (other.comm_id, other.ranks) == (start.comm_id, start.ranks)
+        member.rank: member.host
+        for member in starts
+        if member.rank is not None and (member.comm_id, member.ranks) == (start.comm_id, start.ranks)
     }
     return len(set(hosts.values())) if len(hosts) == start.ranks else 0

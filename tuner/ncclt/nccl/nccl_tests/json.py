@@ -42,7 +42,7 @@ def parse_json(text: str) -> NcclTest:
     if not test.rows and version > NEWEST and "results" not in document:
         raise _newer(version, "it has no results")
     if not test.rows:
-        errors = [str(e) for e in document.get("errors") or [] if e] if isinstance(document.get("errors"), list) else []
+        errors = [str(e) for e in document["errors"] if e] if isinstance(document.get("errors"), list) else []
         raise BenchmarkError(
             f"nccl-tests measured nothing: {errors[0][:300] if errors else 'its result file has no rows'}",
             hint="look at what it printed",
@@ -58,43 +58,36 @@ def _newer(version: int, why: str) -> BenchmarkError:
 
 
 def _load(text: str) -> Mapping[str, Any]:
-    document = None
-    try:
-        document = _decode(text)
-    except ValueError:
+    for json_text in (text, _BARE_NUMBER.sub(r"\1NaN", text)):
         try:
-            document = _decode(_BARE_NUMBER.sub(r"\1NaN", text))
+            # strict=False: control characters inside strings are harmless here.
+            document = json.loads(json_text, strict=False)
+            break
+        except RecursionError:
+            failure = ValueError("it is nested too deeply")
         except ValueError as error:
-            # A whole file ends with its outermost brace; nccl-tests writes it last.
-            if text.lstrip()[:1] in ("", "{") and not text.rstrip().endswith("}"):
-                raise BenchmarkError(
-                    f"the result file is cut off after {len(text)} characters",
-                    hint="nccl-tests was ended before it was through; give it more time or see why it died",
-                ) from error
+            failure = error
+    else:
+        # A whole file ends with its outermost brace; nccl-tests writes it last.
+        if text.lstrip()[:1] in ("", "{") and not text.rstrip().endswith("}"):
             raise BenchmarkError(
-                f"the result file is not JSON: {str(error)[:200]}", hint="give the file written with -J"
-            ) from error
+                f"the result file is cut off after {len(text)} characters",
+                hint="nccl-tests was ended before it was through; give it more time or see why it died",
+            ) from failure
+        raise BenchmarkError(
+            f"the result file is not JSON: {str(failure)[:200]}", hint="give the file written with -J"
+        ) from failure
     if not isinstance(document, dict):
         raise BenchmarkError("the result file is not a JSON object", hint="give the file written with -J")
     return document
-
-
-def _decode(text: str) -> Any:
-    try:
-        # strict=False: control characters inside strings are harmless here.
-        return json.loads(text, strict=False)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
 
 
 def _test(document: Mapping[str, Any]) -> NcclTest:
     config = document.get("config") or {}
     # The list of devices names only the first GPU of each process, with the group of the process.
     devices = config.get("devices") or []
-    groups = [device.get("group") for device in devices]
-    mine = [device for device in devices if device.get("group") == groups[0]]
-    processes = groups.count(groups[0]) if groups else 0
-    ranks = processes * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    first_group = [device for device in devices if device.get("group") == devices[0].get("group")]
+    ranks = len(first_group) * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
     arguments = document.get("args") or [""]
     program = str(arguments[0]).rpartition("/")[2]
     average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
@@ -114,9 +107,9 @@ def _test(document: Mapping[str, Any]) -> NcclTest:
         avg_busbw_gbps=None if average is None else float(average),
         out_of_bounds=out_of_bounds,
         hosts=count_hosts(
-            [(str(one.get("hostname", "")), f"{one.get('device')} {one.get('device_hex')}") for one in mine]
+            [(str(d.get("hostname", "")), f"{d.get('device')} {d.get('device_hex')}") for d in first_group]
         ),
-        gpu=str(mine[0].get("device_info") or "") if mine else "",
+        gpu=str(first_group[0].get("device_info") or "") if first_group else "",
         nccl=str(document.get("nccl_version") or ""),
     )
 

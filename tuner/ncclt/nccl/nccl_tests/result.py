@@ -144,12 +144,10 @@ def collective_of_rows(rows: Sequence[NcclTestRow], ranks: int) -> Collective | 
         if is_part:
             return ROOTED_PARTS
         return Collective.BROADCAST if row.redop in (None, "", "none") else Collective.REDUCE
-    if row.redop == "":
-        return Collective.ALL_TO_ALL  # the only one with the column and nothing in it
-    if row.redop is None:
-        return Collective.ALL_GATHER  # the only one with neither column
-    if row.redop == "none":
-        return None  # all_gather and alltoall look alike
+    # One alone has the column and nothing in it, one has neither column; with `none` the two look alike.
+    without_operation = {"": Collective.ALL_TO_ALL, None: Collective.ALL_GATHER, "none": None}
+    if row.redop in without_operation:
+        return without_operation[row.redop]
     if is_part:
         return Collective.REDUCE_SCATTER
     half = max(_halves(rows), key=lambda half: half.algbw_gbps, default=None)
@@ -185,8 +183,8 @@ def ranks_of_rows(rows: Sequence[NcclTestRow], collective: Collective | str | No
 
 
 def _parts(row: NcclTestRow) -> int:
-    parts, rest = divmod(row.size_bytes, row.count * _dtype_bytes(row))
-    return 1 if rest else parts
+    parts, remainder = divmod(row.size_bytes, row.count * _dtype_bytes(row))
+    return 1 if remainder else parts
 
 
 def _dtype_bytes(row: NcclTestRow) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ncclt.errors import BenchmarkError
+from ncclt.nccl.log.lines import parse_float
 from ncclt.nccl.nccl_tests.reason import failure_reason, named_reason
 from ncclt.nccl.nccl_tests.result import (
     NcclTest,
@@ -56,11 +57,11 @@ def parse_text(text: str, *, errors: str = "") -> tuple[NcclTest, ...]:
     finished = tests.finish()
     if not any(test.rows for test in finished):
         broken = sum(test.unreadable_lines for test in finished)
-        said = f"{text}\n{errors}"
-        reason = failure_reason(said)
+        output = f"{text}\n{errors}"
+        reason = failure_reason(output)
         if broken and _PIECE_OF_ROW.search(text):
             torn = f"none of the {broken} lines of its table can be read, for something else was printed into them"
-            reason = named_reason(said) or torn
+            reason = named_reason(output) or torn
         raise BenchmarkError(
             f"nccl-tests measured nothing: {reason}",
             hint="run the same command by hand; `ncclt doctor` looks for the usual causes",
@@ -73,12 +74,10 @@ class _OpenTest:
     """A test whose end has not been read yet."""
 
     program: str | None = None
-    command: str | None = None
-    started_ranks: int = 0
     version: str | None = None
     nccl: str = ""
+    stated: RunFacts = field(default_factory=RunFacts)  # by the lines above
     variables: dict[str, str] = field(default_factory=dict)
-    is_ambiguous: bool = False
     set_up: bool = False
     groups: list[str | None] = field(default_factory=list)  # of each rank
     places: list[tuple[str, str, str]] = field(default_factory=list)  # host, device and GPU of ranks of the first group
@@ -89,21 +88,15 @@ class _OpenTest:
     out_of_bounds: int | None = None
     unreadable: int = 0
 
-    def take(self, stated: RunFacts) -> None:
-        """Add the facts that the lines above state."""
-        self.command, self.started_ranks = stated.program, stated.ranks
-        self.is_ambiguous = stated.is_ambiguous
-        self.variables = dict(stated.variables) | self.variables
-
     def close(self) -> NcclTest:
         ranks = self.groups.count(self.groups[0]) if self.groups else 0
-        collective = find_collective(self.program or self.command, self.rows, ranks)
+        collective = find_collective(self.program or self.stated.program, self.rows, ranks)
         return NcclTest(
             program=self.program,
-            command=self.command,
+            command=self.stated.program,
             version=self.version,
             collective=collective,
-            ranks=ranks or ranks_of_rows(self.rows, collective) or self.started_ranks,
+            ranks=ranks or ranks_of_rows(self.rows, collective) or self.stated.ranks,
             rows=tuple(self.rows),
             avg_busbw_gbps=self.average,
             out_of_bounds=self.out_of_bounds,
@@ -111,8 +104,8 @@ class _OpenTest:
             hosts=count_hosts([(host, device) for host, device, _ in self.places]),
             gpu=self.places[0][2].strip() if self.places else "",
             nccl=self.nccl,
-            variables=tuple(sorted(self.variables.items())),
-            is_ambiguous=self.is_ambiguous,
+            variables=tuple(sorted((dict(self.stated.variables) | self.variables).items())),
+            is_ambiguous=self.stated.is_ambiguous,
         )
 
 
@@ -136,21 +129,21 @@ class _Tests:
         self._open.nccl = self._open.nccl or logged_version(stripped)
         if stripped.startswith("#"):
             self._read_comment(stripped)
-        elif stripped and self._open.in_table:
-            row = _row(self._open.columns, stripped.split())
-            if row is None:
-                self._open.unreadable += 1
-                self._facts.read(stripped)
-            else:
-                self._open.rows.append(row)
+            return
+        in_table = bool(stripped) and self._open.in_table
+        row = _row(self._open.columns, stripped.split()) if in_table else None
+        if row is not None:
+            self._open.rows.append(row)
         else:
+            self._open.unreadable += in_table
             self._facts.read(stripped)
 
     def finish(self) -> tuple[NcclTest, ...]:
-        self._next_test()
+        self._begin()
         return tuple(self._closed)
 
-    def _next_test(self) -> None:
+    def _begin(self) -> None:
+        """Begin the next test, and close the one before."""
         if self._open.set_up or self._open.columns:
             self._closed.append(self._open.close())
         self._open = _OpenTest()
@@ -158,35 +151,32 @@ class _Tests:
     def _read_comment(self, line: str) -> None:
         # The three lines that open a test come in this order, and older releases leave out the first two.
         if match := _VERSION.match(line):
-            self._next_test()
+            self._begin()
             self._open.version = match[1]
             self._open.nccl = library[1] if (library := _LIBRARY.match(line)) else ""
         elif match := _STARTING.match(line):
             if self._open.program or self._open.set_up:
-                self._next_test()
+                self._begin()
             self._open.program = match[1]
         elif _SETUP.match(line):
             if self._open.set_up:
-                self._next_test()
+                self._begin()
             self._open.set_up = True
-            self._open.take(self._facts.take())
+            self._open.stated = self._facts.take()
         elif match := _RANK.match(line):
             self._open.groups.append(match[1])
             if match[1] == self._open.groups[0] and (place := _PLACE.match(line)):
                 self._open.places.append((place[1], place[2], place[3]))
         elif _HEADER.match(line):
             if self._open.columns:
-                self._next_test()
+                self._begin()
             if not self._open.set_up:
-                self._open.take(self._facts.take())
-            self._open.columns = line.removeprefix("#").split()
-            self._open.in_table = True
+                self._open.stated = self._facts.take()
+            self._open.columns, self._open.in_table = line.removeprefix("#").split(), True
         elif match := _OUT_OF_BOUNDS.match(line):
-            self._open.out_of_bounds = int(match[1])
-            self._open.in_table = False
+            self._open.out_of_bounds, self._open.in_table = int(match[1]), False
         elif match := _AVERAGE.match(line):
-            self._open.average = _float(match[1])
-            self._open.in_table = False
+            self._open.average, self._open.in_table = parse_float(match[1]), False
         elif _COMMAND.search(line):
             self._facts.read(line.lstrip("# "))
 
@@ -224,7 +214,7 @@ def _without_blanks(columns: list[str], words: list[str]) -> tuple[list[str], li
     """
     optional: list[str] = [name for name in ("redop", "root") if name in columns]
     lacking = len(columns) - len(words)
-    number = len(words) > 3 and _float(words[3]) is not None
+    number = len(words) > 3 and parse_float(words[3]) is not None
     if not (number and 0 < lacking <= len(optional)):
         return columns, []
     blank = optional[:lacking]
@@ -246,10 +236,3 @@ def _count(word: str) -> int:
     if value < 0:
         raise ValueError(word)
     return value
-
-
-def _float(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None

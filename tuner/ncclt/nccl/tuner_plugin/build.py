@@ -44,7 +44,7 @@ def sources(folder: Path | None = None) -> tuple[Path, ...]:
 def compiler() -> str | None:
     """Return the path of a C compiler, None where there is none. CC goes first."""
     named = os.environ.get("CC")
-    return next((found for name in ([named] if named else COMPILERS) if (found := shutil.which(name))), None)
+    return next((path for name in ([named] if named else COMPILERS) if (path := shutil.which(name))), None)
 
 
 def command(target: Path, *, folder: Path | None = None, extra: Sequence[str] = ()) -> list[str]:
@@ -53,15 +53,15 @@ def command(target: Path, *, folder: Path | None = None, extra: Sequence[str] = 
     Raises:
         MissingDependencyError: no compiler, or no sources.
     """
-    found = compiler()
-    if found is None:
+    program = compiler()
+    if program is None:
         raise MissingDependencyError(
             "the plugin needs a C compiler and there is none here",
             hint="install gcc or set CC, or build it on a machine of the same kind and point NCCLT_PLUGIN to it",
         )
     version = f'-DNCCLT_VERSION="{__version__}"'
     files = [str(path) for path in sources(folder)]
-    return [found, *FLAGS, version, *extra, "-shared", "-Wl,-z,now,-z,nodelete", "-o", str(target), *files]
+    return [program, *FLAGS, version, *extra, "-shared", "-Wl,-z,now,-z,nodelete", "-o", str(target), *files]
 
 
 def build(target: Path, *, folder: Path | None = None, extra: Sequence[str] = ()) -> Path:
@@ -75,15 +75,15 @@ def build(target: Path, *, folder: Path | None = None, extra: Sequence[str] = ()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
-            made = Path(scratch) / target.name
+            compiled = Path(scratch) / target.name
             done = subprocess.run(
-                command(made, folder=folder, extra=extra), capture_output=True, text=True, timeout=_TIMEOUT_S
+                command(compiled, folder=folder, extra=extra), capture_output=True, text=True, timeout=_TIMEOUT_S
             )
             if done.returncode:
                 last = "; ".join(done.stderr.strip().splitlines()[-3:])
                 raise NccltError(f"the plugin does not compile: {last}", hint="is this gcc 8 or newer, on Linux?")
             # Replaced, not overwritten: a job may have the old one mapped.
-            made.replace(target)
+            compiled.replace(target)
     except subprocess.TimeoutExpired as error:
         raise NccltError(f"the compiler took more than {_TIMEOUT_S} s") from error
     except OSError as error:

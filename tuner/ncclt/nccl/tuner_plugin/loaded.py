@@ -115,13 +115,8 @@ class Communicator:
                 self.context, function, size_bytes, *supports, pipe_ops, c.byref(algorithm), c.byref(protocol), channels
             )
             _check(code, self.said)
-            given = algorithm.value >= 0
-            return CallResult(
-                costs=[],
-                channels=channels.value,
-                algorithm=algorithm.value if given else None,
-                protocol=protocol.value if given else None,
-            )
+            pair = (algorithm.value, protocol.value) if algorithm.value >= 0 else (None, None)
+            return CallResult(costs=[], channels=channels.value, algorithm=pair[0], protocol=pair[1])
         table = (c.c_float * len(costs))(*costs)
         shape = (len(costs) // protocols, protocols)
         more = (registered,) if self.api >= 4 else ()
@@ -130,9 +125,9 @@ class Communicator:
         return CallResult(costs=list(table), channels=channels.value)
 
 
-def _check(code: int, said: Sequence[str] = ()) -> None:
+def _check(code: int, log: Sequence[str] = ()) -> None:
     if code:
-        why = " ".join(said) or "it does not say why"
+        why = " ".join(log) or "it does not say why"
         raise InputError(f"the plugin returned the error {code}: {why}")
 
 
@@ -190,17 +185,17 @@ class LoadedPlugin:
         Raises:
             InputError: the plugin fails NCCL's init, since it cannot use the table that this rank was promised.
         """
-        said: list[str] = []
-        logger = _LOGGER(lambda _level, _flags, _file, _line, _format, text: said.append(text.decode(errors="replace")))
+        log: list[str] = []
+        logger = _LOGGER(lambda _level, _flags, _file, _line, _format, text: log.append(text.decode(errors="replace")))
         context, tuner = c.c_void_p(), self._tuners[api]
         with _variables(environ or {}):
             if api < 5:
                 code = tuner.init(ranks, nodes, logger, c.byref(context))
             else:
                 code = tuner.init(c.byref(context), number, ranks, nodes, logger, None, None)
-            _check(code, said)
+            _check(code, log)
         try:
-            yield Communicator(tuner=tuner, api=api, context=context, said=said)
+            yield Communicator(tuner=tuner, api=api, context=context, said=log)
         finally:
             _check(tuner.end(context))
 
@@ -282,34 +277,29 @@ def examine(
     if collective not in COLLECTIVES:
         raise UsageError(f"the plugin is not asked for {collective!r}", hint=f"one of {', '.join(COLLECTIVES)}")
     plugin, tabled = LoadedPlugin(library), API_VERSIONS[1:]
-    environ = {
+    unset = ("NCCLT_POLICY_CHECKSUM", "NCCLT_TABLE", "NCCLT_AGREEMENT", "NCCL_TUNER_CONFIG_FILE", "NCCLT_POLICY_SHM")
+    environ = dict.fromkeys((*unset, "NCCLT_PLUGIN_REPORT")) | {
         "NCCLT_POLICY": None if policy is None else str(policy),
-        "NCCLT_POLICY_CHECKSUM": None,
-        "NCCLT_TABLE": None,
-        "NCCLT_AGREEMENT": None,
-        "NCCL_TUNER_CONFIG_FILE": None,
-        "NCCLT_POLICY_SHM": None,
-        "NCCLT_PLUGIN_REPORT": None,
         DELEGATE_VARIABLE: "none",  # the table's choices alone
     }
-    found = []
+    answers = {}
     for api in tabled:
         with plugin.communicator(api=api, ranks=ranks, nodes=nodes, environ=environ) as communicator:
             choices = tuple(_choose(communicator, collective, size) for size in sizes)
-        said = " ".join(communicator.said)
-        found.append(choices)
+        log = " ".join(communicator.said)
+        answers[api] = choices
     # Before v4 the plugin names 32 channels at most (plugin/tuner.c).
-    limited = tuple(replace(one, channels=min(one.channels, _CHANNELS_BEFORE_V4)) for one in choices)
-    if any(given != (choices if api >= 4 else limited) for api, given in zip(tabled, found, strict=True)):
+    limited = tuple(replace(choice, channels=min(choice.channels, _CHANNELS_BEFORE_V4)) for choice in choices)
+    if any(answer != (choices if api >= 4 else limited) for api, answer in answers.items()):
         raise InputError(
             f"{library} answers differently under two tuner APIs", hint="build it here: ncclt admin plugin build"
         )
     return TableExamination(
         library=str(library),
         api_versions=tabled,
-        said=said,
+        said=log,
         choices=choices,
-        works=policy is None or "keeping the NCCL default" not in said,
+        works=policy is None or "keeping the NCCL default" not in log,
     )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ncclt.core.message import Collective, parse_dtype
+from ncclt.core.option import Option
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile.model.libraries import build_model
@@ -49,13 +50,13 @@ class ModelRequest:
         group_size: ranks that train together; 0 = the whole job, whatever its size turns out to be.
     """
 
-    model: str
-    config: Path | None = None
-    dtype: str = "float32"
-    reduce_dtype: str = ""
-    bucket_cap_mb: float = 25
-    sharding: Sharding = Sharding.DDP
-    group_size: int = 0
+    model: str = ""
+    dtype: Annotated[str, Option("Type of parameters and gradients, such as bf16.")] = "float32"
+    reduce_dtype: Annotated[str, Option("Type of reduced gradients under fsdp and zero3; default: --dtype.")] = ""
+    bucket_cap_mb: Annotated[float, Option("Size of DDP's buckets, MiB.")] = 25
+    sharding: Annotated[Sharding, Option("ddp, fsdp (one unit per block) or zero3.")] = Sharding.DDP
+    group_size: Annotated[int, Option("Ranks per group; 0 = all ranks of the job.")] = 0
+    config: Annotated[Path | None, Option("Path to config.json of a transformers model.")] = None
 
 
 def build_model_workload(request: ModelRequest, *, name: str, created: str) -> Workload:

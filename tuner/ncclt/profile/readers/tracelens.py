@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ncclt.core.message import Collective, Message
 from ncclt.errors import TraceError
-from ncclt.profile.c10d import Operation, classify
+from ncclt.profile.c10d import MOST_ELEMENTS, Operation, classify
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document
 from ncclt.profile.table_rows import TableRow, cells_by_name, first_row, rows
@@ -142,6 +142,8 @@ def _build_message(row: TableRow, cells: Mapping[str, str], operation: Operation
         elements = max(elements, row.whole("Out msg nelems", cells["Out msg nelems"]))
     elif operation.collective is Collective.ALL_GATHER:
         elements *= group_size
+    if elements > MOST_ELEMENTS:
+        raise row.refused(f"a message of {elements} elements", "the element counts cannot be right")
     # TraceLens writes intra_node or names what the group crosses; older tables have no such column.
     spans_nodes = cells.get("node_span", "") == "inter_node"
     message = operation.message(cells["dtype"][:40], elements, group_size=group_size, spans_nodes=spans_nodes)

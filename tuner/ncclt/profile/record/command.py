@@ -10,22 +10,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from ncclt.errors import UsageError, reason
 
 _FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGXCPU,
-    signal.SIGURG,
-    signal.SIGCONT,
-    signal.SIGWINCH,
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
+    *(signal.SIGXCPU, signal.SIGURG, signal.SIGCONT, signal.SIGWINCH),
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
 """Signals of schedulers and people: Slurm announces the end of its time by the one that `--signal` names, Grid Engine
@@ -78,56 +69,56 @@ def run_foreground(
     child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     # Threads that block no signals, such as those of a BLAS library, may take one: it is sent again to this thread.
-    again = {number for number in _ENDS_US if signal.getsignal(number) != signal.SIG_IGN}
-    handlers = {number: signal.signal(number, lambda number, _: signal.raise_signal(number)) for number in again}
+    ending = {number for number in _ENDS_US if signal.getsignal(number) != signal.SIG_IGN}
+    handlers = {number: signal.signal(number, lambda number, _: signal.raise_signal(number)) for number in ending}
     try:
-        with ExitStack() as stack:
-            bystander = stack.enter_context(_Bystander(awaited))
+        with _Bystander(awaited) as bystander:
             pid = _start(argv, environ, mask, stdout)
-            watched = stack.enter_context(_watching(watch, pid)) if watch else None
-            while True:
-                received = signal.sigtimedwait(awaited, _TICK_S)
-                if received is None or received.si_signo == signal.SIGCHLD:
-                    if watched is not None and not watched.acquire(blocking=False):
-                        continue
-                    status = _reap(pid)
-                    if status is not None:
-                        break
-                    if watched is not None:
-                        watched.release()
-                    continue
-                if received.si_code != _SI_KERNEL and not bystander.has_got(received.si_signo):
-                    # Not reaped yet: the number is still its own. What has become another user's cannot be signalled.
-                    with contextlib.suppress(PermissionError):
-                        os.kill(pid, received.si_signo)
+            with _watching(watch, pid) as watching:
+                code = _forward_until_end(pid, awaited, bystander, watching)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, child_handler or signal.SIG_DFL)
-    code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
 
 
+def _forward_until_end(pid: int, awaited: Collection[int], bystander: _Bystander, watching: threading.Lock) -> int:
+    """Pass on the signals that we get until the command ends; return its exit code, negative = ended by a signal."""
+    while True:
+        received = signal.sigtimedwait(awaited, _TICK_S)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            if received.si_code != _SI_KERNEL and not bystander.has_got(received.si_signo):
+                # Not reaped yet: the number is still its own. What has become another user's cannot be signalled.
+                with contextlib.suppress(PermissionError):
+                    os.kill(pid, received.si_signo)
+        elif watching.acquire(blocking=False):
+            status = _reap(pid)
+            if status is not None:
+                return os.waitstatus_to_exitcode(status)
+            watching.release()
+
+
 @contextmanager
-def _watching(watch: Callable[[int], None], pid: int) -> Iterator[threading.Lock]:
+def _watching(watch: Callable[[int], None] | None, pid: int) -> Iterator[threading.Lock]:
     """Call `watch` in a thread; return the lock that is held meanwhile, and by the caller from the end of `pid` on."""
-    held, over = threading.Lock(), threading.Event()
+    lock, ended = threading.Lock(), threading.Event()
 
     def run() -> None:
-        while not over.wait(_TICK_S):
-            if held.acquire(blocking=False):
+        while watch is not None and not ended.wait(_TICK_S):
+            if lock.acquire(blocking=False):
                 try:
                     watch(pid)
                 finally:
-                    held.release()
+                    lock.release()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield held
+        yield lock
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
@@ -143,15 +134,15 @@ class _Bystander:
 
     def _begin(self) -> tuple[int, int]:
         """Return process and pipe; the process 0 where the system has no `cat`: then every signal passes on."""
-        theirs, ours = os.pipe()
+        source, sink = os.pipe()
         silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
-        devices = [(os.POSIX_SPAWN_DUP2, theirs, 0), *silent]
+        devices = [(os.POSIX_SPAWN_DUP2, source, 0), *silent]
         try:
-            return os.posix_spawnp("cat", ["cat"], {}, file_actions=devices, setsigmask=self._signals), ours
+            return os.posix_spawnp("cat", ["cat"], {}, file_actions=devices, setsigmask=self._signals), sink
         except OSError:
-            return 0, ours
+            return 0, sink
         finally:
-            os.close(theirs)
+            os.close(source)
 
     def has_got(self, number: int) -> bool:
         """Return True if a signal that has just reached us reaches this process as well."""

@@ -143,31 +143,22 @@ def plan_recording(
         raise UsageError(
             f"{folder} cannot be used: its name has a '{os.pathsep}'", hint="name another place with --dir"
         )
-    method, steps = options.method, options.steps
+    method = options.method
     set_env: dict[str, str] = {}
     contents: dict[str, str] = {}
     notes: list[str] = []
-    counts_steps = method is Method.PLUGIN and steps is None
+    counts_steps = method is Method.PLUGIN and options.steps is None
     if method in (Method.AUTO, Method.TORCH) or counts_steps:
         set_env |= _torch_variables(folder / "inject", environ)
-        settings: dict[str, object] = {
-            "steps": WINDOW_STEPS if steps is None else steps,
-            "warmup": WARMUP_STEPS if options.warmup is None else options.warmup,
-            "stop_after": options.stop_after,
-        }
-        modes = {"times_only": options.times_only, "count_only": counts_steps}
-        contents |= _injected_files(settings | {name: wanted for name, wanted in modes.items() if wanted})
+        contents |= _injected_files(options, count_only=counts_steps)
     if method is Method.PLUGIN:
-        variables, said = plugin_variables(folder, environ, library=library)
+        variables, plugin_notes = plugin_variables(folder, environ, library=library)
         set_env |= variables
-        notes += said
+        notes += plugin_notes
     if method is Method.NCCL_LOG or (method is Method.AUTO and "NCCL_DEBUG" not in environ):
-        set_env |= {
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": NCCL_LOG_SUBSYSTEMS,
-            # NCCL fills in host and process, and reads %% as % (src/debug.cc).
-            "NCCL_DEBUG_FILE": f"{str(folder).replace('%', '%%')}/nccl/%h.%p.log",
-        }
+        # NCCL fills in host and process, and reads %% as % (src/debug.cc).
+        log = f"{str(folder).replace('%', '%%')}/nccl/%h.%p.log"
+        set_env |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": NCCL_LOG_SUBSYSTEMS, "NCCL_DEBUG_FILE": log}
     elif method is Method.AUTO:
         notes.append("NCCL_DEBUG is already set and kept: no NCCL log is recorded with the traces")
     if method is Method.NCCL_LOG:
@@ -199,13 +190,16 @@ def _torch_variables(inject: Path, environ: Mapping[str, str]) -> dict[str, str]
     return variables
 
 
-def _injected_files(settings: Mapping[str, object]) -> dict[str, str]:
+def _injected_files(options: RecordOptions, *, count_only: bool) -> dict[str, str]:
     source = files("ncclt.profile.record")
-    injected = {
-        f"inject/_ncclt_recording/{name}.py": (source / "injected" / f"{name}.py").read_text(encoding="utf-8")
-        for name in _INJECTED
+    settings = {
+        "steps": WINDOW_STEPS if options.steps is None else options.steps,
+        "warmup": WARMUP_STEPS if options.warmup is None else options.warmup,
+        "stop_after": options.stop_after,
+        "times_only": options.times_only,
+        "count_only": count_only,
     }
-    return injected | {
-        "inject/sitecustomize.py": (source / "entry.py").read_text(encoding="utf-8"),
-        "inject/recording.json": json.dumps(dict(settings)),
-    }
+    injected = {f"inject/_ncclt_recording/{name}.py": source / "injected" / f"{name}.py" for name in _INJECTED}
+    injected["inject/sitecustomize.py"] = source / "entry.py"
+    contents = {path: file.read_text(encoding="utf-8") for path, file in injected.items()}
+    return contents | {"inject/recording.json": json.dumps(settings)}

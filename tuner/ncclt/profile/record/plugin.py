@@ -54,29 +54,27 @@ def plugin_variables(
             hint="run the command without recording, then: ncclt profile import THAT_FOLDER/*",
         )
     variables = {"NCCLT_PLUGIN_REPORT": str(folder / FOLDER)}
-    theirs = environ.get("NCCL_TUNER_PLUGIN", "")
-    if theirs:
-        path = Path(theirs)
-        is_ours = theirs in _NAMES or path.name == LIBRARY_NAME
+    named_tables = [name for name in POLICY_VARIABLES if environ.get(name)]
+    if plugin := environ.get("NCCL_TUNER_PLUGIN", ""):
+        path = Path(plugin)
+        is_ours = plugin in _NAMES or path.name == LIBRARY_NAME
         if not (is_ours or (library is not None and path.exists() and path.samefile(library))):
             raise UsageError(
-                f"this job has its own tuner plugin, NCCL_TUNER_PLUGIN={theirs}, and NCCL loads only one",
+                f"this job has its own tuner plugin, NCCL_TUNER_PLUGIN={plugin}, and NCCL loads only one",
                 hint="without it NCCL would choose other settings; unset it if that may be, or record --with nccl-log",
             )
-        named = [name for name in POLICY_VARIABLES if environ.get(name)]
-        return variables, (f"the job is recorded with the table that {named[0]} names",) if named else ()
+        return variables, tuple(f"the job is recorded with the table that {name} names" for name in named_tables[:1])
     if library is None:
         raise UsageError("there is no compiled tuner plugin here", hint="build it with `ncclt admin plugin build`")
     variables["NCCL_TUNER_PLUGIN"] = str(library)
     # It was not in use before, and must not come into use by being recorded.
-    silenced = [name for name in POLICY_VARIABLES if environ.get(name)]
-    variables |= dict.fromkeys(silenced, "")
+    variables |= dict.fromkeys(named_tables, "")
     notes = [
         "NCCL loads only one tuner: where a network plugin brings one (EFA) or there is a libnccl-tuner.so, ncclt's "
         "plugin asks it for every call"
     ]
-    if silenced:
-        notes.append(f"{', '.join(silenced)} is emptied: without NCCL_TUNER_PLUGIN your job does not use it")
+    if named_tables:
+        notes.append(f"{', '.join(named_tables)} is emptied: without NCCL_TUNER_PLUGIN your job does not use it")
     return variables, tuple(notes)
 
 

@@ -7,11 +7,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
+
+from ncclt.core.documents import Documented, Shape
+from ncclt.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
+class RankReport(Documented):
     """One process that loaded PyTorch's optimizers.
 
     Attributes:
@@ -27,6 +30,13 @@ class RankReport:
         started_with: (name, value) of the NCCL variables that the process was started with.
         set_inside: (name, value) of those that its program has set or changed.
     """
+
+    SHAPE: ClassVar = Shape(
+        name="a journal of this release of ncclt",
+        complete=True,
+        omitted=("host", "world_size", "backend", "started_with", "set_inside"),
+        pairs=("started_with", "set_inside"),
+    )
 
     rank: int | None
     state: str
@@ -61,8 +71,9 @@ class Overhead:
     def describe(self, inside_us: float) -> str:
         """Describe the cost, given the step time of the recorded steps; within the quartiles there is none to see."""
         share = inside_us / self.outside_us - 1
-        seen = inside_us > self.high_us
-        cost = f"recording made steps {share * 100:.3g} % longer" if seen else "no overhead of recording seen"
+        cost = "no overhead of recording seen"
+        if inside_us > self.high_us:
+            cost = f"recording made steps {share * 100:.3g} % longer"
         return (
             f"{cost}: {inside_us / 1e3:.3g} ms in the recorded steps, "
             f"{self.outside_us / 1e3:.3g} ms in others, half of which take {self.low_us / 1e3:.3g} to "
@@ -72,7 +83,7 @@ class Overhead:
 
 def read_reports(folder: Path) -> tuple[RankReport, ...]:
     """Read the journals in a recording's folder, ordered by rank; one that was cut off counts as failed."""
-    reports = [_report(path) for path in sorted((folder / "ranks").glob("*.json"))]
+    reports = [_read_report(path) for path in sorted((folder / "ranks").glob("*.json"))]
     return tuple(sorted(reports, key=lambda report: (report.rank is None, report.rank or 0)))
 
 
@@ -86,8 +97,8 @@ def is_other_backend(backend: str) -> bool:
 
 def find_other_backends(reports: Sequence[RankReport]) -> str:
     """Return the backends over which the ranks trained, if NCCL was none of them; empty = that is not known."""
-    found = {report.backend for report in reports if report.steps_seen}
-    return " and ".join(sorted(found)) if found and all(map(is_other_backend, found)) else ""
+    backends = {report.backend for report in reports if report.steps_seen}
+    return " and ".join(sorted(backends)) if backends and all(map(is_other_backend, backends)) else ""
 
 
 def measure_overhead(reports: Sequence[RankReport]) -> Overhead | None:
@@ -115,9 +126,9 @@ def explain_missing_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[
         return f"the recording failed in the ranks: {'; '.join(failures)}", "or record NCCL's log: --with nccl-log"
     if any(report.state == "recording" for report in reports):
         return "the ranks were ended while they recorded", "record fewer steps: --steps 5"
-    seen = max((report.steps_seen for report in reports), default=0)
-    if seen:
-        return f"the training made {seen} steps, which is not beyond the warm-up", "lower --warmup"
+    steps = max((report.steps_seen for report in reports), default=0)
+    if steps:
+        return f"the training made {steps} steps, which is not beyond the warm-up", "lower --warmup"
     if reports:
         return (
             f"PyTorch was loaded by {len(reports)} process{'es' * (len(reports) > 1)}, but no optimizer made a step",
@@ -132,32 +143,11 @@ def explain_missing_trace(folder: Path, reports: Sequence[RankReport]) -> tuple[
     )
 
 
-_ENTRIES = ("rank", "state", "steps_seen", "steps_recorded", "outside_s", "inside_s", "write_s", "failures")
-"""Entries of every journal (`ncclt.profile.record.injected.recorder`), even if its process was killed."""
-
-
-def _report(path: Path) -> RankReport:
+def _read_report(path: Path) -> RankReport:
     try:
-        facts: Any = json.loads(path.read_text(encoding="utf-8"))
-        if missing := [name for name in _ENTRIES if name not in facts]:
-            raise ValueError(f"no {', '.join(missing)}; another release of ncclt may have written it")
-        rank = facts["rank"]
-        return RankReport(
-            rank=None if rank is None else int(rank),
-            state=str(facts["state"]),
-            steps_seen=int(facts["steps_seen"]),
-            outside_s=tuple(float(s) for s in facts["outside_s"]),
-            inside_s=tuple(float(s) for s in facts["inside_s"]),
-            write_s=float(facts["write_s"]),
-            failures=tuple(str(f) for f in facts["failures"]),
-            host=str(facts.get("host", "")),
-            world_size=int(facts.get("world_size", 0)),
-            backend=str(facts.get("backend", "")),
-            started_with=tuple(sorted(facts.get("started_with", {}).items())),
-            set_inside=tuple(sorted(facts.get("set_inside", {}).items())),
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = f"{path.name} cannot be read: {type(error).__name__}: {error}"
+        return RankReport.from_document(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, InputError) as error:
+        reason = f"{path.name} cannot be read: {error}"
         return RankReport(rank=None, state="failed", steps_seen=0, failures=(reason,))
 
 

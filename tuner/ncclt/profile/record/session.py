@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ncclt.profile import read_workload
 from ncclt.profile.record.command import run_foreground
 from ncclt.profile.record.plan import FOLDERS, RAW_FOLDERS, Method, RecordPlan
 from ncclt.profile.record.plugin import read_plugin_reports
-from ncclt.profile.record.ranks import Overhead, RankReport, explain_missing_trace, measure_overhead, read_reports
+from ncclt.profile.record.ranks import Overhead, explain_missing_trace, measure_overhead, read_reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,26 +121,29 @@ def run_recording(plan: RecordPlan, folder: Path, *, name: str, start: Start = i
 def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recording:
     """Read the traces, else the logs, and say why where neither can be read."""
     reports = read_reports(folder)
+    failures = tuple(dict.fromkeys(failure for report in reports for failure in report.failures))
     if plan.options.method is Method.PLUGIN:
-        return _read_plugin(plan, folder, reports, name=name, exit_code=exit_code)
+        try:
+            steps = plan.options.steps
+            workload = read_plugin_reports(folder, reports, name=name, steps=steps, exit_code=exit_code)
+        except TraceError as error:
+            return Recording(exit_code=exit_code, reason=error.message, hint=error.hint, failures=failures)
+        uncounted = not workload.provenance.steps
+        notes = ("no optimizer of PyTorch reported its steps: give their number with --steps",) if uncounted else ()
+        return Recording(exit_code=exit_code, workload=_add_notes(workload, notes), failures=failures)
     reasons: list[tuple[str, str]] = []
-    if plan.files:
-        traces = sorted((folder / "traces").glob("*.json"))
-        if traces:
-            try:
-                workload = read_workload(traces, name=name, source="kineto")
-            except TraceError as error:
-                reasons.append((error.message, error.hint))
-            else:
-                cost = measure_overhead(reports)
-                return Recording(
-                    exit_code=exit_code,
-                    workload=_add_cost(workload, cost, cut_short=any(r.state == "cut short" for r in reports)),
-                    overhead=cost,
-                    failures=tuple(dict.fromkeys(f for report in reports for f in report.failures)),
-                )
+    traces = sorted((folder / "traces").glob("*.json")) if plan.files else []
+    if traces:
+        try:
+            workload = read_workload(traces, name=name, source="kineto")
+        except TraceError as error:
+            reasons.append((error.message, error.hint))
         else:
-            reasons.append(explain_missing_trace(folder, reports))
+            cost = measure_overhead(reports)
+            workload = _add_cost(workload, cost, cut_short=any(r.state == "cut short" for r in reports))
+            return Recording(exit_code=exit_code, workload=workload, overhead=cost, failures=failures)
+    elif plan.files:
+        reasons.append(explain_missing_trace(folder, reports))
     if "NCCL_DEBUG_FILE" in dict(plan.set_env):
         logs = [path for path in sorted((folder / "nccl").iterdir()) if path.stat().st_size]
         try:
@@ -159,19 +162,6 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
         reason="; ".join(reason for reason, _hint in reasons),
         hint="; ".join(dict.fromkeys(hint for _reason, hint in reasons if hint)),
     )
-
-
-def _read_plugin(
-    plan: RecordPlan, folder: Path, ranks: Sequence[RankReport], *, name: str, exit_code: int
-) -> Recording:
-    failures = tuple(dict.fromkeys(failure for rank in ranks for failure in rank.failures))
-    try:
-        workload = read_plugin_reports(folder, ranks, name=name, steps=plan.options.steps, exit_code=exit_code)
-    except TraceError as error:
-        return Recording(exit_code=exit_code, reason=error.message, hint=error.hint, failures=failures)
-    uncounted = not workload.provenance.steps
-    notes = ("no optimizer of PyTorch reported its steps: give their number with --steps",) if uncounted else ()
-    return Recording(exit_code=exit_code, workload=_add_notes(workload, notes), failures=failures)
 
 
 def _add_cost(workload: Workload, cost: Overhead | None, *, cut_short: bool) -> Workload:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ncclt.core.documents import Documented, Shape
 from ncclt.core.message import Collective, bus_factor
 from ncclt.core.workload import RANK_ROLES, MessageCalls, Workload
 
@@ -16,7 +18,7 @@ recorded curves of 2 to 16 GPUs are flat within a factor of two there), above 4 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeClass:
+class SizeClass(Documented):
     """Calls and bytes of one collective in one size class, per step.
 
     Attributes:
@@ -26,6 +28,8 @@ class SizeClass:
         bytes_per_step: their bytes (tuning sizes).
         time_us: their recorded time, µs; None where one of them has none.
     """
+
+    SHAPE: ClassVar = Shape(hidden=("name",), computed=(("class", "name", "calls"),))
 
     collective: Collective
     name: str

@@ -94,7 +94,7 @@ def test_window_is_recorded_once_and_pytorch_given_back(job):
     for _ in range(10):
         training.step()
     facts = job.journal
-    assert (facts["state"], facts["steps_recorded"], facts["failures"]) == ("recorded", 2, [])
+    assert (facts["state"], len(facts["inside_s"]), facts["failures"]) == ("recorded", 2, [])
     assert (len(facts["inside_s"]), len(facts["outside_s"])) == (2, 2)
     assert facts["steps_seen"] == 8
     assert facts["write_s"] > 0
@@ -108,7 +108,7 @@ def test_program_that_ends_inside_the_window_leaves_complete_steps(job):
         training.step()
     training.backward()
     job.end()
-    assert (job.journal["state"], job.journal["steps_recorded"]) == ("cut short", 1)
+    assert (job.journal["state"], len(job.journal["inside_s"])) == ("cut short", 1)
     assert job.recorded_steps == 1
 
 
@@ -218,7 +218,6 @@ def test_failure_of_the_recording_never_reaches_the_training(job):
     for _ in range(9):
         training.step()
     assert job.journal["state"] == "failed"
-    assert job.journal["steps_recorded"] == 0
     assert job.journal["failures"]
 
 
@@ -299,7 +298,7 @@ def test_times_alone_need_no_profiler_and_leave_the_programs_own_alone(tmp_path)
     job.recorder._end_watching()
     job.end()
     facts = job.journal
-    assert (facts["state"], facts["steps_recorded"], facts["failures"]) == ("recorded", 2, [])
+    assert (facts["state"], len(facts["inside_s"]), facts["failures"]) == ("recorded", 2, [])
     assert len(facts["inside_s"]) == 2
     assert len(theirs.events()) > 0
     assert [path.stat().st_size for path in (tmp_path / "traces").iterdir()] == [0]

@@ -38,13 +38,10 @@ class Journal:
             "pid": pid,
             "rank": None,
             "world_size": 0,
-            "torch": "",
             "state": "loaded",
             "steps_seen": 0,
-            "steps_recorded": 0,
             "outside_s": [],
             "inside_s": [],
-            "start_s": 0.0,
             "write_s": 0.0,
             "failures": [],
             "backend": "",
@@ -385,25 +382,24 @@ class Recorder:
         other = self._watch is not None and self._watch.other_profiler_runs
         if not self._times_only and (other or torch._C._autograd._profiler_enabled()):
             raise RuntimeError("the program runs a profiler of its own at the same time")
-        began_s = time.perf_counter()
         facts, rank = self._journal.facts, os.environ.get("RANK", "")
-        facts.update(torch=str(torch.__version__), rank=int(rank) if rank.isdecimal() else None)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            distributed = torch.distributed
+        facts["rank"] = int(rank) if rank.isdecimal() else None
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
             facts.update(rank=distributed.get_rank(), world_size=distributed.get_world_size())
             facts.update(backend=str(distributed.get_backend()))
         # Named by its rank: what a restarted rank writes replaces what it wrote before.
-        who = f"{facts['host']}.{facts['pid']}" if facts["rank"] is None else f"rank{facts['rank']}"
-        path = self._folder / "traces" / f"{who}.json"
+        process = f"{facts['host']}.{facts['pid']}" if facts["rank"] is None else f"rank{facts['rank']}"
+        path = self._folder / "traces" / f"{process}.json"
         self._trace = Timing(path) if self._times_only else Trace(path, self._window)
         self._trace.start()
-        self._journal.write(state="recording", start_s=time.perf_counter() - began_s)
+        self._journal.write(state="recording")
 
     def _finish(self, trace: Trace | Timing) -> None:
         self._trace = None
         trace.close()
         facts = self._journal.facts
-        self._journal.write(state="recorded", steps_recorded=len(facts["inside_s"]), write_s=trace.write_s)
+        self._journal.write(state="recorded", write_s=trace.write_s)
         _silence_log(self._folder / "nccl")
         if self._stop_after:
             self._end_watching()
@@ -433,7 +429,7 @@ class Recorder:
         with guard_errors(self._give_up, "saving a window that was cut short"):
             if trace is not None:
                 trace.cut(save=complete > 0)
-                self._journal.facts.update(state="cut short", steps_recorded=complete, write_s=trace.write_s)
+                self._journal.facts.update(state="cut short", write_s=trace.write_s)
         self._journal.write()
 
 
