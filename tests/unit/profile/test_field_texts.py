@@ -1,5 +1,7 @@
 """Texts as people paste them into issues: prefixes, missing headers, forced runs, newer formats."""
 
+from functools import partial
+
 import pytest
 
 from ncclt.core.cluster import Cluster
@@ -7,15 +9,12 @@ from ncclt.errors import TraceError
 from ncclt.measure.replay.landscape_import import count_nodes, stated_setting
 from ncclt.profile import read_workload
 from ncclt.profile.readers.nccl_tests import read_tests
+from ncclt.testing.reader_contract import message_table
 
 pytestmark = pytest.mark.shared
 
 
-def sizes(workload):
-    return {
-        (m.message.collective.value, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+sizes = partial(message_table, fields=("collective", "size_bytes", "group_size"))
 
 
 def test_prefixes_of_launchers_are_removed(shared_data):

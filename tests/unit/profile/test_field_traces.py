@@ -6,6 +6,7 @@ from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.profile.views.histogram import count_traffic
+from ncclt.testing.reader_contract import message_table
 
 pytestmark = pytest.mark.shared
 
@@ -16,12 +17,7 @@ def read(shared_data):
     return lambda *names: read_workload([shared_data / "field" / name for name in names], name="field")
 
 
-def rows(workload):
-    """Return (collective, dtype, bytes, group) -> calls per step."""
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+rows = message_table
 
 
 def test_pipeline_stages_give_the_role_with_most_bytes(read):

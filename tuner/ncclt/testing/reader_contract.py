@@ -68,6 +68,13 @@ PREFIXES = {
 """Prefixes of log lines, by program."""
 
 
+def message_table(
+    workload: Workload, fields: Sequence[str] = ("collective", "dtype", "size_bytes", "group_size")
+) -> dict[tuple[object, ...], float]:
+    """Return fields of each message -> its calls per step."""
+    return {tuple(getattr(m.message, field) for field in fields): m.calls_per_step for m in workload.messages}
+
+
 def _is_text(content: bytes) -> bool:
     return b"\0" not in content and not content.startswith(b"\x80")
 
@@ -135,6 +142,17 @@ class ReaderContract(WatchedContract):
         workload = reader.read(sample, name="sample")
         found = {calls.message: calls.calls_per_step for calls in workload.messages}
         assert found == pytest.approx(dict(expected))
+
+    def test_cut_gzip_is_refused(self, reader: Reader, sample: Sequence[Path], tmp_path: Path) -> None:
+        """Half a file would be half the calls."""
+        for path in sample:
+            data = path.read_bytes()
+            if data[:2] == b"\x1f\x8b" or data.startswith(b"SQLite"):
+                continue  # packed already, or never packed
+            cut = tmp_path / f"cut-{path.name}"
+            cut.write_bytes(gzip.compress(data * 200)[:-50])
+            with pytest.raises(TraceError):
+                reader.read([cut], name="cut")
 
     def test_order_of_files_is_of_no_matter(self, reader: Reader, sample: Sequence[Path]) -> None:
         """A shell may expand the names of the ranks in any order."""

@@ -11,6 +11,7 @@ from torch import nn
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, MissingDependencyError, NotFoundError, UsageError
 from ncclt.profile.model.named import ModelRequest, Sharding, build_model_workload
+from ncclt.testing.reader_contract import message_table
 
 
 class Config:
@@ -98,11 +99,7 @@ def _workload(model, **options):
     return build_model_workload(ModelRequest(model=model, **options), name="w", created="2026-01-02")
 
 
-def _rows(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+_rows = message_table
 
 
 @pytest.mark.usefixtures("libraries")

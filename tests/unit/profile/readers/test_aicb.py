@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.readers.aicb import AicbReader
+from ncclt.testing.reader_contract import message_table
 
 HEADER = "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count"
 END = "CommType.epoch_end,None,None,0,,None,None,,None,None,None,1"
@@ -31,11 +33,7 @@ def read(tmp_path):
     return _read
 
 
-def found(workload):
-    return {
-        (m.message.collective.value, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+found = partial(message_table, fields=("collective", "size_bytes", "group_size"))
 
 
 def test_iterations_divide_the_calls(read):

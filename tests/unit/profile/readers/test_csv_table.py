@@ -183,18 +183,6 @@ def test_file_is_recognised_gzipped_and_with_more_columns(tmp_path):
     assert read_workload([path], name="mine").provenance.source == "csv"
 
 
-def test_cut_gzip_is_refused(tmp_path):
-    """Rows may be missing, however well the last one reads."""
-    path = tmp_path / "table.csv.gz"
-    lines = [f"all_reduce,{8 * size},{size % 977 + 1}" for size in range(1, 8000)]
-    packed = gzip.compress("\n".join(["collective,size,calls", *lines]).encode())
-    path.write_bytes(packed)
-    assert len(CsvReader().read([path], name="whole").messages) == len(lines)
-    path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(TraceError, match="damaged or cut off"):
-        CsvReader().read([path], name="cut")
-
-
 def test_endless_rows_are_refused(monkeypatch):
     """Memory is bounded by rows."""
     monkeypatch.setattr("ncclt.profile.table_rows._ROWS", 10)

@@ -1,6 +1,7 @@
 """DeepSpeed's comms logger: tables, verbose lines, the dictionary."""
 
 import json
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.readers.deepspeed import DeepSpeedReader
+from ncclt.testing.reader_contract import message_table
 
 HEADER = (
     "Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)     tput busbw"
@@ -41,8 +43,7 @@ def log(tmp_path):
     return read
 
 
-def table(workload):
-    return {(m.message.collective.value, m.message.size_bytes): m.calls_per_step for m in workload.messages}
+table = partial(message_table, fields=("collective", "size_bytes"))
 
 
 def test_units_are_powers_of_1024(log):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
 from ncclt.profile.readers.flight_recorder import FlightRecorderReader
+from ncclt.testing.reader_contract import message_table
 
 GROUPS = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}, "7": {"desc": "tp", "ranks": "[2, 3]"}}
 
@@ -39,11 +40,7 @@ def read(tmp_path):
     return _read
 
 
-def _rows(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+_rows = message_table
 
 
 def test_size_is_the_size_column_of_nccl_tests(read):

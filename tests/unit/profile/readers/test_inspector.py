@@ -1,7 +1,7 @@
 """Dumps of NCCL Inspector: sampling, rings, ranks, and damaged lines."""
 
-import gzip
 import json
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.readers.inspector import InspectorReader
+from ncclt.testing.reader_contract import message_table
 
 
 def record(
@@ -44,11 +45,7 @@ def dump(tmp_path):
     return read
 
 
-def table(workload):
-    return {
-        (m.message.collective.value, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+table = partial(message_table, fields=("collective", "size_bytes", "group_size"))
 
 
 def test_parts_of_a_rank_become_full_buffers(dump):
@@ -185,15 +182,6 @@ def test_rank_in_two_files_is_refused(dump):
     """A copy under another name would count twice."""
     with pytest.raises(TraceError, match="rank 0 of communicator 0x7"):
         dump([record()], [record()])
-
-
-def test_cut_archive_is_refused(tmp_path):
-    """Half a gzip would be half the calls."""
-    rows = "\n".join(json.dumps(record(sn=n, us=n * 7919 % 1000)) for n in range(3000))
-    path = tmp_path / "cut.log.gz"
-    path.write_bytes(gzip.compress(rows.encode())[:-200])
-    with pytest.raises(TraceError, match="cut off"):
-        InspectorReader().read([path], name="cut")
 
 
 @settings(

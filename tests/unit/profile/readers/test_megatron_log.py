@@ -1,6 +1,7 @@
 """Bucket lines of Megatron and NeMo."""
 
 import json
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -10,6 +11,7 @@ from ncclt.core.message import DTYPE_SIZES
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.readers.megatron_log import MegatronLogReader
+from ncclt.testing.reader_contract import message_table
 
 COUNT = "INFO:megatron.core:Number of buckets for gradient all-reduce / reduce-scatter: "
 
@@ -33,10 +35,7 @@ def log(tmp_path):
     return read
 
 
-def table(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes): m.calls_per_step for m in workload.messages
-    }
+table = partial(message_table, fields=("collective", "dtype", "size_bytes"))
 
 
 def test_bucket_lines_of_every_form(log):

@@ -1,6 +1,5 @@
 """Whole NCCL logs: ranks, groups, nodes, and what is said where something is missing."""
 
-import gzip
 import time
 import tracemalloc
 
@@ -12,6 +11,7 @@ from ncclt.core.message import Collective
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload, workload_builder
 from ncclt.profile.readers.nccl_log import NcclLogReader
+from ncclt.testing.reader_contract import message_table
 
 
 def call(operation, count, *, host="n0", pid=1, dev=0, comm="0xa", ranks=4, datatype=7, op="0"):
@@ -44,11 +44,7 @@ def log(tmp_path):
     return read
 
 
-def table(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+table = message_table
 
 
 def test_ranks_of_one_file_are_never_added_up(log):
@@ -220,15 +216,6 @@ def test_process_in_two_files_is_refused(log):
     """A copy under another name would count twice."""
     with pytest.raises(TraceError, match="in two files"):
         log([call("AllReduce", 1)], [call("AllReduce", 1)])
-
-
-def test_cut_archive_is_refused(tmp_path):
-    """Half a gzip would be half the calls."""
-    data = gzip.compress("\n".join(call("AllReduce", n) for n in range(1, 5000)).encode())
-    path = tmp_path / "cut.log.gz"
-    path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(TraceError, match="cut off"):
-        NcclLogReader().read([path], name="cut")
 
 
 def test_too_many_different_calls_are_refused(log, monkeypatch):

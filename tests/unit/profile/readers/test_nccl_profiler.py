@@ -1,11 +1,13 @@
 """Files of NVIDIA's example profiler plugin."""
 
 import json
+from functools import partial
 
 import pytest
 
 from ncclt.errors import TraceError
 from ncclt.profile.readers.nccl_profiler import NcclProfilerReader
+from ncclt.testing.reader_contract import message_table
 
 
 def event(name="AllReduce", category="COLL", *, rank=0, count=256, dtype="ncclFloat32", comm=7, pid=50, **args):
@@ -24,11 +26,7 @@ def read(tmp_path):
     return _read
 
 
-def rows(workload):
-    return {
-        (m.message.collective.value, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+rows = partial(message_table, fields=("collective", "size_bytes", "group_size"))
 
 
 def test_communicators_of_a_process_add_up_and_the_busiest_rank_counts(read):

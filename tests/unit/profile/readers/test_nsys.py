@@ -8,6 +8,7 @@ import pytest
 
 from ncclt.errors import TraceError
 from ncclt.profile.readers.nsys import NsysReader, open_export
+from ncclt.testing.reader_contract import message_table
 
 AR, AG, BC, RS, SEND, RECV, INIT = (16777216 + n for n in (5, 4, 6, 7, 9, 10, 0))
 COMM = "NCCL communicator ID"
@@ -90,11 +91,7 @@ def export(tmp_path):
     return lambda schemas, name="run.sqlite", **more: Export(tmp_path / name, schemas, **more)
 
 
-def found(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+found = message_table
 
 
 def init_new(e, pid, rank, ranks, comm=0xFEED):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
 from ncclt.profile.readers.param_comms import ParamCommsReader
+from ncclt.testing.reader_contract import message_table
 
 
 def _row(comms, into, out, dtype="float", **more):
@@ -24,11 +25,7 @@ def read(tmp_path):
     return _read
 
 
-def _rows(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+_rows = message_table
 
 
 def test_elements_become_the_size_column_of_nccl_tests(read):

@@ -11,6 +11,7 @@ from ncclt.core.message import parse_dtype
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.readers.tracelens import TraceLensReader
+from ncclt.testing.reader_contract import message_table
 
 LONG = "rank,Process Group Name,Collective name,Group size,dtype,In msg nelems,Out msg nelems,dur_mean,operation_count"
 COLLAPSED = (
@@ -31,11 +32,7 @@ def read(tmp_path):
     return _read
 
 
-def found(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+found = message_table
 
 
 def test_ranks_are_not_added_up_and_the_fastest_tells_the_time(read):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.profile.views.histogram import count_traffic, find_median_sizes, group_by_size
+from ncclt.profile.views.histogram import count_traffic, find_median_sizes, group_by_size, histogram
 
 _KIB, _MIB = 1024, 1024 * 1024
 
@@ -30,12 +30,18 @@ def test_a_size_belongs_to_one_of_three_classes():
         assert [each.name for each in group_by_size(_workload(_calls(size))) if each.calls] == [name]
 
 
+def test_a_bin_reaches_from_a_power_of_two_to_below_the_next():
+    bins = histogram(_workload(_calls(8), _calls(15, 2.0), _calls(16), _calls(64)))
+    found = [(b.exponent, b.calls, b.bytes_per_step) for b in bins]
+    assert found == [(3, 3.0, 38.0), (4, 1.0, 16.0), (5, 0, 0), (6, 1.0, 64.0)]
+
+
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.floats(0.1, 100)), min_size=1, max_size=20))
-def test_classes_carry_everything(rows):
+def test_bins_and_classes_carry_everything(rows):
     workload = _workload(*(_calls(size, calls) for size, calls in rows))
-    classes = group_by_size(workload)
-    assert sum(c.bytes_per_step for c in classes) == pytest.approx(workload.bytes_per_step)
-    assert sum(c.calls for c in classes) == pytest.approx(sum(calls for _, calls in rows))
+    for parts in (histogram(workload), group_by_size(workload)):
+        assert sum(p.bytes_per_step for p in parts) == pytest.approx(workload.bytes_per_step)
+        assert sum(p.calls for p in parts) == pytest.approx(sum(calls for _, calls in rows))
 
 
 def test_classes_are_kept_apart_by_collective_and_size():

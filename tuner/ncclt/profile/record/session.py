@@ -128,8 +128,9 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
             workload = read_plugin_reports(folder, reports, name=name, steps=steps, exit_code=exit_code)
         except TraceError as error:
             return Recording(exit_code=exit_code, reason=error.message, hint=error.hint, failures=failures)
-        uncounted = not workload.provenance.steps
-        notes = ("no optimizer of PyTorch reported its steps: give their number with --steps",) if uncounted else ()
+        notes: tuple[str, ...] = ()
+        if not workload.provenance.steps:
+            notes = ("no optimizer of PyTorch reported its steps: give their number with --steps",)
         return Recording(exit_code=exit_code, workload=_add_notes(workload, notes), failures=failures)
     reasons: list[tuple[str, str]] = []
     traces = sorted((folder / "traces").glob("*.json")) if plan.files else []

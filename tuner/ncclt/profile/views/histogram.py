@@ -1,4 +1,4 @@
-"""Messages by size: size classes, and median sizes."""
+"""Messages by size: a histogram by powers of two, size classes, and median sizes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,21 @@ _KIB, _MIB = 1024, 1024 * 1024
 SIZE_CLASSES: tuple[tuple[str, int], ...] = (("small", 64 * _KIB), ("medium", 4 * _MIB), ("large", 2**62))
 """Name of a class -> the size in bytes below which a message belongs to it. Below 64 KiB a call is all latency (the
 recorded curves of 2 to 16 GPUs are flat within a factor of two there), above 4 MiB nearly all bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Messages of `2**exponent` to below `2**(exponent + 1)` bytes.
+
+    Attributes:
+        exponent: log2 of the smallest size.
+        calls: calls per step.
+        bytes_per_step: their bytes (tuning sizes).
+    """
+
+    exponent: int
+    calls: float
+    bytes_per_step: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +66,21 @@ class MedianSizes:
     calls_bytes: int
     bytes_bytes: int
     time_bytes: int | None
+
+
+def histogram(workload: Workload) -> tuple[Bin, ...]:
+    """Return calls and bytes per power of two, from the smallest to the largest, empty bins between them included."""
+    rows: dict[int, list[MessageCalls]] = {}
+    for row in workload.messages:
+        rows.setdefault(row.message.size_bytes.bit_length() - 1, []).append(row)
+    return tuple(
+        Bin(
+            exponent=exponent,
+            calls=sum((row.calls_per_step for row in rows.get(exponent, ())), 0.0),
+            bytes_per_step=sum((row.bytes_per_step for row in rows.get(exponent, ())), 0.0),
+        )
+        for exponent in range(min(rows), max(rows) + 1)
+    )
 
 
 def group_by_size(workload: Workload) -> tuple[SizeClass, ...]:

@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.errors import InputError, TraceError
 from ncclt.profile.readers.kineto.reader import KinetoReader
+from ncclt.testing.reader_contract import message_table
 
 
 def _read(*paths):
     return KinetoReader().read(paths, name="t")
 
 
-def _rows(workload):
-    return {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
+_rows = message_table
 
 
 def test_three_families_of_one_call_count_once(trace):
