@@ -24,7 +24,7 @@ from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.attestation import Form
 from ncclt.deliver.answer import answer_from_json, answer_from_table
 from ncclt.deliver.job_info import JobInfo
-from ncclt.deliver.job_plan import plan_job
+from ncclt.deliver.job_plan import Means, plan_job
 from ncclt.errors import NccltError
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 from ncclt.nccl.tuner_plugin.compact_table import table_environment
@@ -185,7 +185,7 @@ def _run(text, given):
     given["run"] += 1
     table = table_environment(answer.table, Path("/here/table.csv"))
     for plugin in (None, Path("/here/plugin.so")):
-        plan = plan_job(answer, JobInfo(argv=("torchrun",)), plugin=plugin, table=table, hook=None, shared=True)
+        plan = plan_job(answer, JobInfo(argv=("torchrun",)), Means(plugin=plugin, table=table, hook=None, shared=True))
         pairs = dict(plan.set_env)
         ours = {name: pairs.pop(name) for name in ("NCCL_TUNER_PLUGIN", *table) if name in pairs}
         given["run with a table"] += plan.form is Form.TABLE

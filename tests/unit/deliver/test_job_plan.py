@@ -17,7 +17,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.deliver.agree import hook_path, write_hook
 from ncclt.deliver.answer import Answer, answer_from_json, answer_from_table, policy_from_answer
 from ncclt.deliver.job_info import JobInfo, read_site, read_variables
-from ncclt.deliver.job_plan import JobPlan, effective_variables, plan_job
+from ncclt.deliver.job_plan import JobPlan, Means, effective_variables, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.errors import InputError, UsageError
 
@@ -53,8 +53,8 @@ def job(argv=("torchrun", "train.py"), environ=None, **facts):
 
 
 def plan(answer=ANSWER, argv=("torchrun", "train.py"), environ=None, gpus=None, **options):
-    given = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": False, **options}
-    return plan_job(answer, job(argv, environ, gpus=gpus), **given)
+    means = Means(**{"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": False, **options})
+    return plan_job(answer, job(argv, environ, gpus=gpus), means)
 
 
 def test_the_table_goes_with_the_variables_that_it_needs():
@@ -171,7 +171,7 @@ def test_interfaces_of_one_node_never_divide_a_job():
 
     def planned(environ, *, alone):
         options = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": True}
-        return plan_job(measured, job(environ=environ, decides_alone=alone), **options)
+        return plan_job(measured, job(environ=environ, decides_alone=alone), Means(**options))
 
     assert planned(here, alone=False).form is Form.TABLE
     assert planned(here, alone=True).form is None
@@ -430,9 +430,9 @@ def test_nodes_on_another_fabric_get_nothing(subtests):
         with subtests.test(measured=measured, seen=seen, nodes=nodes, form=form):
             answer = replace(ANSWER, fabric=measured, nodes=nodes)
             options = {"plugin": PLUGIN, "table": TABLE, "hook": HOOK, "shared": True}
-            planned = plan_job(answer, job(fabrics=seen), **options)
+            planned = plan_job(answer, job(fabrics=seen), Means(**options))
             assert planned.form is form
-            assert plan_job(answer, job(fabrics=seen), allowed=["FABRIC"], **options).form is Form.TABLE
+            assert plan_job(answer, job(fabrics=seen), Means(allowed=["FABRIC"], **options)).form is Form.TABLE
 
 
 def test_launch_node_without_a_gpu_starts_the_others():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from ncclt.cli.options import AsJson
 from ncclt.cli.output import print_json, print_table, say
 from ncclt.core.attestation import Attestation, Effect, Form
 from ncclt.core.plural import count_noun
+from ncclt.deliver.answer import AnswerSource, api_key, server_errors
 from ncclt.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
@@ -60,32 +61,35 @@ def attest(
     if not server and not storage:
         server, storage = lookup("server").value, lookup("storage").value
         server = server if not os.environ.get("NCCLT_STORAGE") else None
-    found = [path for given in files for path in (job_files(given) if given.is_dir() else (given,))]
-    if not found:
+    source = AnswerSource(server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+    paths = [path for file in files for path in (job_files(file) if file.is_dir() else (file,))]
+    if not paths:
         raise TraceError(
             f"{files[0]} holds no reports", hint="`ncclt run --report FOLDER` makes a folder of each job there"
         )
-    with regular_files(found, error=TraceError) as readable:
+    with regular_files(paths, error=TraceError) as readable:
         ids = [recommendation] if recommendation else reported_tables(readable)
         if len(ids) != 1:
-            said = f"the files name several: {', '.join(ids)}" if ids else "the files do not name it"
+            why = f"the files name several: {', '.join(ids)}" if ids else "the files do not name it"
             raise UsageError(
-                f"cannot tell the recommendation of the job: {said}", hint="name it with --recommendation ID"
+                f"cannot tell the recommendation of the job: {why}", hint="name it with --recommendation ID"
             )
-        how = form or find_form(readable)
-        delivered = find_delivered(ids[0], how, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
-        attestation = attest_files(readable, delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds"))
+        delivered = find_delivered(ids[0], form or find_form(readable), source)
+        attestation = attest_files(readable, delivered, created=utc_now())
     if as_json:
         print_json(attestation.to_document())
     else:
-        print_attestation(attestation, to_stderr=False)
-    keep(attestation, ticket, server=server, storage=storage, timeout_s=_SERVER_TIMEOUT_S)
+        print_attestation(attestation)
+    keep_attestation(attestation, ticket, source)
     raise typer.Exit(0 if attestation.effect is Effect.TOOK_EFFECT else 1)
 
 
-def find_delivered(
-    id: str, form: Form, *, server: str | None, storage: str | None, timeout_s: float
-) -> DeliveredPolicy:
+def utc_now() -> str:
+    """Return the time in ISO form, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def find_delivered(id: str, form: Form, source: AnswerSource) -> DeliveredPolicy:
     """Return the policy that a recommendation delivers in one form.
 
     Raises:
@@ -95,25 +99,22 @@ def find_delivered(
     """
     from ncclt.deliver.log_evidence import policy_from_recommendation
 
-    if server:
-        from ncclt.client.fetch import ClientError, fetch_recommendation
+    if source.server:
+        from ncclt.client.fetch import fetch_recommendation
         from ncclt.core.recommendation import Recommendation
-        from ncclt.deliver.answer import api_key, error_from_client
 
-        try:
-            document = fetch_recommendation(server, id, timeout_s=timeout_s, api_key=api_key(os.environ))
-        except ClientError as error:
-            raise error_from_client(error) from error
-        found = Recommendation.from_document(document)
+        with server_errors():
+            document = fetch_recommendation(source.server, id, timeout_s=source.timeout_s, api_key=api_key(os.environ))
+        recommendation = Recommendation.from_document(document)
     else:
         from ncclt.store import open_to_read
 
-        with open_to_read(storage) as store:
-            found = store.recommendations.get(id)
-    return policy_from_recommendation(found, form)
+        with open_to_read(source.storage) as store:
+            recommendation = store.recommendations.get(id)
+    return policy_from_recommendation(recommendation, form)
 
 
-def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: str | None, timeout_s: float) -> None:
+def keep_attestation(attestation: Attestation, ticket: str, source: AnswerSource) -> None:
     """Store an attestation beside its recommendation: on the server, else in the local store.
 
     Args:
@@ -123,62 +124,53 @@ def keep(attestation: Attestation, ticket: str, *, server: str | None, storage: 
         NotFoundError: the recommendation is not known there.
         ServerError, StoreError: it cannot be reached.
     """
-    if server:
-        from ncclt.client.fetch import ClientError
+    if source.server:
         from ncclt.client.report import post_attestation
-        from ncclt.deliver.answer import api_key, error_from_client
 
-        try:
-            post_attestation(
-                server, attestation.to_document(), timeout_s=timeout_s, api_key=api_key(os.environ), ticket=ticket
-            )
-        except ClientError as error:
-            raise error_from_client(error) from error
-        say(f"ncclt: posted to {server}")
+        key, document = api_key(os.environ), attestation.to_document()
+        with server_errors():
+            post_attestation(source.server, document, timeout_s=source.timeout_s, api_key=key, ticket=ticket)
+        say(f"ncclt: posted to {source.server}")
         return
     from ncclt.store import open_store
 
-    with open_store(storage) as store:
+    with open_store(source.storage) as store:
         is_new = store.records.add_attestation(attestation)
         say(f"ncclt: {'stored in' if is_new else 'already in'} {store.shown}")
 
 
-def print_attestation(attestation: Attestation, *, to_stderr: bool) -> None:
+def print_attestation(attestation: Attestation, *, to_stderr: bool = False) -> None:
     """Print the finding and its messages.
 
     Args:
         to_stderr: stdout belongs to the job.
     """
-    out = sys.stderr if to_stderr else sys.stdout
-    say(
+    from ncclt.core.message import format_bytes
+
+    write = partial(say, to_stdout=not to_stderr)
+    write(
         f"ncclt: {attestation.recommendation} ({attestation.model} on {attestation.cluster}, as {attestation.form}) "
-        f"{_WORDS[attestation.effect]}: {attestation.reason}",
-        to_stdout=not to_stderr,
+        f"{_WORDS[attestation.effect]}: {attestation.reason}"
     )
     if attestation.rows:
-        from ncclt.core.message import format_bytes
-
-        print_table(
-            ("collective", "size", "ranks", "wanted", "used", "calls", "state", "why"),
-            [
-                (
-                    row.collective.value,
-                    format_bytes(row.size_bytes) if row.size_bytes else "-",
-                    str(row.group_size or "any"),
-                    row.wanted,
-                    row.used or "-",
-                    str(row.calls),
-                    row.state.value,
-                    row.reason,
-                )
-                for row in attestation.rows[:_SHOWN_ROWS]
-            ],
-            numbers=("size", "ranks", "calls"),
-            to_stderr=to_stderr,
-        )
+        rows = [
+            (
+                row.collective.value,
+                format_bytes(row.size_bytes) if row.size_bytes else "-",
+                str(row.group_size or "any"),
+                row.wanted,
+                row.used or "-",
+                str(row.calls),
+                row.state.value,
+                row.reason,
+            )
+            for row in attestation.rows[:_SHOWN_ROWS]
+        ]
+        columns = ("collective", "size", "ranks", "wanted", "used", "calls", "state", "why")
+        print_table(columns, rows, numbers=("size", "ranks", "calls"), to_stderr=to_stderr)
         if len(attestation.rows) > _SHOWN_ROWS:
-            out.write(f"and {count_noun(len(attestation.rows) - _SHOWN_ROWS, 'more row')}: --json shows them\n")
+            write(f"and {count_noun(len(attestation.rows) - _SHOWN_ROWS, 'more row')}: --json shows them")
     if attestation.calls_unruled:
-        out.write(f"The policy leaves {count_noun(attestation.calls_unruled, 'call')} to NCCL\n")
+        write(f"The policy leaves {count_noun(attestation.calls_unruled, 'call')} to NCCL")
     for note in attestation.notes:
-        say(f"note: {note}", to_stdout=not to_stderr)
+        write(f"note: {note}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from ncclt.deliver.job_info import (
     decides_alone,
     detect_fabrics,
     detect_gpus,
-    is_started_on_every_node,
     name_for_rollout,
     read_shape,
     read_site,
@@ -111,87 +111,87 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def add_job(made: Options, *, model: bool) -> None:
+def add_job(parser: Options, *, model: bool) -> None:
     """Add the options that describe the job.
 
     Args:
         model: --model is required.
     """
-    made.add_argument("--cluster", metavar="NAME", help="Name of the cluster. [NCCLT_CLUSTER]")
-    made.add_argument("--model", metavar="NAME", required=model, help="Name of the workload.")
-    made.add_argument("--nodes", type=int, metavar="N", help="Nodes of the job; default: those of its launcher.")
-    made.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs per node of the job, likewise.")
-    made.add_argument("--nccl-version", metavar="X.Y.Z", help="NCCL version of the job, likewise.")
+    parser.add_argument("--cluster", metavar="NAME", help="Name of the cluster. [NCCLT_CLUSTER]")
+    parser.add_argument("--model", metavar="NAME", required=model, help="Name of the workload.")
+    parser.add_argument("--nodes", type=int, metavar="N", help="Nodes of the job; default: those of its launcher.")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs per node of the job, likewise.")
+    parser.add_argument("--nccl-version", metavar="X.Y.Z", help="NCCL version of the job, likewise.")
 
 
-def add_source(made: Options) -> None:
-    """Add the options that say where results are stored."""
-    made.add_argument("--server", metavar="URL", help="URL of an ncclt server, instead of a store. [NCCLT_SERVER]")
-    made.add_argument("--storage", metavar="URL", help="Database URL of the store. [NCCLT_STORAGE]")
+def add_source_and_conditions(parser: Options) -> None:
+    """Add the options that say where results are stored and which of them a job may get, and those for help."""
+    add, add_condition = parser.add_argument, parser.add_argument_group("Conditions").add_argument
+    add("--server", metavar="URL", help="URL of an ncclt server, instead of a store. [NCCLT_SERVER]")
+    add("--storage", metavar="URL", help="Database URL of the store. [NCCLT_STORAGE]")
+    allow = "Accept recorded or simulated results too; repeatable. [NCCLT_ALLOW]"
+    add("--allow", action="append", choices=_ALLOWABLE, help=allow)
+    add_condition("--driver", metavar="VERSION", help="Required NVIDIA driver of the measurement.")
+    add_condition("--topology", metavar="HASH", help="Required topology of the measurement.")
+    difference = "Accept another value of this variable, GPU, NO_GPU or FABRIC; repeatable. [NCCLT_ALLOW_DIFFERENCE]"
+    add_condition("--allow-difference", action="append", metavar="NAME", default=[], help=difference)
+    parser.add_help_options()
 
 
-def add_conditions(made: Options) -> None:
-    """Add the options that narrow or widen the results that a job may get."""
-    made.add_argument(
-        "--allow",
-        action="append",
-        choices=_ALLOWABLE,
-        help="Accept recorded or simulated results too; repeatable. [NCCLT_ALLOW]",
-    )
-    conditions = made.add_argument_group("Conditions")
-    conditions.add_argument("--driver", metavar="VERSION", help="Required NVIDIA driver of the measurement.")
-    conditions.add_argument("--topology", metavar="HASH", help="Required topology of the measurement.")
-    conditions.add_argument(
-        "--allow-difference",
-        action="append",
-        metavar="NAME",
-        default=[],
-        help="Accept another value of this variable, GPU, NO_GPU or FABRIC; repeatable. [NCCLT_ALLOW_DIFFERENCE]",
-    )
+def add_server(parser: Options, *, timeout_s: float, fallbacks: Mapping[str, str]) -> argparse._ArgumentGroup:
+    """Add the options about a server that answers late or not at all, and return their group.
+
+    Args:
+        timeout_s: the default.
+        fallbacks: name of each fallback -> its meaning; the first one is the default.
+    """
+    group = parser.add_argument_group("Server")
+    add = group.add_argument
+    limit = f"Max seconds to wait; default: {timeout_s:g}."
+    add("--timeout", type=float, default=timeout_s, metavar="SECONDS", help=limit)
+    default, *_ = fallbacks
+    meanings = ", ".join(f"{name} = {meaning}" for name, meaning in fallbacks.items())
+    add("--fallback", choices=tuple(fallbacks), default=default, help=f"If the server is down: {meanings}.")
+    return group
+
+
+def check_request(arguments: argparse.Namespace) -> None:
+    """Refuse invalid values of the options of a request.
+
+    Raises:
+        UsageError: one is.
+    """
+    for name in ("nodes", "gpus_per_node"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    if not 0 < arguments.timeout < math.inf:
+        raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
+    if arguments.nccl_version:
+        NcclVersion.parse(arguments.nccl_version)  # a typo is wrong usage, not an outage
 
 
 def parser() -> Options:
     """Return the parser of the command's options."""
-    made = Options(prog="ncclt env", usage="ncclt env --cluster NAME --model NAME [options]", description=_DESCRIPTION)
-    add_job(made, model=True)
-    made.add_argument("--format", default="export", metavar="FORMAT", help="Format, see above; default: export.")
-    made.add_argument("--output", type=named_path, metavar="FILE", help="Path to the file to write; default: stdout.")
-    add_source(made)
-    add_conditions(made)
-    made.add_help_options()
-    formats = made.add_argument_group("Formats")
-    formats.add_argument("--shell", default="bash", help="export: bash, for sh and zsh too (default), fish or csh.")
-    formats.add_argument("--unset", action="store_true", help="export: unset the variables instead.")
-    formats.add_argument(
-        "--channels", type=int, metavar="N", help="nvidia-csv: channels of rows that leave them to NCCL."
+    options = Options(
+        prog="ncclt env", usage="ncclt env --cluster NAME --model NAME [options]", description=_DESCRIPTION
     )
-    formats.add_argument("--group", metavar="NAME", default="", help="megatron-yaml: group, such as tp, dp_cp or ep.")
-    formats.add_argument(
-        "--policy-dir",
-        type=named_path,
-        metavar="FOLDER",
-        help="slurm-taskprolog: path to a shared folder for the table.",
-    )
-    formats.add_argument(
-        "--report",
-        type=named_path,
-        metavar="FOLDER",
-        help="slurm-taskprolog: path to a folder for the plugin's reports.",
-    )
-    formats.add_argument(
-        "--all-users", action="store_true", help="slurm-taskprolog: serve all users, as in slurm.conf."
-    )
-    server = made.add_argument_group("Server")
-    server.add_argument(
-        "--timeout", type=float, default=5.0, metavar="SECONDS", help="Max seconds to wait; default: 5."
-    )
-    server.add_argument(
-        "--fallback",
-        choices=("none", "cached"),
-        default="none",
-        help="If the server is down: none = fail (default), cached = use its last answer.",
-    )
-    return made
+    add_job(options, model=True)
+    add = options.add_argument
+    add("--format", default="export", metavar="FORMAT", help="Format, see above; default: export.")
+    add("--output", type=named_path, metavar="FILE", help="Path to the file to write; default: stdout.")
+    add_source_and_conditions(options)
+    add = options.add_argument_group("Formats").add_argument
+    add("--shell", default="bash", help="export: bash, for sh and zsh too (default), fish or csh.")
+    add("--unset", action="store_true", help="export: unset the variables instead.")
+    add("--channels", type=int, metavar="N", help="nvidia-csv: channels of rows that leave them to NCCL.")
+    add("--group", metavar="NAME", default="", help="megatron-yaml: group, such as tp, dp_cp or ep.")
+    folder: dict[str, Any] = {"type": named_path, "metavar": "FOLDER"}
+    add("--policy-dir", help="slurm-taskprolog: path to a shared folder for the table.", **folder)
+    add("--report", help="slurm-taskprolog: path to a folder for the plugin's reports.", **folder)
+    add("--all-users", action="store_true", help="slurm-taskprolog: serve all users, as in slurm.conf.")
+    add_server(options, timeout_s=5.0, fallbacks={"none": "fail (default)", "cached": "use its last answer"})
+    return options
 
 
 def main(argv: Sequence[str], *, debug: bool = False) -> int:
@@ -215,17 +215,11 @@ def _text(arguments: argparse.Namespace) -> str:
     cluster = arguments.cluster or lookup("cluster").value
     if not cluster:
         raise UsageError("--cluster is needed", hint="or set NCCLT_CLUSTER, or `cluster` in ncclt.toml")
-    for name in ("nodes", "gpus_per_node"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-    if not arguments.timeout > 0:
-        raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
+    check_request(arguments)
     server, storage = source(arguments)
-    shape = read_shape((), os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
     job = JobInfo(
         environ=os.environ,
-        shape=shape,
+        shape=read_shape((), os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node),
         site=read_site((), os.environ),
         decides_alone=decides_alone(os.environ, ()),
     )
@@ -238,23 +232,25 @@ def _text(arguments: argparse.Namespace) -> str:
             return prolog(arguments, request, server, storage)
         if arguments.policy_dir is not None or arguments.report is not None or arguments.all_users:
             raise UsageError("--policy-dir, --report and --all-users need --format slurm-taskprolog")
-        return _fetch(arguments, request, server) if server else _render_stored(arguments, request, storage)
+        if server:
+            return _fetch(arguments, request, job, server)
+        return _render_stored(arguments, request, job, storage)
 
 
-def allowed_differences(given: Sequence[str]) -> list[str]:
+def allowed_differences(accepted: Sequence[str]) -> list[str]:
     """Return the differences that --allow-difference and NCCLT_ALLOW_DIFFERENCE accept."""
-    return [*given, *os.environ.get("NCCLT_ALLOW_DIFFERENCE", "").replace(",", " ").split()]
+    return [*accepted, *os.environ.get("NCCLT_ALLOW_DIFFERENCE", "").replace(",", " ").split()]
 
 
-def with_allowed(request: Request, given: Sequence[str] | None) -> Request:
+def with_allowed(request: Request, allow: Sequence[str] | None) -> Request:
     """Return a request with what --allow permits, else NCCLT_ALLOW.
 
     Raises:
         UsageError: something else is named.
     """
-    words = set(given or os.environ.get("NCCLT_ALLOW", "").replace(",", " ").split())
+    words = set(allow or os.environ.get("NCCLT_ALLOW", "").replace(",", " ").split())
     if unknown := words.difference(_ALLOWABLE):
-        name = "--allow" if given else "NCCLT_ALLOW"
+        name = "--allow" if allow else "NCCLT_ALLOW"
         raise UsageError(f"{name} is {min(unknown)!r}", hint=f"it is one or more of {', '.join(_ALLOWABLE)}")
     return replace(request, allowed=frozenset(map(TimesOrigin, words)))
 
@@ -270,20 +266,20 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
         NoRecommendationError: an option contradicts the command or its launcher; or the block raised it, to
             which the parts taken from the launcher are added.
     """
-    asked = {part: getattr(arguments, part) for part in SHAPE_PARTS}
-    if asked["nccl_version"]:
-        asked["nccl_version"] = str(NcclVersion.parse(asked["nccl_version"]))
-    for part, value in asked.items():
+    options = {part: getattr(arguments, part) for part in SHAPE_PARTS}
+    if options["nccl_version"]:
+        options["nccl_version"] = str(NcclVersion.parse(options["nccl_version"]))
+    for part, value in options.items():
         if value is not None and part in job.shape and job.shape[part].binding and job.shape[part].value != value:
             raise NoRecommendationError(
                 f"--{part.replace('_', '-')} {value} contradicts the job: {_describe(part, job.shape[part])}",
                 hint="leave the option out, or give it as the job has it",
             )
-    taken = {part: job.shape[part] for part, value in asked.items() if value is None and part in job.shape}
+    detected = {part: job.shape[part] for part, value in options.items() if value is None and part in job.shape}
     request = Request(
         cluster=cluster,
         model=arguments.model,
-        **{**asked, **{part: one.value for part, one in taken.items()}},
+        **{**options, **{part: fact.value for part, fact in detected.items()}},
         driver=arguments.driver,
         topology_hash=arguments.topology,
         site=hash_site(job.site.items(), equal_on_nodes=not job.decides_alone),
@@ -292,14 +288,14 @@ def job_request(arguments: argparse.Namespace, job: JobInfo, cluster: str) -> It
     try:
         yield with_allowed(request, arguments.allow)
     except NoRecommendationError as error:
-        if not taken:
+        if not detected:
             raise
-        seen = "; ".join(_describe(part, one) for part, one in taken.items())
-        raise type(error)(f"{error.message} ({seen})", hint=error.hint, available=error.available) from error
+        facts = "; ".join(_describe(part, fact) for part, fact in detected.items())
+        raise type(error)(f"{error.message} ({facts})", hint=error.hint, available=error.available) from error
 
 
-def _describe(part: str, said: Sourced) -> str:
-    return f"{SHAPE_PARTS[part]} {said.value} from {said.source}"
+def _describe(part: str, fact: Sourced) -> str:
+    return f"{SHAPE_PARTS[part]} {fact.value} from {fact.source}"
 
 
 def source(
@@ -325,39 +321,36 @@ def source(
     return server.value, None
 
 
-def _render_stored(arguments: argparse.Namespace, request: Request, storage: str | None) -> str:
+def _render_stored(arguments: argparse.Namespace, request: Request, job: JobInfo, storage: str | None) -> str:
     from ncclt.deliver.answer import answer_from_recommendation
-    from ncclt.deliver.render.formats import check_form, render
+    from ncclt.deliver.render.formats import render
     from ncclt.deliver.variant import serve_from_store
 
-    form = _options_of_form(arguments)
-    check_form(arguments.format, **form)
-    answer, own = serve_from_store(storage, request, with_ticket=arguments.format == "json")
+    form = options_of_form(arguments)
+    served, ticket = serve_from_store(storage, request, with_ticket=arguments.format == "json")
+    recommendation = served.recommendation
     if _is_for_this_job(arguments):
-        _compare(arguments, answer_from_recommendation(answer.recommendation))
-    said = answer.to_document() | own
-    found = answer.recommendation
-    if found.simulated:
-        say(f"ncclt: SIMULATED: {found.model} was tuned on a model of {request.cluster}; nothing was measured")
-    elif found.label:
-        say(f"ncclt: {found.label}: {found.model} was tuned on these times; nothing was launched here")
+        _compare(arguments, answer_from_recommendation(recommendation), job)
+    if recommendation.simulated:
+        say(f"ncclt: SIMULATED: {recommendation.model} was tuned on a model of {request.cluster}; nothing was measured")
+    elif label := recommendation.label:
+        say(f"ncclt: {label}: {recommendation.model} was tuned on these times; nothing was launched here")
     return render(
-        found,
+        recommendation,
         format=arguments.format,
         **form,
         warn=lambda remark: say(f"ncclt: {remark}"),
-        said=said,
+        said=served.to_document() | ticket,
     )
 
 
-def _fetch(arguments: argparse.Namespace, request: Request, server: str) -> str:
+def _fetch(arguments: argparse.Namespace, request: Request, job: JobInfo, server: str) -> str:
     from ncclt.client.answer import form_of
     from ncclt.deliver.answer import answer_from_json, cache_options, fetch_for_request
-    from ncclt.deliver.render.formats import check_form, render_variables
+    from ncclt.deliver.render.formats import render_variables
 
-    form = _options_of_form(arguments)
+    form = options_of_form(arguments)
     is_for_this_job = _is_for_this_job(arguments)
-    check_form(arguments.format, **form)
     reply = fetch_for_request(
         request,
         server,
@@ -371,21 +364,30 @@ def _fetch(arguments: argparse.Namespace, request: Request, server: str) -> str:
     text = reply.text
     if is_for_this_job:
         answer = answer_from_json(text)
-        _compare(arguments, answer)
+        _compare(arguments, answer, job)
         text = render_variables(answer.document, form=form_of(arguments.format, arguments.shell, arguments.unset))
     _say_remarks(text, "SIMULATED", "recorded")
     return text
 
 
-def _options_of_form(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in ("shell", "unset", "channels", "group")}
+def options_of_form(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the format.
+
+    Raises:
+        UsageError: the format is unknown, does not have one of them, or lacks one.
+    """
+    from ncclt.deliver.render.formats import check_form
+
+    options = {name: getattr(arguments, name) for name in ("shell", "unset", "channels", "group")}
+    check_form(arguments.format, **options)
+    return options
 
 
 def _is_for_this_job(arguments: argparse.Namespace) -> bool:
     return arguments.format in _FOR_THIS_JOB and arguments.output is None and not arguments.unset
 
 
-def _compare(arguments: argparse.Namespace, answer: Answer) -> None:
+def _compare(arguments: argparse.Namespace, answer: Answer, job: JobInfo) -> None:
     """Refuse an answer for another job than the one whose script this process runs in.
 
     Raises:
@@ -393,16 +395,10 @@ def _compare(arguments: argparse.Namespace, answer: Answer) -> None:
     """
     from ncclt.deliver.job_plan import compare_with_measured
 
-    job = JobInfo(
-        environ=os.environ,
-        fabrics=detect_fabrics(),
-        variables=read_variables((), os.environ),
-        site=read_site((), os.environ),
-        decides_alone=decides_alone(os.environ, ()),
-    )
     # A node that only starts the others needs no GPU.
-    starts_ranks = is_started_on_every_node((), os.environ) and not job.is_batch_script
-    job = replace(job, gpus=detect_gpus(os.environ) or (() if starts_ranks else None))
+    starts_ranks = job.is_started_on_every_node and not job.is_batch_script
+    gpus = detect_gpus(os.environ) or (() if starts_ranks else None)
+    job = replace(job, gpus=gpus, fabrics=detect_fabrics(), variables=read_variables((), os.environ))
     refused, accepted = compare_with_measured(answer, job, allowed=allowed_differences(arguments.allow_difference))
     if refused:
         raise NoRecommendationError(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ncclt.cli.env import options_of_form
 from ncclt.cli.output import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
@@ -20,9 +21,9 @@ from ncclt.core.recommendation import Request
 from ncclt.deliver.answer import Answer, request_answer
 from ncclt.deliver.attest import CHOICE_VARIABLES
 from ncclt.deliver.job_info import CHANGING_VARIABLES, JobInfo
-from ncclt.deliver.job_plan import JobPlan, find_plugin, plan_job
+from ncclt.deliver.job_plan import RIVALS_OF_TABLE, JobPlan, Means, find_plugin, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
-from ncclt.deliver.render.formats import check_form, render_variables
+from ncclt.deliver.render.formats import render_variables
 from ncclt.deliver.render.prolog import table_prolog
 from ncclt.errors import NoRecommendationError, UsageError
 from ncclt.nccl.tuner_plugin.compact_table import table_file_environment
@@ -36,24 +37,13 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
             given and not all users can read it.
         NoRecommendationError: nothing fitting was published, it is undecided, or it has no table.
     """
-    check_form(
-        arguments.format,
-        shell=arguments.shell,
-        unset=arguments.unset,
-        channels=arguments.channels,
-        group=arguments.group,
-    )
+    options_of_form(arguments)
     if arguments.report is not None and arguments.policy_dir is None:
         raise UsageError("--report needs --policy-dir", hint="the reports are the plugin's")
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
-    answer = request_answer(
-        request,
-        (server, storage),
-        timeout_s=arguments.timeout,
-        from_cache=arguments.fallback == "cached",
-        warn=say,
-    )
+    from_cache = arguments.fallback == "cached"
+    answer = request_answer(request, (server, storage), timeout_s=arguments.timeout, from_cache=from_cache, warn=say)
     job = {**answer.document, "model": arguments.model}
     uid = None if arguments.all_users else os.getuid()
     if arguments.policy_dir is not None:
@@ -82,7 +72,7 @@ def _plugin(arguments: argparse.Namespace) -> Path:
     return plugin
 
 
-def _check_reachable(path: Path, what: str) -> None:
+def _check_reachable(path: Path, content: str) -> None:
     """Refuse a path that users other than its owner and group cannot read.
 
     Raises:
@@ -93,7 +83,7 @@ def _check_reachable(path: Path, what: str) -> None:
         word, bit = ("x", stat.S_IXOTH) if place.is_dir() else ("r", stat.S_IROTH)
         if not place.stat().st_mode & bit:
             raise UsageError(
-                f"other users cannot read {what}: {place} is not open to them", hint=f"chmod o+{word} {place}"
+                f"other users cannot read {content}: {place} is not open to them", hint=f"chmod o+{word} {place}"
             )
 
 
@@ -107,7 +97,7 @@ def _with_table(
         # The tasks' own variables are compared by the script, on their nodes. Older releases of Slurm cut a line of a
         # prolog's output at 4 KiB, so the table is a file with its checksum.
         table = table_file_environment(answer.table, path) if answer.table else {}
-        return plan_job(answer, JobInfo(argv=("srun",)), plugin=plugin, table=table, hook=None, shared=True)
+        return plan_job(answer, JobInfo(argv=("srun",)), Means(plugin=plugin, table=table, hook=None, shared=True))
 
     plan = make_plan(plugin)
     if plan.form is not Form.TABLE:
@@ -138,14 +128,7 @@ def _with_table(
         dict(plan.set_env),
         comment_lines([f"ncclt: recommendation {answer.recommendation}, table {path.name}", *plan.notes]),
         uid=uid,
-        rivals=[
-            *CHOICE_VARIABLES,
-            *CHANGING_VARIABLES,
-            "NCCL_TUNER_PLUGIN",
-            "NCCLT_POLICY",
-            "NCCLT_POLICY_SHM",
-            "NCCLT_TABLE",
-        ],
+        rivals=[*CHOICE_VARIABLES, *CHANGING_VARIABLES, "NCCL_TUNER_PLUGIN", *RIVALS_OF_TABLE],
         needed=[str(placed), str(path)],
         report=str(arguments.report.absolute()) if arguments.report else "",
     )

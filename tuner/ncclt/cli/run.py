@@ -94,12 +94,12 @@ def _is_decided_for_all(options: Sequence[str]) -> bool:
 
 def _must_succeed(options: Sequence[str]) -> bool:
     """Return True for --fallback fail, read without the parser, which may have failed."""
-    said = ""
+    fallback = ""
     for word, following in zip(options, [*options[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name == "--fallback":
-            said = value if equals else following
-    return said == "fail"
+            fallback = value if equals else following
+    return fallback == "fail"
 
 
 def _start(plan: JobPlan | None, command: Sequence[str], *, may_differ: bool) -> int:

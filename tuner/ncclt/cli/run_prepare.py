@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from ncclt.cli.configuration import lookup, require_one_source
 from ncclt.cli.env import (
     Options,
-    add_conditions,
     add_job,
-    add_source,
+    add_server,
+    add_source_and_conditions,
     allowed_differences,
+    check_request,
     job_request,
     named_path,
     source,
 )
 from ncclt.cli.output import report, say
 from ncclt.core.attestation import Form
-from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.recommendation import SHAPE_PARTS
 from ncclt.deliver.agree import AGREEMENT_VARIABLE, hook_path, write_hook
-from ncclt.deliver.answer import Answer, answer_from_table, cache_folder, request_answer
+from ncclt.deliver.answer import Answer, AnswerSource, answer_from_table, cache_folder, request_answer
 from ncclt.deliver.job_info import JobInfo, name_for_rollout, read_job
-from ncclt.deliver.job_plan import JobPlan, describe_size_difference, find_plugin, plan_job
+from ncclt.deliver.job_plan import JobPlan, Means, describe_size_difference, find_plugin, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.errors import (
     InputError,
@@ -62,47 +63,31 @@ started.
 
 def parser() -> Options:
     """Return the parser of the options before `--`."""
-    made = Options(
+    options = Options(
         prog="ncclt run",
         usage="ncclt run --cluster NAME --model NAME [options] -- COMMAND ...",
         description=_DESCRIPTION,
     )
-    add_job(made, model=False)
-    made.add_argument(
-        "--shared", type=named_path, metavar="FOLDER", help="Path to a folder that all nodes share. [NCCLT_SHARED]"
-    )
-    made.add_argument("--job", metavar="NAME", help="Name of the job, equal on all its nodes and unique. [NCCLT_JOB]")
-    made.add_argument(
-        "--report", type=named_path, metavar="FOLDER", help="Path to a folder for reports; check the job."
-    )
-    made.add_argument("--dry-run", action="store_true", help="Print the settings; start nothing.")
-    add_source(made)
-    add_conditions(made)
-    made.add_help_options()
-    delivery = made.add_argument_group("Delivery")
-    delivery.add_argument("--policy", type=named_path, metavar="FILE", help="Path to a table to use, on all nodes.")
-    delivery.add_argument(
-        "--policy-dir", type=named_path, metavar="FOLDER", help="Path to a shared folder for plugin and hook."
-    )
-    delivery.add_argument("--no-plugin", action="store_true", help="Set variables only.")
-    delivery.add_argument("--override", action="store_true", help="Replace NCCL_* variables that are set already.")
-    delivery.add_argument(
-        "--wait", type=float, default=30.0, metavar="SECONDS", help="Max seconds to wait for other nodes; default: 30."
-    )
-    delivery.add_argument("--step-times", action="store_true", help="With --report: time some steps for a roll-out.")
-    server = made.add_argument_group("Server")
-    server.add_argument(
-        "--timeout", type=float, default=2.0, metavar="SECONDS", help="Max seconds to wait; default: 2."
-    )
-    server.add_argument(
-        "--fallback",
-        choices=("cached", "none", "fail"),
-        default="cached",
-        help="If the server is down: cached = use its last answer (default), none = set nothing, fail = do "
-        "not start the job, whatever fails.",
-    )
+    add_job(options, model=False)
+    folder: dict[str, Any] = {"type": named_path, "metavar": "FOLDER"}
+    add = options.add_argument
+    add("--shared", help="Path to a folder that all nodes share. [NCCLT_SHARED]", **folder)
+    add("--job", metavar="NAME", help="Name of the job, equal on all its nodes and unique. [NCCLT_JOB]")
+    add("--report", help="Path to a folder for reports; check the job.", **folder)
+    add("--dry-run", action="store_true", help="Print the settings; start nothing.")
+    add_source_and_conditions(options)
+    add = options.add_argument_group("Delivery").add_argument
+    add("--policy", type=named_path, metavar="FILE", help="Path to a table to use, on all nodes.")
+    add("--policy-dir", help="Path to a shared folder for plugin and hook.", **folder)
+    add("--no-plugin", action="store_true", help="Set variables only.")
+    add("--override", action="store_true", help="Replace NCCL_* variables that are set already.")
+    add("--wait", type=float, default=30.0, metavar="SECONDS", help="Max seconds to wait for other nodes; default: 30.")
+    add("--step-times", action="store_true", help="With --report: time some steps for a roll-out.")
+    fallbacks = {"cached": "use its last answer (default)", "none": "set nothing"}
+    fallbacks["fail"] = "do not start the job, whatever fails"
+    server = add_server(options, timeout_s=2.0, fallbacks=fallbacks)
     server.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    return made
+    return options
 
 
 def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace:
@@ -111,13 +96,13 @@ def parsed(options: Sequence[str], command: Sequence[str]) -> argparse.Namespace
     Raises:
         SystemExit: they are invalid, or --help is among them.
     """
-    made = parser()
-    arguments = made.parse_args(options)
+    run_parser = parser()
+    arguments = run_parser.parse_args(options)
     arguments.allow_difference = allowed_differences(arguments.allow_difference)
     try:
         _check(arguments, command)
     except UsageError as error:
-        made.exit(report(error))
+        run_parser.exit(report(error))
     return arguments
 
 
@@ -126,14 +111,7 @@ def _check(arguments: argparse.Namespace, command: Sequence[str]) -> None:
         raise UsageError("no command to run", hint="put it after --: ncclt run --cluster C --model M -- torchrun ...")
     if arguments.policy is None and not arguments.model:
         raise UsageError("--model is needed", hint="or --policy FILE; put the command after --")
-    for name in ("nodes", "gpus_per_node"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-    if not (0 < arguments.timeout < math.inf):
-        raise UsageError(f"--timeout must be above 0 seconds, not {arguments.timeout:g}")
-    if arguments.nccl_version:
-        NcclVersion.parse(arguments.nccl_version)  # a typo is wrong usage, not an outage
+    check_request(arguments)
     if not 0 <= arguments.wait <= 600:
         raise UsageError(f"--wait must be 0 to 600 seconds, not {arguments.wait:g}")
     require_one_source(arguments.server, arguments.storage)
@@ -149,7 +127,8 @@ _WAYS = (
     "--shared FOLDER on every node, one `ncclt run` around srun or mpirun, --policy FILE, or --server with --job NAME"
 )
 
-Where = Callable[[], tuple[str | None, str | None]]
+GetSource = Callable[[], tuple[str | None, str | None]]
+"""Returns server and store, which are looked up on first use."""
 
 _warn = cache(say)
 """Prints each line once: several values may be looked up in one file."""
@@ -187,9 +166,9 @@ def _follow_table(arguments: argparse.Namespace, job: JobInfo, plugin: Path | No
     if plugin is None:
         raise UsageError("--policy needs the tuner plugin", hint="build it with `ncclt admin plugin build`")
     answer = answer_from_table(arguments.policy.absolute())
-    given = {part: getattr(arguments, part) for part in ("nodes", "gpus_per_node", "nccl_version")}
-    if differs := describe_size_difference(answer, job, given):
-        say(f"ncclt: {differs}; not validated for this job")
+    options = {part: getattr(arguments, part) for part in SHAPE_PARTS}
+    if difference := describe_size_difference(answer, job, options):
+        say(f"ncclt: {difference}; not validated for this job")
     return _as_common(_plan(arguments, job, answer, plugin), job)
 
 
@@ -211,7 +190,7 @@ def _as_common(plan: JobPlan, job: JobInfo) -> JobPlan:
     return replace(plan, is_common=True)
 
 
-def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Path, plugin: Path | None) -> JobPlan:
+def _agree(arguments: argparse.Namespace, job: JobInfo, where: GetSource, shared: Path, plugin: Path | None) -> JobPlan:
     """Return the plan on which the processes of the job agree."""
     from ncclt.deliver.shared_job import agree
 
@@ -225,7 +204,7 @@ def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Pa
         # An unreadable file names no cluster; that all nodes agree on that is checked below.
         say(f"ncclt: {error.message}")
     question = f"{arguments.model} on {cluster or ''}"
-    for name in ("nodes", "gpus_per_node", "nccl_version"):
+    for name in SHAPE_PARTS:
         value = getattr(arguments, name)
         question += "" if value is None else f", {name.replace('_', ' ')} {value}"
     return agree(
@@ -239,7 +218,7 @@ def _agree(arguments: argparse.Namespace, job: JobInfo, where: Where, shared: Pa
     )
 
 
-def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: Path | None) -> JobPlan:
+def _decide(arguments: argparse.Namespace, job: JobInfo, where: GetSource, plugin: Path | None) -> JobPlan:
     """Return the plan of this process alone.
 
     Raises:
@@ -248,15 +227,14 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: Where, plugin: P
     if job.decides_alone:
         answer = _ask(arguments, job, where, from_cache=arguments.fallback == "cached")
         runs_once = job.starts_elsewhere or job.is_batch_script or arguments.policy_dir is not None
-        if runs_once or max(job.shown_nodes, answer.nodes) == 1:
+        nodes = max(job.shown_nodes, answer.nodes)
+        if runs_once or nodes == 1:
             return _plan(arguments, job, answer, plugin)
-        return _set_nothing(
-            arguments, f"the job has {max(job.shown_nodes, answer.nodes)} nodes, and their launcher is unknown"
-        )
+        return _set_nothing(arguments, f"the job has {nodes} nodes, and their launcher is unknown")
     if not (job.is_named and where()[0]):
         return _set_nothing(arguments, "each process of this job would decide alone, and ranks that disagree hang")
     try:
-        answer = _ask(arguments, job, where, from_cache=False, kept=True)
+        answer = _ask(arguments, job, where, from_cache=False, per_job=True)
     except NccltError as error:
         raise StartRefused(
             ServerError(
@@ -284,24 +262,24 @@ def _set_nothing(arguments: argparse.Namespace, why: str) -> JobPlan:
     return JobPlan(notes=(f"Nothing set: {why}", f"so that all nodes get the same settings, use {_WAYS}"))
 
 
-def _ask(arguments: argparse.Namespace, job: JobInfo, where: Where, *, from_cache: bool, kept: bool = False) -> Answer:
+def _ask(
+    arguments: argparse.Namespace, job: JobInfo, where: GetSource, *, from_cache: bool, per_job: bool = False
+) -> Answer:
     cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
-    source = where()
+    place, timeout_s = where(), arguments.timeout
     with job_request(arguments, job, cluster) as request:
-        answer = request_answer(
-            request, source, timeout_s=arguments.timeout, from_cache=from_cache, warn=say, kept=kept
-        )
+        answer = request_answer(request, place, timeout_s=timeout_s, from_cache=from_cache, warn=say, per_job=per_job)
     return answer if answer.job == request.job else replace(answer, job="")
 
 
 def _shared(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the job's one decision; None with --policy, which is a decision already."""
-    named: Path | None = arguments.shared
-    if named is None and arguments.policy is None and os.environ.get("NCCLT_SHARED"):
-        named = Path(os.environ["NCCLT_SHARED"])
-    return named
+    if arguments.shared is None and arguments.policy is None and os.environ.get("NCCLT_SHARED"):
+        return Path(os.environ["NCCLT_SHARED"])
+    folder: Path | None = arguments.shared
+    return folder
 
 
 def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: Path | None) -> JobPlan:
@@ -310,19 +288,15 @@ def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: P
     folder = place or cache_folder() / "tables"
     path = (arguments.policy or table_path(folder, answer.table)).absolute()
 
-    def plan(plugin: Path | None) -> JobPlan:
-        return plan_job(
-            answer,
-            job,
-            plugin=plugin,
-            table=table_environment(answer.table, path),
-            hook=hook_path(folder),
-            shared=place is not None or arguments.policy is not None,
-            override=arguments.override,
-            allowed=arguments.allow_difference,
-        )
-
-    planned = plan(plugin)
+    means = Means(
+        plugin=plugin,
+        table=table_environment(answer.table, path),
+        hook=hook_path(folder),
+        shared=place is not None or arguments.policy is not None,
+        override=arguments.override,
+        allowed=arguments.allow_difference,
+    )
+    planned = plan_job(answer, job, means)
     if plugin is None or arguments.dry_run or planned.form is not Form.TABLE:
         return planned
     if place is not None and place == _shared(arguments):
@@ -330,30 +304,30 @@ def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: P
 
         require_folder(place)
     try:
-        given = dict(planned.set_env)
-        if POLICY_VARIABLE in given and arguments.policy is None:
+        names = dict(planned.set_env)
+        if POLICY_VARIABLE in names and arguments.policy is None:
             write_table(path, answer.table)
-        if AGREEMENT_VARIABLE in given:
+        if AGREEMENT_VARIABLE in names:
             write_hook(hook_path(folder))
         reaches_others = not job.is_started_on_every_node and (answer.nodes > 1 or job.starts_elsewhere)
         if place is not None and reaches_others and "NCCL_TUNER_PLUGIN" not in job.environ:
-            return plan(place_plugin(place, plugin))
+            return plan_job(answer, job, replace(means, plugin=place_plugin(place, plugin)))
         return planned
     except OSError as error:
-        said = f"cannot write the files of the ranks to {folder}: {reason(error)}"
+        failure = f"cannot write the files of the ranks to {folder}: {reason(error)}"
         if arguments.fallback == "fail" or not job.decides_alone:
-            raise UsageError(said) from error
-        say(f"ncclt: {said}")
-    return plan(None)
+            raise UsageError(failure) from error
+        say(f"ncclt: {failure}")
+    return plan_job(answer, job, replace(means, plugin=None))
 
 
-def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobPlan) -> JobPlan:
+def _start(arguments: argparse.Namespace, job: JobInfo, where: GetSource, plan: JobPlan) -> JobPlan:
     """Return the plan with the command and its final environment."""
     for note in plan.notes:
         say(f"ncclt: {note}")
     if arguments.dry_run and plan.form is not None and plan.answer is not None:
-        same = plan.answer.document.get("same_bits", {}).get(plan.form.value, "unknown")
-        say(f"ncclt: Same bits as the NCCL default: {same}")
+        has_same_bits = plan.answer.document.get("same_bits", {}).get(plan.form.value, "unknown")
+        say(f"ncclt: Same bits as the NCCL default: {has_same_bits}")
     environ = {name: value for name, value in job.environ.items() if name not in plan.unset_env}
     added = dict(plan.set_env)
     folder = None
@@ -375,22 +349,21 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: Where, plan: JobP
         from ncclt.launch.mpi import forward_variables, is_open_mpi
 
         open_mpi = is_open_mpi(words[0], environ=environ)
-        words, more = forward_variables(words, tuple(sorted(added)), environ=environ, open_mpi=open_mpi)
-        added |= more
+        words, for_options = forward_variables(words, tuple(sorted(added)), environ=environ, open_mpi=open_mpi)
+        added |= for_options
     plan = replace(plan, argv=words, environ=environ | added)
     if folder is not None and plan.answer is not None:
-        from ncclt.cli.run_report import run_and_attest
+        from ncclt.cli.run_report import JobReport, run_and_attest
 
-        run = partial(
-            run_and_attest,
-            plan,
-            folder=folder,
-            where=where,
-            timeout_s=arguments.timeout,
-            job=name_for_rollout(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else "",
-        )
-        plan = replace(plan, run=run)
+        name = name_for_rollout(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else ""
+        job_report = JobReport(folder=folder, source=lambda: _source_of_reports(arguments, where), job=name)
+        plan = replace(plan, run=partial(run_and_attest, plan, job_report))
     return plan
+
+
+def _source_of_reports(arguments: argparse.Namespace, where: GetSource) -> AnswerSource:
+    server, storage = where()
+    return AnswerSource(server=server, storage=storage, timeout_s=arguments.timeout)
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:
@@ -402,10 +375,10 @@ def _report_folder(arguments: argparse.Namespace) -> Path | None:
         base.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="ncclt-run-", dir=base.absolute()))
     except OSError as error:
-        said = f"cannot write to {base}: {reason(error)}"
+        failure = f"cannot write to {base}: {reason(error)}"
         if arguments.fallback == "fail":
-            raise InputError(said, hint="name a folder that all nodes share with --report") from error
-        say(f"ncclt: reports skipped: {said}")
+            raise InputError(failure, hint="name a folder that all nodes share with --report") from error
+        say(f"ncclt: reports skipped: {failure}")
         return None
 
 

@@ -8,14 +8,14 @@ import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ncclt.cli.output import report, say
 from ncclt.core.attestation import Form
 from ncclt.core.rollout import Variant
-from ncclt.deliver.answer import Answer, api_key, error_from_client, policy_from_answer
+from ncclt.deliver.answer import Answer, AnswerSource, api_key, policy_from_answer, server_errors
 from ncclt.deliver.job_plan import JobPlan
 from ncclt.errors import InputError, NccltError, TraceError
 from ncclt.launch.process.process_tree import MARK_VARIABLE, new_mark
@@ -29,51 +29,54 @@ GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL after ncclt was killed: Slurm's default (KillWait), to save a checkpoint."""
 
 
-def run_and_attest(
-    plan: JobPlan,
-    *,
-    folder: Path,
-    where: Callable[[], tuple[str | None, str | None]],
-    timeout_s: float,
-    job: str = "",
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """Report of one job.
+
+    Attributes:
+        folder: where its ranks report.
+        source: returns the place that gets the report.
+        job: its name in a roll-out, for which its step times are reported; empty = they are not.
+    """
+
+    folder: Path
+    source: Callable[[], AnswerSource]
+    job: str = ""
+
+
+def run_and_attest(plan: JobPlan, job_report: JobReport) -> int:
     """Run the command and return its exit code, whether or not the attestation succeeds.
 
     Args:
         plan: of the start, with the final command and environment; without a form nothing is attested.
-        folder: where it reports.
-        where: returns server and store.
-        timeout_s: for each request to the server afterwards.
-        job: its name in a roll-out, for which its step times are reported; empty = they are not.
 
     Raises:
         UsageError: the command cannot be started.
     """
-    answer = plan.answer
-    assert answer is not None
+    assert plan.answer is not None
     assert plan.environ is not None
     with _ending_with_us(plan.environ) as marked:
         code = run_foreground(plan.argv, environ=marked)
-    if job:
-        with _kept_quiet(f"step time not reported; the recordings are in {folder}"):
-            report_times(answer, job, folder=folder, where=where, timeout_s=timeout_s)
+    if job_report.job:
+        with _failing_quietly(f"step time not reported; the recordings are in {job_report.folder}"):
+            report_times(plan.answer, job_report)
     if plan.form is not None:
-        with _kept_quiet(f"attestation skipped; the job's files are in {folder}: run `ncclt attest`"):
-            _attest(answer, plan.form, folder=folder, where=where, timeout_s=timeout_s)
+        with _failing_quietly(f"attestation skipped; the job's files are in {job_report.folder}: run `ncclt attest`"):
+            _attest(plan.answer, plan.form, job_report)
     return code
 
 
 @contextmanager
-def _kept_quiet(lacking: str) -> Iterator[None]:
+def _failing_quietly(loss: str) -> Iterator[None]:
     """Turn every failure inside into lines on stderr: the training's exit code must be kept."""
     try:
         yield
     except NccltError as error:
         report(error)
-        say(f"ncclt: {lacking}")
+        say(f"ncclt: {loss}")
     except (Exception, KeyboardInterrupt):  # noqa: BLE001 -- see above
         traceback.print_exc()
-        say(f"ncclt: {lacking}")
+        say(f"ncclt: {loss}")
 
 
 @contextmanager
@@ -94,30 +97,19 @@ def _ending_with_us(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         reaper().end(mark)
 
 
-def _attest(
-    answer: Answer,
-    form: Form,
-    *,
-    folder: Path,
-    where: Callable[[], tuple[str | None, str | None]],
-    timeout_s: float,
-) -> None:
-    from ncclt.cli.attest import find_delivered, keep, print_attestation
+def _attest(answer: Answer, form: Form, job_report: JobReport) -> None:
+    from ncclt.cli.attest import find_delivered, keep_attestation, print_attestation, utc_now
     from ncclt.deliver.log_evidence import attest_files, job_files
 
-    server, storage = where()
+    source, folder = job_report.source(), job_report.folder
     delivered = (
-        policy_from_answer(answer, form)
-        if answer.model
-        else find_delivered(answer.recommendation, form, server=server, storage=storage, timeout_s=timeout_s)
+        policy_from_answer(answer, form) if answer.model else find_delivered(answer.recommendation, form, source)
     )
     if not folder.is_dir():
         raise TraceError(f"the folder of the reports is gone: {folder}", hint="does the job clean up there?")
-    attestation = attest_files(
-        job_files(folder), delivered, created=datetime.now(UTC).isoformat(timespec="milliseconds")
-    )
+    attestation = attest_files(job_files(folder), delivered, created=utc_now())
     print_attestation(attestation, to_stderr=True)
-    keep(attestation, answer.ticket, server=server, storage=storage, timeout_s=timeout_s)
+    keep_attestation(attestation, answer.ticket, source)
     say(f"ncclt: reports are in {folder}")
 
 
@@ -135,12 +127,8 @@ def timed_variables(folder: Path, command: Sequence[str], environ: Mapping[str, 
         OSError: it cannot be written.
     """
     place = folder.absolute() / _FOLDER
-    recording = plan_recording(
-        command,
-        RecordOptions(method=Method.TORCH, warmup=WARMUP_STEPS, times_only=True),
-        folder=place,
-        environ=environ,
-    )
+    options = RecordOptions(method=Method.TORCH, warmup=WARMUP_STEPS, times_only=True)
+    recording = plan_recording(command, options, folder=place, environ=environ)
     for name in FOLDERS:
         (place / name).mkdir(parents=True, exist_ok=True)
     for path, content in recording.files:
@@ -148,50 +136,41 @@ def timed_variables(folder: Path, command: Sequence[str], environ: Mapping[str, 
     return dict(recording.set_env)
 
 
-def report_times(
-    answer: Answer,
-    job: str,
-    *,
-    folder: Path,
-    where: Callable[[], tuple[str | None, str | None]],
-    timeout_s: float,
-) -> None:
+def report_times(answer: Answer, job_report: JobReport) -> None:
     """Report the median step time of the job to its server, else to the local store, and say what the guard says.
 
     Raises:
         InputError: the ranks recorded no step times.
         NotFoundError, StoreError, ServerError: it cannot be kept.
     """
-    times = read_step_times(folder / _FOLDER, steps=WINDOW_STEPS)
+    times = read_step_times(job_report.folder / _FOLDER, steps=WINDOW_STEPS)
     if times.failure:
         raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
     step_us = statistics.median(times.step_us)
-    told: dict[str, Any] = {
+    job_time: dict[str, Any] = {
         "rollout": answer.rollout,
-        "job": job,
+        "job": job_report.job,
         "recommendation": "" if answer.variant == Variant.DEFAULT else answer.recommendation,
         "step_us": step_us,
         "steps": len(times.step_us),
     }
-    server, storage = where()
-    if server:
-        from ncclt.client.fetch import ClientError
+    source = job_report.source()
+    if source.server:
         from ncclt.client.report import post_step_time
 
-        try:
-            said = post_step_time(
-                server, {"ticket": answer.ticket, **told}, timeout_s=timeout_s, api_key=api_key(os.environ)
+        key = api_key(os.environ)
+        with server_errors():
+            judged = post_step_time(
+                source.server, job_time, timeout_s=source.timeout_s, api_key=key, ticket=answer.ticket
             )
-        except ClientError as error:
-            raise error_from_client(error) from error
-        state, why = said["state"], said["reason"]
+        state, why = judged["state"], judged["reason"]
     else:
         from ncclt.core.rollout import JobTime
         from ncclt.prove.rollout import report_job_time
         from ncclt.store import open_store
 
-        time = JobTime(**told, who=account_name(), address=socket.gethostname())
-        with open_store(storage) as store:
+        time = JobTime(**job_time, who=account_name(), address=socket.gethostname())
+        with open_store(source.storage) as store:
             verdict = report_job_time(store, answer.ticket, time)
         state, why = verdict.state.value, verdict.reason
     say(f"ncclt: step time {step_us / 1e3:.2f} ms reported as {answer.variant}; roll-out {state}: {why}")

@@ -118,33 +118,9 @@ variable in the environment takes precedence over them (init.cc of NCCL 2.30.7).
 """
 
 MEGATRON_GROUPS = (
-    "tp",
-    "dp",
-    "cp",
-    "pp",
-    "ep",
-    "dp_cp",
-    "tp_cp",
-    "tp_dp",
-    "tp_dp_cp",
-    "ep_dp",
-    "ep_tp",
-    "tp_ep_pp",
-    "tp_ep_mp",
-    "tp_ep_gtp_remat_pp",
-    "mp",
-    "embd",
-    "pos_embd",
-    "hcp",
-    "gtp_remat",
-    "gtp_remat_dp",
-    "gtp_remat_dp_cp",
-    "expt_gtp_remat",
-    "ep_gtp_remat_dp",
-    "intra_dp_cp",
-    "intra_ep_dp",
-    "inter_ep_dp",
-    "intra_dist_opt_instance",
+    *("tp", "dp", "cp", "pp", "ep", "dp_cp", "tp_cp", "tp_dp", "tp_dp_cp", "ep_dp", "ep_tp", "tp_ep_pp", "tp_ep_mp"),
+    *("tp_ep_gtp_remat_pp", "mp", "embd", "pos_embd", "hcp", "gtp_remat", "gtp_remat_dp", "gtp_remat_dp_cp"),
+    *("expt_gtp_remat", "ep_gtp_remat_dp", "intra_dp_cp", "intra_ep_dp", "inter_ep_dp", "intra_dist_opt_instance"),
 )
 """Names under which Megatron-LM 0.20 looks up options; it ignores every other (calls of get_nccl_options)."""
 
@@ -178,7 +154,7 @@ _DOCUMENT = {
     "interval": rf"null|\[{_NUMBER}, {_NUMBER}\]",
     "groups": rf"\[(?:\[{_COUNT}, (?:true|false)\](?:, (?=\[))?)*\]",
 }
-_GIVEN = {
+_OF_JOB = {
     "variant": '"(?:candidate|active|default)"',
     "reason": '"[A-Z_]{1,40}"',
     "rollout": '"[0-9a-f]{0,64}"',
@@ -246,8 +222,8 @@ def checked(variables: Mapping[str, str], nccl_version: str | None = None, *, ra
     for name, value in variables.items():
         good = _is_list(name, value, nccl_version) if name in _LISTS else value in map(str, _NUMBERS.get(name, ()))
         if not good:
-            known = f"NCCL {nccl_version}" if nccl_version else "an unspecified NCCL version"
-            raise AnswerError(f"{one_line(name)[:60]}={one_line(value)[:60]} is never set by ncclt for {known}")
+            version = f"NCCL {nccl_version}" if nccl_version else "an unspecified NCCL version"
+            raise AnswerError(f"{one_line(name)[:60]}={one_line(value)[:60]} is never set by ncclt for {version}")
     sockets = [int(variables.get(f"NCCL_{name}", "0")) for name in ("SOCKET_NTHREADS", "NSOCKS_PERTHREAD")]
     if sockets[0] * sockets[1] > _MOST_SOCKETS:
         raise AnswerError(f"NCCL has at most {_MOST_SOCKETS} sockets, not {sockets[0]} x {sockets[1]}")
@@ -278,8 +254,8 @@ def _is_list(name: str, value: str, nccl_version: str | None) -> bool:
     lists = dict(entry.partition(":")[::2] for entry in entries)
     for function, listed in lists.items():
         always, sometimes = (set(words.split()) for words in _LISTS[name].get(function, ("", "")))
-        given = set(listed.split(","))
-        if not given & always or not given <= always | sometimes:
+        words_of_value = set(listed.split(","))
+        if not words_of_value & always or not words_of_value <= always | sometimes:
             return False
     return len(lists) == len(entries)
 
@@ -298,8 +274,8 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     # Written only for groups that are placed on the nodes in a certain way.
     document = {**document, "table": [{"spans_nodes": None} | rule for rule in document["table"]]}
     # Written only for an answer to a job, not for an environment that is rendered for all of them.
-    said = {name: pattern for name, pattern in _GIVEN.items() if name in document}
-    for fields, patterns in [(document, {**_DOCUMENT, **said}), *((rule, _RULE) for rule in document["table"])]:
+    of_job = {name: pattern for name, pattern in _OF_JOB.items() if name in document}
+    for fields, patterns in [(document, {**_DOCUMENT, **of_job}), *((rule, _RULE) for rule in document["table"])]:
         for name, pattern in patterns.items():
             if not re.fullmatch(pattern, json.dumps(fields[name])):
                 raise AnswerError(f"{name} is {one_line(fields[name])[:60]}, which ncclt never writes")
@@ -311,10 +287,10 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     ranks = document["nodes"] * document["gpus_per_node"]
     checked({f"NCCL_{name}": str(value) for name, value in parameters.items()}, nccl_version, ranks=ranks)
     return {
-        **{name: document[name] for name in (*_DOCUMENT, *said)},
+        **{name: document[name] for name in (*_DOCUMENT, *of_job)},
         **{name: one_line(document[name]) for name in ("cluster", "model", "launcher")},
         **{name: one_line(document[name]) for name in _FREE_TEXT if name in document},
-        **({"site_variables": _site(document["site_variables"])} if "site_variables" in document else {}),
+        **({"site_variables": _one_lines(document["site_variables"])} if "site_variables" in document else {}),
         "lost": [one_line(sentence) for sentence in document["lost"]],
         "remarks": [one_line(sentence) for sentence in document["remarks"]],
         "variables": checked(document["variables"], nccl_version, ranks=ranks),
@@ -327,7 +303,7 @@ def checked_document(document: Any, nccl_version: str | None = None) -> dict[str
     }
 
 
-def _site(variables: Mapping[str, Any]) -> dict[str, str]:
+def _one_lines(variables: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of the site that a measurement had; they are compared with the job's and never set."""
     return {one_line(name): one_line(value) for name, value in variables.items()}
 
@@ -388,8 +364,8 @@ def require_group(format: str, group: str) -> None:
     if format != "megatron-yaml" and group:
         raise AnswerError("--group needs --format megatron-yaml", hint=f"leave it out for {format}")
     if format == "megatron-yaml" and group not in MEGATRON_GROUPS:
-        said = f"Megatron reads no options for a group {one_line(group)[:60]!r}" if group else "no --group for Megatron"
-        raise AnswerError(said, hint=f"it is one of {', '.join(MEGATRON_GROUPS)}")
+        why = f"Megatron reads no options for a group {one_line(group)[:60]!r}" if group else "no --group for Megatron"
+        raise AnswerError(why, hint=f"it is one of {', '.join(MEGATRON_GROUPS)}")
 
 
 def group_label(ranks: int, spans_nodes: bool) -> str:
@@ -407,12 +383,12 @@ def _group_options(document: Mapping[str, Any], variables: Mapping[str, str]) ->
     if len(groups) != 1:
         together = f"groups of {' and of '.join(groups)} were measured together" if groups else "its groups are unknown"
         raise AnswerError(f"no process group was measured by itself: {together}", hint=_MEASURE_GROUP)
-    left = [f"{name}={value}" for name, value in variables.items() if name not in _GROUP_OPTIONS]
+    lost = [f"{name}={value}" for name, value in variables.items() if name not in _GROUP_OPTIONS]
     if document["table"] and not variables:
-        left = [f"{rule['collective']} {rule['algorithm']}/{rule['protocol']}" for rule in document["table"]]
-    if left:
-        lost = ", ".join(dict.fromkeys(left))
-        raise AnswerError(f"options of a process group cannot carry what was validated: {lost}", hint=_MEASURE_GROUP)
+        lost = [f"{rule['collective']} {rule['algorithm']}/{rule['protocol']}" for rule in document["table"]]
+    if lost:
+        listed = ", ".join(dict.fromkeys(lost))
+        raise AnswerError(f"options of a process group cannot carry what was validated: {listed}", hint=_MEASURE_GROUP)
     return {_GROUP_OPTIONS[name]: value for name, value in variables.items()}
 
 
@@ -452,9 +428,9 @@ def write(
         pairs.update((f"NCCLT_{mark.upper()}", "1") for mark in sorted(marks_of(document)))
     if form == "slurm-taskprolog":
         return task_prolog(document, pairs, remarks, uid=uid)
-    one, between, whole = _FORMS[form]
-    return whole.format(
-        pairs=between.join(one.format(name, value, shlex.quote(value)) for name, value in pairs.items()),
+    pair, separator, text = _FORMS[form]
+    return text.format(
+        pairs=separator.join(pair.format(name, value, shlex.quote(value)) for name, value in pairs.items()),
         remarks="".join(f"{line}\n" for line in remarks),
         names=",".join(pairs),
         object=object_name(*(document[name] for name in ("model", "cluster", "nodes", "gpus_per_node"))),
@@ -535,10 +511,10 @@ def comment_lines(sentences: Iterable[str]) -> list[str]:
 
 def object_name(model: str, cluster: str, nodes: int, gpus_per_node: int) -> str:
     """Return a DNS-1123 subdomain that differs where workload, cluster or size differ: `ncclt.bert.leonardo.2x4`."""
-    said = [model, cluster]
-    parts = [re.sub(r"[^a-z0-9-]+", "-", text.lower())[:63].strip("-") or "x" for text in said]
+    names = [model, cluster]
+    parts = [re.sub(r"[^a-z0-9-]+", "-", text.lower())[:63].strip("-") or "x" for text in names]
     # What had to be changed or cut could otherwise collide with another name.
-    changed = [] if parts == said else [short_hash(json.dumps(said))]
+    changed = [] if parts == names else [short_hash(json.dumps(names))]
     return ".".join(["ncclt", *parts, f"{nodes}x{gpus_per_node}", *changed])
 
 

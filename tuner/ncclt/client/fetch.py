@@ -26,7 +26,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -70,7 +70,9 @@ class Reply:
     warning: str = ""
 
 
-class _Kept(NamedTuple):
+class Answered(NamedTuple):
+    """Answer of a server, and when it was saved."""
+
     text: str
     etag: str
     saved: float
@@ -94,95 +96,131 @@ def client_errors_only(function: _Function) -> _Function:
         except ClientError:
             raise
         except Exception as error:
-            said = f"no usable answer: {type(error).__name__}: {one_line(error)[:200]}"
-            raise ClientError(said, hint=WRONG_SERVER) from error
+            message = f"no usable answer: {type(error).__name__}: {one_line(error)[:200]}"
+            raise ClientError(message, hint=WRONG_SERVER) from error
 
     return cast("_Function", guarded)
 
 
-@client_errors_only
-def fetch_env(
-    server: str,
-    *,
-    cluster: str,
-    model: str,
-    nodes: int | None = None,
-    gpus_per_node: int | None = None,
-    nccl_version: str | None = None,
-    driver: str | None = None,
-    topology: str | None = None,
-    site: str | None = None,
-    format: str = "export",
-    timeout_s: float = 5.0,
-    cache_dir: str | os.PathLike[str] | None = None,
-    fallback: str = "none",
-    api_key: str | None = None,
-    shell: str = "bash",
-    unset: bool = False,
-    channels: int | None = None,
-    max_age_s: float = MAX_AGE_S,
-    allow: Collection[str] = (),
-    job: str = "",
-    kept: bool = False,
-    group: str = "",
-) -> Reply:
-    """Return the environment that a server recommends for a job.
+class EnvRequest(NamedTuple):
+    """Request for the environment of a job.
 
-    Args:
-        server: `http://host:port` or `https://...`, with a path where a proxy needs one.
+    Attributes:
         cluster, model: names as in `ncclt tune`.
         nodes, gpus_per_node, nccl_version: the job; None is not checked by the server. One list for all collectives,
             as NCCL before 2.24 reads it, passes only with its `nccl_version`.
         driver, topology: NVIDIA's driver and the topology hash of the job's machines, which the server then compares.
         site: hash of the job's variables of the site, which the server prefers.
         format, shell, unset, channels, group: as for `ncclt env`.
+        allow: `recorded`, `simulated`: accept a result that was not measured there.
+        job: name of the job, equal in all of its processes, which decides whether it gets what is being rolled out;
+            empty = it does not. Such an answer is for this job alone and never kept.
+        kept: the server keeps its first answer for the job, so that all of its nodes get that one.
+    """
+
+    cluster: str
+    model: str
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    nccl_version: str | None = None
+    driver: str | None = None
+    topology: str | None = None
+    site: str | None = None
+    format: str = "export"
+    shell: str = "bash"
+    unset: bool = False
+    channels: int | None = None
+    group: str = ""
+    allow: Collection[str] = ()
+    job: str = ""
+    kept: bool = False
+
+    @property
+    def form(self) -> str:
+        """Return the name in `FORMS` of its format."""
+        return form_of(self.format, self.shell, self.unset)
+
+    def check(self) -> None:
+        """Raise ClientError if the format or what is to be allowed is unknown."""
+        if self.form not in FORMS:
+            raise ClientError(f"unknown format {self.form!r}", hint=f"one of {', '.join(FORMS)}")
+        if unknown := set(self.allow) - set(MARKS):
+            raise ClientError(f"nothing can be allowed as {unknown.pop()!r}", hint=f"one of {', '.join(MARKS)}")
+
+    def url(self, server: str) -> str:
+        """Return its address at a server, without what belongs to the job alone."""
+        names = ("model", "nodes", "gpus_per_node", "nccl_version", "driver", "topology", "site")
+        query: dict[str, object] = {name: getattr(self, name) for name in names}
+        query.update((name, "allow") for name in MARKS if name in self.allow)
+        query.update(format=self.format if self.format in TABLES else "json", channels=self.channels)
+        words = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
+        return f"{base_of(server)}/v1/clusters/{urllib.parse.quote(self.cluster, safe='')}/env?{words}"
+
+    @property
+    def job_words(self) -> str:
+        """Return the rest of its address, which belongs to the job alone."""
+        words = {"job": self.job, "kept": "true"} if self.kept else {"job": self.job}
+        return f"&{urllib.parse.urlencode(words)}" if self.job else ""
+
+    def write(self, text: str, source: str) -> str:
+        """Return the text for the job, from an answer of a source."""
+        try:
+            return written(text, self.form, self._asdict())
+        except AnswerError as error:
+            if error.hint:
+                raise ClientError(str(error), hint=error.hint, status=404) from error
+            raise ClientError(f"{source} gave a bad answer: {error}", hint=WRONG_SERVER) from error
+        except Exception as error:  # whatever JSON may hold
+            message = f"{source} answered, but not with an environment of format {self.form}"
+            raise ClientError(message, hint=WRONG_SERVER) from error
+
+
+@client_errors_only
+def fetch_env(
+    server: str,
+    *,
+    timeout_s: float = 5.0,
+    cache_dir: str | os.PathLike[str] | None = None,
+    fallback: str = "none",
+    api_key: str | None = None,
+    max_age_s: float = MAX_AGE_S,
+    **job: Any,
+) -> Reply:
+    """Return the environment that a server recommends for a job.
+
+    Args:
+        server: `http://host:port` or `https://...`, with a path where a proxy needs one.
         timeout_s: for the whole answer, from looking up the server's name to its last byte.
         cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
         fallback: `cached` = when the server is unreachable or broken, return the last good answer with a warning; a
             server's "nothing fits" is final. `none` = raise.
         api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
         max_age_s: an older answer from the cache is not used.
-        allow: `recorded`, `simulated`: accept a result that was not measured there.
-        job: name of the job, equal in all of its processes, which decides whether it gets what is being rolled out;
-            empty = it does not. Such an answer is for this job alone and never kept.
-        kept: the server keeps its first answer for the job, so that all of its nodes get that one.
+        job: fields of `EnvRequest`: `cluster` and `model`, and what else is known or wished.
 
     Raises:
         ClientError: no usable answer, with the server's own message if it sent one.
     """
     if fallback not in ("none", "cached"):
         raise ClientError(f"unknown fallback {fallback!r}", hint="it is none or cached")
-    form = form_of(format, shell, unset)
-    if form not in FORMS:
-        raise ClientError(f"unknown format {form!r}", hint=f"one of {', '.join(FORMS)}")
-    if unknown := set(allow) - set(MARKS):
-        raise ClientError(f"nothing can be allowed as {unknown.pop()!r}", hint=f"one of {', '.join(MARKS)}")
-    asked: dict[str, Any] = {"model": model, "nodes": nodes, "gpus_per_node": gpus_per_node}
-    asked["nccl_version"] = nccl_version
-    query = {**asked, "driver": driver, "topology": topology, "site": site}
-    query |= {name: "allow" for name in MARKS if name in allow}
-    query |= {"format": format if format in TABLES else "json", "channels": channels}
-    given = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
-    url = f"{base_of(server)}/v1/clusters/{urllib.parse.quote(cluster, safe='')}/env?{given}"
-    of_job = f"{url}&{urllib.parse.urlencode({'job': job} | ({'kept': 'true'} if kept else {}))}" if job else url
+    request = EnvRequest(**job)
+    request.check()
+    url = request.url(server)
     path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     cached = _read_cache(path, url)
-    asked.update(cluster=cluster, allow=allow, group=group)
     try:
-        answer = get(of_job, cached, api_key=api_key, timeout_s=timeout_s)
-        text = _for_job(answer.text, form, asked, host_of(url))
+        answer = get(url + request.job_words, cached, api_key=api_key, timeout_s=timeout_s)
+        text = request.write(answer.text, host_of(url))
     except ClientError as error:
         if fallback != "cached" or not error.is_outage:
             raise
         age_s = time.time() - cached.saved if cached else math.inf
         if cached is None or age_s > max_age_s:
-            lacking = f"the cached answer is {_age(age_s)} old" if cached else "nothing is cached for this request"
-            raise ClientError(
-                error.message, hint=f"{error.hint}; {lacking}".lstrip("; "), status=error.status
-            ) from error
+            lack = f"the cached answer is {_age(age_s)} old" if cached else "nothing is cached for this request"
+            raise ClientError(error.message, hint=f"{error.hint}; {lack}".lstrip("; "), status=error.status) from error
         saved = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(cached.saved))
-        said = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
-        return Reply(_for_job(cached.text, form, asked, "the cache"), "cache", said)
+        warning = f"{error.message}; using the answer of {saved} from the cache, {_age(age_s)} old"
+        return Reply(request.write(cached.text, "the cache"), "cache", warning)
     return Reply(text, "server", "" if answer.is_for_one else _write_cache(path, url, answer))
 
 
@@ -195,18 +233,6 @@ def fetch_recommendation(server: str, id: str, *, timeout_s: float = 5.0, api_ke
     """
     url = f"{base_of(server)}/v1/recommendations/{urllib.parse.quote(id, safe='')}"
     return {**json.loads(get(url, None, api_key=api_key, timeout_s=timeout_s).text)}
-
-
-def _for_job(text: str, form: str, asked: Mapping[str, Any], source: str) -> str:
-    try:
-        return written(text, form, asked)
-    except AnswerError as error:
-        if error.hint:
-            raise ClientError(str(error), hint=error.hint, status=404) from error
-        raise ClientError(f"{source} gave a bad answer: {error}", hint=WRONG_SERVER) from error
-    except Exception as error:  # whatever JSON may hold
-        said = f"{source} answered, but not with an environment of format {form}"
-        raise ClientError(said, hint=WRONG_SERVER) from error
 
 
 def host_of(url: str) -> str:
@@ -235,14 +261,16 @@ def base_of(server: str) -> str:
 
 
 @client_errors_only
-def get(url: str | urllib.request.Request, kept: _Kept | None, *, api_key: str | None, timeout_s: float) -> _Kept:
-    """Return the answer to a GET, or to any request; `kept` as saved now if the server says that it is unchanged."""
+def get(
+    url: str | urllib.request.Request, cached: Answered | None, *, api_key: str | None, timeout_s: float
+) -> Answered:
+    """Return the answer to a GET, or to any request; `cached` as saved now if the server says that it is unchanged."""
     request = url if isinstance(url, urllib.request.Request) else urllib.request.Request(url)  # noqa: S310 -- base_of
     request.headers.setdefault("Accept", "*/*")
     if not 0 < timeout_s < threading.TIMEOUT_MAX:
         raise ClientError(f"timeout_s must be above 0 seconds, not {timeout_s!r}")
     # A socket's timeout restarts with every byte, and looking up a name has none: a second thread does it all.
-    came: list[_Kept | Exception] = []
+    came: list[Answered | Exception] = []
     late_s = time.monotonic() + 2 * timeout_s + 1  # connecting and reading have each ended by themselves
 
     def end_in_time(*_: object) -> None:
@@ -253,7 +281,7 @@ def get(url: str | urllib.request.Request, kept: _Kept | None, *, api_key: str |
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
         sys.settrace(end_in_time)  # at every call here: no endless answer may keep this thread busy during the training
         try:
-            came.append(_ask(request, kept, api_key=api_key, timeout_s=timeout_s))
+            came.append(_ask(request, cached, api_key=api_key, timeout_s=timeout_s))
         except Exception as error:  # noqa: BLE001 -- raised below, in the waiting thread
             came.append(error)
 
@@ -261,38 +289,40 @@ def get(url: str | urllib.request.Request, kept: _Kept | None, *, api_key: str |
     asking.start()
     asking.join(timeout_s)
     outcome = came[0] if came else TimeoutError()
-    if isinstance(outcome, _Kept):
+    if isinstance(outcome, Answered):
         return outcome
     where = host_of(request.full_url)
     raise outcome if isinstance(outcome, ClientError) else _outage(outcome, where, timeout_s) from outcome
 
 
-def _ask(request: urllib.request.Request, kept: _Kept | None, *, api_key: str | None, timeout_s: float) -> _Kept:
+def _ask(
+    request: urllib.request.Request, cached: Answered | None, *, api_key: str | None, timeout_s: float
+) -> Answered:
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise ClientError("the API key contains characters that no key has", hint="check it for a line break")
     where = host_of(request.full_url)
-    if kept and kept.etag:
-        request.add_header("If-None-Match", kept.etag)
+    if cached and cached.etag:
+        request.add_header("If-None-Match", cached.etag)
     if api_key is not None:
         request.add_unredirected_header("Authorization", f"Bearer {api_key}")
     try:
         with _opener().open(request, timeout=timeout_s) as response:
             answer, head = _read(response, where), response.headers
-            alone = "no-store" in str(head.get("Cache-Control"))
-            return _Kept(answer.decode("utf-8"), _etag(head.get("ETag")), time.time(), is_for_one=alone)
+            is_for_one = "no-store" in str(head.get("Cache-Control"))
+            return Answered(answer.decode("utf-8"), _etag(head.get("ETag")), time.time(), is_for_one)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == 304 and kept:
-                return kept._replace(saved=time.time())
+            if error.code == 304 and cached:
+                return cached._replace(saved=time.time())
             raise _refusal(error, where) from error
     except UnicodeDecodeError as error:
         raise ClientError(f"{where} did not answer with text", hint=WRONG_SERVER) from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    def http_error_302(self, req: Any, fp: Any, *rest: Any) -> Any:
+    def http_error_302(self, req: Any, fp: Any, *response: Any) -> Any:
         try:
-            return super().http_error_302(req, fp, *rest)
+            return super().http_error_302(req, fp, *response)
         except ValueError:  # an invalid address
             fp.close()
             raise
@@ -303,16 +333,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _opener() -> urllib.request.OpenerDirector:
     """Return an opener for http and https with proxies and redirects, and without file: and ftp:."""
     opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        _Redirects(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
+    for name in ("Proxy", "Unknown", "HTTP", "HTTPS", "HTTPDefaultError"):
+        opener.add_handler(getattr(urllib.request, f"{name}Handler")())
+    opener.add_handler(_Redirects())
+    opener.add_handler(urllib.request.HTTPErrorProcessor())
     return opener
 
 
@@ -333,15 +357,15 @@ def _read(response: http.client.HTTPResponse, where: str) -> bytes:
 
 def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
     """Return the server's own message from problem+json (RFC 9457), or that it sent none."""
-    problem, said = None, f"{where} answered {error.code}"
+    problem, status = None, f"{where} answered {error.code}"
     if error.headers.get_content_type() == "application/problem+json":
         try:
             problem = json.loads(_read(cast("http.client.HTTPResponse", error.fp), where))
         except Exception:  # noqa: BLE001 -- cut off or not JSON: reported below by its status
             problem = None
     if not isinstance(problem, dict):
-        return ClientError(f"{said}, and not as ncclt does", hint=WRONG_SERVER, status=error.code)
-    message = problem.get("detail") or problem.get("title") or said
+        return ClientError(f"{status}, and not as ncclt does", hint=WRONG_SERVER, status=error.code)
+    message = problem.get("detail") or problem.get("title") or status
     # The hint lists what exists for other jobs, one per line.
     hint = "\n    ".join(one_line(line) for line in str(problem.get("hint") or "").splitlines()[:24])
     return ClientError(one_line(message), hint=hint, status=error.code)
@@ -350,8 +374,8 @@ def _refusal(error: urllib.error.HTTPError, where: str) -> ClientError:
 def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError) or "timed out" in str(reason):
-        said = f"{where} did not answer within {timeout_s:g} s"
-        return ClientError(said, hint="is the server busy or behind a firewall?")
+        message = f"{where} did not answer within {timeout_s:g} s"
+        return ClientError(message, hint="is the server busy or behind a firewall?")
     if isinstance(reason, ConnectionRefusedError):
         return ClientError(f"nothing listens at {where}", hint="is `ncclt serve` running there?")
     if isinstance(reason, ssl.SSLError):
@@ -359,22 +383,22 @@ def _outage(error: Exception, where: str, timeout_s: float) -> ClientError:
     return ClientError(f"{where} cannot be reached: {one_line(reason) or type(error).__name__}", hint=WRONG_SERVER)
 
 
-def _read_cache(path: Path | None, url: str) -> _Kept | None:
+def _read_cache(path: Path | None, url: str) -> Answered | None:
     """Return the last good answer; None for a missing, broken or foreign file."""
     if path is None:
         return None
     try:
-        kept = json.loads(read_trusted(path, most_bytes=2 * MAX_ANSWER_BYTES, follow=False))
-        saved, text = kept["saved"], kept["text"]
+        entry = json.loads(read_trusted(path, most_bytes=2 * MAX_ANSWER_BYTES, follow=False))
+        saved, text = entry["saved"], entry["text"]
         is_of_now = 0 <= saved <= time.time() + _CLOCKS_DIFFER_S  # nor NaN
-        if kept["schema"] == _CACHE_SCHEMA and kept["url"] == url and isinstance(text, str) and is_of_now:
-            return _Kept(text=text, etag=_etag(kept["etag"]), saved=saved)
+        if entry["schema"] == _CACHE_SCHEMA and entry["url"] == url and isinstance(text, str) and is_of_now:
+            return Answered(text=text, etag=_etag(entry["etag"]), saved=saved)
         return None
     except Exception:  # noqa: BLE001 -- whatever is wrong with the file, the server is asked anyway
         return None
 
 
-def _write_cache(path: Path | None, url: str, answer: _Kept) -> str:
+def _write_cache(path: Path | None, url: str, answer: Answered) -> str:
     """Keep an answer atomically; return a warning if it could not be kept, which does not stop the job."""
     if path is None:
         return ""

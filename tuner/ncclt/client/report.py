@@ -64,7 +64,7 @@ def post_step_time(
     """
     request = posting(f"{base_of(server)}/v1/step-times", _with_ticket(document, ticket))
     answer = get(request, None, api_key=api_key, timeout_s=timeout_s)
-    found = json.loads(answer.text)
-    if found.get("rollout") != document["rollout"]:
+    judged = json.loads(answer.text)
+    if judged.get("rollout") != document["rollout"]:
         raise ClientError(f"{host_of(server)} did not keep the step time", hint=WRONG_SERVER)
-    return {name: one_line(found[name]) for name in ("rollout", "state", "reason")}
+    return {name: one_line(judged[name]) for name in ("rollout", "state", "reason")}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from ncclt.nccl.tuner_table import table_checksum, table_text
 from ncclt.user_dirs import user_folder
 
 if TYPE_CHECKING:
-    from ncclt.client.fetch import ClientError, Reply
+    from ncclt.client.fetch import Reply
 
 _MOST_KEY_BYTES = 1000
 _MOST_TABLE_BYTES = 4 * 1024 * 1024
@@ -132,53 +133,53 @@ def answer_from_document(document: Any) -> Answer:
         InputError: the document is not in this format, or sets what ncclt never sets.
     """
     try:
-        known = checked_document(document, document["nccl_version"])
-        policy = Policy.from_document({"rules": known["table"], "parameters": known["table_parameters"]})
+        fields = checked_document(document, document["nccl_version"])
+        policy = Policy.from_document({"rules": fields["table"], "parameters": fields["table_parameters"]})
         rules = tuple(rule for rule in policy.rules if rule.algorithm and rule.protocol)
         table_variables = tuple((f"NCCL_{name}", str(value)) for name, value in policy.parameters)
-        table = _render_table(known, rules, table_variables)
+        table = _render_table(fields, rules, table_variables)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
         raise _no_answer(error) from error
     return Answer(
-        recommendation=known["recommendation"],
-        cluster=known["cluster"],
-        model=known["model"],
-        nccl_version=known["nccl_version"],
-        nodes=known["nodes"],
-        ranks=known["nodes"] * known["gpus_per_node"],
-        gpu=known.get("gpu", ""),
-        fabric=known.get("fabric", ""),
-        site_variables=tuple(sorted(known["site_variables"].items())) if "site_variables" in known else None,
-        simulated=known["origin"] == TimesOrigin.SIMULATED,
-        recorded=known["origin"] == TimesOrigin.RECORDED,
-        variables=tuple(sorted(known["variables"].items())),
+        recommendation=fields["recommendation"],
+        cluster=fields["cluster"],
+        model=fields["model"],
+        nccl_version=fields["nccl_version"],
+        nodes=fields["nodes"],
+        ranks=fields["nodes"] * fields["gpus_per_node"],
+        gpu=fields.get("gpu", ""),
+        fabric=fields.get("fabric", ""),
+        site_variables=tuple(sorted(fields["site_variables"].items())) if "site_variables" in fields else None,
+        simulated=fields["origin"] == TimesOrigin.SIMULATED,
+        recorded=fields["origin"] == TimesOrigin.RECORDED,
+        variables=tuple(sorted(fields["variables"].items())),
         table=table,
         rules=Policy(rules=rules),
         table_variables=table_variables,
         document=document,
-        rollout=known.get("rollout", ""),
-        variant=known.get("variant", ""),
-        job=known.get("job", ""),
-        ticket=known.get("ticket", ""),
+        rollout=fields.get("rollout", ""),
+        variant=fields.get("variant", ""),
+        job=fields.get("job", ""),
+        ticket=fields.get("ticket", ""),
     )
 
 
-def _render_table(known: Mapping[str, Any], rules: tuple[Rule, ...], needed: tuple[tuple[str, str], ...]) -> str:
-    version = NcclVersion.parse(known["nccl_version"])
+def _render_table(fields: Mapping[str, Any], rules: tuple[Rule, ...], needed: tuple[tuple[str, str], ...]) -> str:
+    version = NcclVersion.parse(fields["nccl_version"])
     if not rules or version < TUNER_API_SINCE:
         return ""
     place = Fingerprint(
         gpu="",
         link_class="",
         fabric="",
-        nodes=known["nodes"],
-        gpus_per_node=known["gpus_per_node"],
-        nccl_version=known["nccl_version"],
+        nodes=fields["nodes"],
+        gpus_per_node=fields["gpus_per_node"],
+        nccl_version=fields["nccl_version"],
     )
-    mark = [ORIGIN_WORDS[origin]] if (origin := TimesOrigin(known["origin"])) in ORIGIN_WORDS else []
+    mark = [ORIGIN_WORDS[origin]] if (origin := TimesOrigin(fields["origin"])) in ORIGIN_WORDS else []
     return table_text(
         [render_row(rule, place) for rule in sorted(rules, key=lambda rule: rule.precedence)],
-        table_id=token(known["recommendation"]),
+        table_id=token(fields["recommendation"]),
         version=version,
         nodes=place.nodes,
         ranks=place.world_size,
@@ -241,7 +242,7 @@ def request_answer(
     timeout_s: float,
     from_cache: bool,
     warn: Callable[[str], None],
-    kept: bool = False,
+    per_job: bool = False,
 ) -> Answer:
     """Request an answer from the server by one request, or from the store if there is no server.
 
@@ -249,7 +250,7 @@ def request_answer(
         source: server and storage, one of them, or neither for the default store.
         from_cache: use the cached answer if the server is unreachable.
         warn: receives a line for the user, at once.
-        kept: the server keeps its first answer for the job, also that nothing fits, which is then an empty answer.
+        per_job: the server keeps its first answer for the job, also that nothing fits, which is then an empty answer.
 
     Raises:
         NoRecommendationError: nothing fitting was published, or it is stale.
@@ -261,13 +262,13 @@ def request_answer(
     if not server:
         from ncclt.deliver.variant import serve_from_store
 
-        found, own = serve_from_store(storage, request, with_ticket=True)
-        return answer_from_recommendation(found.recommendation, found.to_document() | own)
-    cache = {"fallback": "cached" if from_cache else "none", **cache_options()} if not kept else {}
+        served, ticket = serve_from_store(storage, request, with_ticket=True)
+        return answer_from_recommendation(served.recommendation, served.to_document() | ticket)
+    cache = {"fallback": "cached" if from_cache else "none", **cache_options()} if not per_job else {}
     try:
-        reply = fetch_for_request(request, server, format="json", timeout_s=timeout_s, kept=kept, **cache)
+        reply = fetch_for_request(request, server, format="json", timeout_s=timeout_s, kept=per_job, **cache)
     except NoRecommendationError as error:
-        if not kept:
+        if not per_job:
             raise
         return Answer(recommendation="", job=request.job, refusal=error.message)
     if reply.warning:
@@ -289,15 +290,47 @@ def answer_from_recommendation(recommendation: Recommendation, variant: Mapping[
     return answer_from_document(env_document(recommendation) | dict(variant or {}))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSource:
+    """Place that answers come from and reports go to: a server, else a store.
+
+    Attributes:
+        server: address; None or empty = the store.
+        storage: URL of the store; None = the default one.
+        timeout_s: for each request to the server.
+    """
+
+    server: str | None = None
+    storage: str | None = None
+    timeout_s: float
+
+
+@contextmanager
+def server_errors() -> Iterator[None]:
+    """Raise the error of ncclt for a failure of the client inside."""
+    from ncclt.client.fetch import ClientError
+
+    kinds: dict[int | None, type[NccltError]] = {
+        404: NoRecommendationError,
+        409: NoRecommendationError,
+        410: StaleRecommendationError,
+        422: UsageError,
+    }
+    try:
+        yield
+    except ClientError as error:
+        raise kinds.get(error.status, ServerError)(error.message, hint=error.hint) from error
+
+
 def fetch_for_request(request: Request, server: str, **options: Any) -> Reply:
     """Fetch a server's answer for a job; `options` as of `fetch_env`.
 
     Raises:
-        NoRecommendationError, StaleRecommendationError, UsageError, ServerError: as for `error_from_client`.
+        NoRecommendationError, StaleRecommendationError, UsageError, ServerError: by the status, see `server_errors`.
     """
-    from ncclt.client.fetch import ClientError, fetch_env
+    from ncclt.client.fetch import fetch_env
 
-    try:
+    with server_errors():
         return fetch_env(
             server,
             cluster=request.cluster,
@@ -314,19 +347,6 @@ def fetch_for_request(request: Request, server: str, **options: Any) -> Reply:
             api_key=api_key(os.environ),
             **options,
         )
-    except ClientError as error:
-        raise error_from_client(error) from error
-
-
-def error_from_client(failure: ClientError) -> NccltError:
-    """Return the error of ncclt for a failure of the client."""
-    kinds: dict[int, type[NccltError]] = {
-        404: NoRecommendationError,
-        409: NoRecommendationError,
-        410: StaleRecommendationError,
-        422: UsageError,
-    }
-    return kinds.get(failure.status or 0, ServerError)(failure.message, hint=failure.hint)
 
 
 def cache_options() -> dict[str, Any]:
@@ -359,10 +379,10 @@ def api_key(environ: Mapping[str, str]) -> str | None:
         raise UsageError(
             f"NCCLT_API_KEY_FILE {name!r} cannot be read: {reason(error)}", hint="name a file that holds the key alone"
         ) from error
-    found = text.decode("latin-1").strip()
-    if not re.fullmatch(rf"[!-~]{{1,{_MOST_KEY_BYTES}}}", found):
+    key = text.decode("latin-1").strip()
+    if not re.fullmatch(rf"[!-~]{{1,{_MOST_KEY_BYTES}}}", key):
         raise UsageError(f"NCCLT_API_KEY_FILE {name!r} does not hold a key", hint="it holds the key alone, on one line")
-    return found
+    return key
 
 
 def cache_folder() -> Path:

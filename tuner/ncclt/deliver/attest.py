@@ -47,32 +47,32 @@ _USING = re.compile(r"Using (?:tuner plugin )?ncclt\b")
 """NCCL's line about a tuner plugin that it loaded; older versions have the optional words."""
 
 
-def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attestation:
+def attest(delivered: DeliveredPolicy, observed: Observed, *, created: str) -> Attestation:
     """Compare what was used with what was delivered.
 
     Args:
         created: ISO time.
     """
-    causes = _causes(delivered, seen)
+    causes = _causes(delivered, observed)
     rows: Counter[MessageOutcome] = Counter()
     unruled = 0
     met: set[Rule] = set()
-    for use in seen.calls:
-        rules = _rules_for(use, delivered)
-        if not rules:
+    for use in observed.calls:
+        if rules := _rules_for(use, delivered):
+            met.update(rules)
+            rows[_row(use, rules, causes)] += use.calls
+        else:
             unruled += use.calls
-            continue
-        met.update(rules)
-        rows[_row(use, rules, causes)] += use.calls
     counted = [replace(row, calls=calls) for row, calls in rows.items()]
     calls = {state: sum(row.calls for row in counted if row.state is state) for state in RowState}
     counted += [_unmet_row(rule) for rule in delivered.policy.rules if rule not in met]
     counted.sort(
         key=lambda r: (_ORDER.index(r.state), -r.calls * max(r.size_bytes, 1), r.collective, r.size_bytes, r.used)
     )
-    effect, reason = _judge(delivered, seen, calls, causes)
-    if effect is Effect.TOOK_EFFECT and _find_chunk_problem(delivered, seen):
+    effect, reason = _judge(delivered, observed, calls, causes)
+    if effect is Effect.TOOK_EFFECT and _find_chunk_problem(delivered, observed):
         effect = Effect.PARTLY
+    doubt = find_chunk_doubt(_numbers(delivered), observed.p2p_chunks) if _may_double(delivered) else ""
     attestation = Attestation(
         id="",
         recommendation=delivered.recommendation,
@@ -85,10 +85,10 @@ def attest(delivered: DeliveredPolicy, seen: Observed, *, created: str) -> Attes
         calls_differing=calls[RowState.DIFFERS],
         calls_unruled=unruled,
         rows=tuple(counted[:MOST_ROWS]),
-        sources=seen.sources,
-        hosts=seen.hosts,
-        notes=(*seen.notes, *_notes(counted), *_chunk_doubts(delivered, seen)),
-        evidence=seen.evidence,
+        sources=observed.sources,
+        hosts=observed.hosts,
+        notes=(*observed.notes, *_notes(counted), *filter(None, [doubt])),
+        evidence=observed.evidence,
         created=created,
     )
     return replace(attestation, id=content_id(content_of(attestation)))
@@ -105,12 +105,12 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
     Raises:
         SettingError: a word that ncclt never writes.
     """
-    most = variables.get("NCCL_MAX_CTAS") or variables.get("NCCL_MAX_NCHANNELS")
-    channels = int(most) if most else None
+    channel_limit = variables.get("NCCL_MAX_CTAS") or variables.get("NCCL_MAX_NCHANNELS")
+    channels = int(channel_limit) if channel_limit else None
     rules = []
     for collective in COLLECTIVE_WORDS:
-        left, legal = remaining_algo_protos(variables, collective, version), legal_algo_protos(collective, version)
-        algorithms, protocols = {algorithm for algorithm, _ in left}, {protocol for _, protocol in left}
+        pairs, legal = remaining_algo_protos(variables, collective, version), legal_algo_protos(collective, version)
+        algorithms, protocols = {algorithm for algorithm, _ in pairs}, {protocol for _, protocol in pairs}
         # A pair without an alternative is not forced.
         has_algorithm = len(algorithms) == 1 and algorithms != {algorithm for algorithm, _ in legal}
         has_protocol = len(protocols) == 1 and protocols != {protocol for _, protocol in legal}
@@ -127,7 +127,7 @@ def policy_of_variables(variables: Mapping[str, str], version: NcclVersion) -> P
 
 def _rules_for(use: ObservedCall, delivered: DeliveredPolicy) -> list[Rule]:
     """Return the rules that may apply to a call: one, or several where its group or size is not known."""
-    found = []
+    rules = []
     for rule in delivered.policy.rules:
         group = rule.group_size
         if delivered.form is Form.TABLE and group == 0:
@@ -136,12 +136,12 @@ def _rules_for(use: ObservedCall, delivered: DeliveredPolicy) -> list[Rule]:
             rule.min_bytes <= use.size_bytes and (rule.max_bytes is None or use.size_bytes <= rule.max_bytes)
         )
         if rule.collective is use.collective and fits and (use.group_size == 0 or group in (0, use.group_size)):
-            found.append(rule)
-    if use.group_size and use.size_bytes and found:
+            rules.append(rule)
+    if use.group_size and use.size_bytes and rules:
         # Not every source says how groups of one size are placed.
-        exact = max(rule.group_size for rule in found)
-        return [rule for rule in found if rule.group_size == exact]
-    return found
+        exact = max(rule.group_size for rule in rules)
+        return [rule for rule in rules if rule.group_size == exact]
+    return rules
 
 
 def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutcome:
@@ -157,15 +157,12 @@ def _row(use: ObservedCall, rules: list[Rule], causes: list[str]) -> MessageOutc
         state=RowState.DIFFERS,
     )
     why = "; ".join(causes)
-    match use.outcome:
-        case CallOutcome.UNAVAILABLE:
-            why = why or "NCCL does not offer this choice for the call: links, data type or a variable exclude it"
-            return replace(row, used="", reason=why)
-        case CallOutcome.UNMATCHED:
-            why = use.remark or why or "the table that the job used has no row for it"
-            return replace(row, used="", reason=why)
-        case _:
-            fits = [_matches_rule(use, rule) for rule in rules]
+    if use.outcome is CallOutcome.UNAVAILABLE:
+        why = why or "NCCL does not offer this choice for the call: links, data type or a variable exclude it"
+        return replace(row, used="", reason=why)
+    if use.outcome is CallOutcome.UNMATCHED:
+        return replace(row, used="", reason=use.remark or why or "the table that the job used has no row for it")
+    fits = [_matches_rule(use, rule) for rule in rules]
     if all(fits):
         return replace(row, state=RowState.AS_WANTED)
     if any(fits) or use.size_bytes == 0:
@@ -182,8 +179,7 @@ def _matches_rule(use: ObservedCall, rule: Rule) -> bool:
     Fewer channels than requested are right: NCCL's scheduler gives small and grouped calls fewer, and nothing can
     prevent that (src/enqueue.cc). More are a different choice. What the plugin requested must be equal.
     """
-    algorithm, _, rest = use.choice.partition("/")
-    protocol, _, number = rest.partition("/")
+    algorithm, protocol, number = [*use.choice.split("/", 2), "", ""][:3]
     if rule.algorithm not in (None, algorithm) or rule.protocol not in (None, protocol):
         return False
     if rule.channels is None or not number.isdecimal():
@@ -191,49 +187,41 @@ def _matches_rule(use: ObservedCall, rule: Rule) -> bool:
     return int(number) <= rule.channels if use.outcome is CallOutcome.CHOSEN else int(number) == rule.channels
 
 
-def _causes(delivered: DeliveredPolicy, seen: Observed) -> list[str]:
+def _causes(delivered: DeliveredPolicy, observed: Observed) -> list[str]:
     """Return the causes of a difference that the sources show, most likely first."""
-    causes = []
+    sources, lines = observed.sources, observed.tuner_lines
     groups = {rule.group_size or delivered.ranks for rule in delivered.policy.rules}
-    for one in seen.sources:
-        # The table needs no row for a communicator of a size that no rule has.
-        if one.not_in_use and one.ranks in groups:
-            causes.append(f"the plugin used no table: {one.not_in_use}")
-    strangers = {one.table for one in seen.sources if one.table} - {delivered.recommendation}
-    if strangers:
+    # The table needs no row for a communicator of a size that no rule has.
+    unused = [source.not_in_use for source in sources if source.not_in_use and source.ranks in groups]
+    causes = [f"the plugin used no table: {why}" for why in unused]
+    if strangers := {source.table for source in sources if source.table} - {delivered.recommendation}:
         causes.append(f"the job used the table of {', '.join(sorted(strangers))}")
+    values = {name: " and ".join(observed.variables[name]) for name in observed.variables}
     if delivered.form is Form.TABLE:
-        refusals = [line for line in seen.tuner_lines if _refuses(line, groups)]
+        refusals = [line for line in lines if _refuses(line, groups)]
         causes += [f"the plugin said: {line.removeprefix(OWN_LINE).strip()}" for line in refusals[:1]]
-        loaded = any(one.kind == "plugin-report" for one in seen.sources) or has_our_plugin(seen.tuner_lines)
-        if not loaded and (seen.tuner_lines or seen.tells_variables):
-            said = f": {seen.tuner_lines[0]}" if seen.tuner_lines else ""
-            causes.append(f"the plugin was not loaded{said}")
-        for name in CHOICE_VARIABLES:
-            if name in seen.variables and name not in dict(delivered.variables):
-                causes.append(f"{name}={_values(seen, name)} in the job limits what a table can choose")
+        is_loaded = any(source.kind == "plugin-report" for source in sources) or has_our_plugin(lines)
+        if not is_loaded and (lines or observed.tells_variables):
+            causes.append(f"the plugin was not loaded{f': {lines[0]}' if lines else ''}")
+        limits = [name for name in CHOICE_VARIABLES if name in values and name not in dict(delivered.variables)]
+        causes += [f"{name}={values[name]} in the job limits what a table can choose" for name in limits]
     for name, value in delivered.variables:
-        if name not in seen.variables:
-            if seen.tells_variables:
+        if name not in values:
+            if observed.tells_variables:
                 causes.append(f"the processes did not get {name}: a container or launcher did not pass it on")
-        elif set(seen.variables[name]) != {value}:
-            causes.append(f"{name} was {_values(seen, name)} in the job, not {value}")
-    if problem := _find_chunk_problem(delivered, seen):
+        elif set(observed.variables[name]) != {value}:
+            causes.append(f"{name} was {values[name]} in the job, not {value}")
+    if problem := _find_chunk_problem(delivered, observed):
         causes.append(problem)
-    versions = {one.nccl_version.partition("+")[0] for one in seen.sources} - {"", delivered.nccl_version}
+    versions = {source.nccl_version.partition("+")[0] for source in sources} - {"", delivered.nccl_version}
     if versions:
         causes.append(f"the job loaded NCCL {', '.join(sorted(versions))}, not {delivered.nccl_version}")
     return list(dict.fromkeys(causes))
 
 
-def _find_chunk_problem(delivered: DeliveredPolicy, seen: Observed) -> str:
+def _find_chunk_problem(delivered: DeliveredPolicy, observed: Observed) -> str:
     """Return the difference between the P2P chunk that was delivered and the logged one; empty = none was seen."""
-    return find_chunk_problem(_numbers(delivered), seen.p2p_chunks, ratio=None if _may_double(delivered) else 1)
-
-
-def _chunk_doubts(delivered: DeliveredPolicy, seen: Observed) -> tuple[str, ...]:
-    doubt = find_chunk_doubt(_numbers(delivered), seen.p2p_chunks) if _may_double(delivered) else ""
-    return (doubt,) if doubt else ()
+    return find_chunk_problem(_numbers(delivered), observed.p2p_chunks, ratio=None if _may_double(delivered) else 1)
 
 
 def _numbers(delivered: DeliveredPolicy) -> dict[str, int]:
@@ -249,52 +237,42 @@ def _refuses(line: str, groups: Collection[int]) -> bool:
     """Return True if the plugin logs that it did not use a table that has rows for such a communicator."""
     if not line.startswith(OWN_LINE) or _NOT_USED not in line:
         return False
-    other = _OF_OTHER_RANKS.search(line)
-    return other is None or int(other[1]) in groups
-
-
-def _values(seen: Observed, name: str) -> str:
-    return " and ".join(seen.variables[name])
+    ranks = _OF_OTHER_RANKS.search(line)
+    return ranks is None or int(ranks[1]) in groups
 
 
 def _judge(
-    delivered: DeliveredPolicy, seen: Observed, calls: Mapping[RowState, int], causes: list[str]
+    delivered: DeliveredPolicy, observed: Observed, calls: Mapping[RowState, int], causes: list[str]
 ) -> tuple[Effect, str]:
     right, wrong = calls[RowState.AS_WANTED], calls[RowState.DIFFERS]
     why = f": {'; '.join(causes)}" if causes else ""
-    reports = [one for one in seen.sources if one.kind == "plugin-report"]
-    tables = {(one.table, one.checksum) for one in reports if not one.not_in_use}
-    shapes = {(one.ranks, one.nodes) for one in reports}
-    states = {(one.ranks, one.nodes, one.not_in_use) for one in reports}
+    reports = [source for source in observed.sources if source.kind == "plugin-report"]
+    tables = {(report.table, report.checksum) for report in reports if not report.not_in_use}
+    shapes = {(report.ranks, report.nodes) for report in reports}
+    states = {(report.ranks, report.nodes, report.not_in_use) for report in reports}
     if len(tables) > 1 or len(states) > len(shapes):
         danger = "the ranks did not use the same table: NCCL can hang or give wrong results then"
-        return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{danger}{why}"
+        return _effect(right, 1), f"{danger}{why}"
     if not delivered.policy.rules:
-        return _judge_variables(delivered, seen, why)
+        if not observed.tells_variables:
+            return Effect.UNKNOWN, "process-wide variables alone were delivered, and no log with ENV lines shows them"
+        right = sum(set(observed.variables.get(name, ())) == {value} for name, value in delivered.variables)
+        wrong = len(delivered.variables) - right
+        return _effect(right, wrong), f"NCCL read {right} of {right + wrong} variables as they were delivered{why}"
     if right + wrong == 0:
-        if causes and not calls[RowState.UNCERTAIN] and (seen.tells_variables or reports):
+        if causes and not calls[RowState.UNCERTAIN] and (observed.tells_variables or reports):
             return Effect.NOT_AT_ALL, "; ".join(causes)
-        if not seen.sources:
+        if not observed.sources:
             return Effect.UNKNOWN, (
                 "there is no report and no log: NCCL was not used, the plugin was not loaded (did a container pass "
                 "NCCL_TUNER_PLUGIN and NCCLT_PLUGIN_REPORT on?), or the processes were killed"
             )
         return Effect.UNKNOWN, f"no call certainly matched a rule{why}"
-    said = f"{right} of {right + wrong} calls with a rule used its choice"
-    if not wrong:
-        return Effect.TOOK_EFFECT, f"{said}{why}"
-    return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
+    return _effect(right, wrong), f"{right} of {right + wrong} calls with a rule used its choice{why}"
 
 
-def _judge_variables(delivered: DeliveredPolicy, seen: Observed, why: str) -> tuple[Effect, str]:
-    """Judge a policy of process-wide parameters alone by the variables that NCCL's log says it read."""
-    if not seen.tells_variables:
-        return Effect.UNKNOWN, "process-wide variables alone were delivered, and no log with ENV lines shows them"
-    right = sum(set(seen.variables.get(name, ())) == {value} for name, value in delivered.variables)
-    said = f"NCCL read {right} of {len(delivered.variables)} variables as they were delivered"
-    if right == len(delivered.variables):
-        return Effect.TOOK_EFFECT, f"{said}{why}"
-    return (Effect.PARTLY if right else Effect.NOT_AT_ALL), f"{said}{why}"
+def _effect(right: int, wrong: int) -> Effect:
+    return Effect.TOOK_EFFECT if not wrong else Effect.PARTLY if right else Effect.NOT_AT_ALL
 
 
 def _wanted_choice(rule: Rule) -> str:

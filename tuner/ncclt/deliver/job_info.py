@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -36,27 +36,8 @@ _RENDEZVOUS = ("--rdzv-id", "--rdzv_id")
 _NODE_RANK = ("--node-rank", "--node_rank", "--machine_rank", "--machine-rank")
 _NODES = ("--nnodes", "--num_machines", "--num-machines")
 _WRAPPERS = frozenset(
-    {
-        "env",
-        "nice",
-        "ionice",
-        "numactl",
-        "taskset",
-        "chrt",
-        "time",
-        "timeout",
-        "nohup",
-        "stdbuf",
-        "setsid",
-        "exec",
-        "uv",
-        "poetry",
-        "pixi",
-        "conda",
-        "mamba",
-        "micromamba",
-        "run",
-    }
+    {"env", "nice", "ionice", "numactl", "taskset", "chrt", "time", "timeout", "nohup", "stdbuf", "setsid", "exec"}
+    | {"uv", "poetry", "pixi", "conda", "mamba", "micromamba", "run"}
 )
 """Commands that run another command, on the same node."""
 
@@ -136,13 +117,13 @@ class JobInfo:
     @property
     def is_started_on_every_node(self) -> bool:
         """Return True if this command is started on every node, so that each node decides for itself."""
-        return is_started_on_every_node(self.argv, self.environ)
+        return any(name in self.environ for name in RANK_VARIABLES) or is_node_launcher(self.argv)
 
     @property
     def shown_nodes(self) -> int:
         """Return the number of nodes: the launcher's, else the most that the user names."""
-        said = self.shape.get("nodes")
-        return max(self.nodes, int(said.value) if said else 1)
+        nodes = self.shape.get("nodes")
+        return max(self.nodes, int(nodes.value) if nodes else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,17 +152,11 @@ def read_participant(job: JobInfo) -> Participant:
     ):
         if not torchrun and environ.get(rank, "").isdecimal() and parse_count(environ.get(size, "")) > 1:
             return Participant(name=f"rank {environ[rank]}", count=parse_count(environ[size]), is_rank=True)
-    number = environ.get("SLURM_NODEID", "") if not torchrun else ""
-    number = (
-        number
-        or _find_option(job.argv, _NODE_RANK)
-        or environ.get("PET_NODE_RANK", "")
-        or environ.get("SLURM_NODEID", "")
-    )
-    steps = parse_count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
-    return Participant(
-        name=f"node {os.uname().nodename} {read_boot_id()} {number}", count=max(job.shown_nodes, steps, 1)
-    )
+    by_slurm, by_torchrun = environ.get("SLURM_NODEID", ""), _find_option(job.argv, _NODE_RANK)
+    by_torchrun = by_torchrun or environ.get("PET_NODE_RANK", "")
+    number = (by_torchrun or by_slurm) if torchrun else (by_slurm or by_torchrun)
+    nodes = parse_count(environ.get("SLURM_STEP_NUM_NODES", "")) if _slurm_step(environ) else 0
+    return Participant(name=f"node {os.uname().nodename} {read_boot_id()} {number}", count=max(job.shown_nodes, nodes))
 
 
 def read_boot_id() -> str:
@@ -251,14 +226,15 @@ def read_variables(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     The command's own come first, then what NCCL reads (`read_environment`). A value that is NCCL's
     default changes nothing.
     """
-    found = _in_effect(argv, environ)
+    in_effect = {name: Sourced(value, source) for name, (value, source) in read_environment(environ).items()}
+    in_effect |= {name: Sourced(value, OF_COMMAND) for name, value in read_command_variables(argv).items()}
     return {
-        name: found[name]
-        for name in sorted(found)
+        name: variable
+        for name, variable in sorted(in_effect.items())
         if name.startswith("NCCL_")
         and classify(name)[0] is VariableClass.TUNING
-        and _DEFAULTS.get(name) != found[name].value
-        and not (name == "NCCL_TUNER_PLUGIN" and PurePath(str(found[name].value)).name in NO_OTHER_TUNER)
+        and _DEFAULTS.get(name) != variable.value
+        and not (name == "NCCL_TUNER_PLUGIN" and PurePath(str(variable.value)).name in NO_OTHER_TUNER)
     }
 
 
@@ -267,18 +243,13 @@ def read_site(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
     return dict(site_variables({**environ, **read_command_variables(argv)}))
 
 
-def _in_effect(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
-    found = {name: Sourced(value, source) for name, (value, source) in read_environment(environ).items()}
-    return found | {name: Sourced(value, OF_COMMAND) for name, value in read_command_variables(argv).items()}
-
-
 def read_command_variables(argv: Sequence[str]) -> dict[str, str]:
     """Return the variables of NCCL and ncclt, and PYTHONPATH, that a command sets, which override inherited ones."""
-    found = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
+    variables = {name: value for word in argv for name, value in _ASSIGNED.findall(word)}
     for option, name, value in zip(argv, argv[1:], argv[2:], strict=False):
         if option in _HYDRA_OPTIONS and name.startswith(("NCCL", "PYTHONPATH")):
-            found[name] = value
-    return found
+            variables[name] = value
+    return variables
 
 
 # --- GPUs ---
@@ -293,27 +264,32 @@ def detect_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[
 
     First what NVIDIA's and AMD's kernel modules say, then nvidia-smi: a container may hide the first.
     """
-    found: dict[str, None] = {}
-    for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
+    models: list[str] = []
+    for text in _read_each(root, "proc/driver/nvidia/gpus/*/information"):
+        models += re.findall(r"^Model:[ \t]*(\S.*?)[ \t]*$", text, re.M)
+    for text in _read_each(root, "sys/class/drm/card*/device/product_name"):
+        models.append(text.strip() or _UNKNOWN_MODEL)
+    if not models and (program := shutil.which("nvidia-smi", path=environ.get("PATH", ""))):
+        models = _ask_nvidia_smi(program)
+    if not models and (any(root.glob("dev/nvidia[0-9]*")) or (root / "dev/kfd").exists()):
+        models = [_UNKNOWN_MODEL]
+    return tuple(dict.fromkeys(models))
+
+
+def _read_each(root: Path, pattern: str) -> Iterator[str]:
+    """Yield the texts of the files of a pattern that can be read."""
+    for path in sorted(root.glob(pattern)):
         with contextlib.suppress(OSError):
-            found |= dict.fromkeys(re.findall(r"^Model:[ \t]*(\S.*?)[ \t]*$", path.read_text(errors="replace"), re.M))
-    for path in sorted(root.glob("sys/class/drm/card*/device/product_name")):
-        with contextlib.suppress(OSError):
-            found[path.read_text(errors="replace").strip() or _UNKNOWN_MODEL] = None
-    if not found and (program := shutil.which("nvidia-smi", path=environ.get("PATH", ""))):
-        found |= dict.fromkeys(_ask_nvidia_smi(program))
-    if not found and (any(root.glob("dev/nvidia[0-9]*")) or (root / "dev/kfd").exists()):
-        found[_UNKNOWN_MODEL] = None
-    return tuple(found)
+            yield path.read_text(errors="replace")
 
 
 def _ask_nvidia_smi(program: str) -> list[str]:
     words = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, errors="replace").stdout
+        models = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True, errors="replace").stdout
     except (OSError, subprocess.SubprocessError):
         return []  # a program without a driver
-    return [line.strip() for line in told.splitlines() if line.strip()]
+    return [line.strip() for line in models.splitlines() if line.strip()]
 
 
 _FABRICS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
@@ -322,19 +298,15 @@ _FABRICS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 
 def detect_fabrics(*, root: Path = Path("/")) -> tuple[str, ...]:
     """Return the fabrics of this machine's RDMA adapters, each once; empty where none is seen."""
-    found: dict[str, None] = {}
-    for path in sorted(root.glob("sys/class/infiniband/*/ports/*/link_layer")):
-        with contextlib.suppress(OSError):
-            if (layer := path.read_text(errors="replace").strip()) in _FABRICS:
-                found[_FABRICS[layer]] = None
-    return tuple(found)
+    layers = [text.strip() for text in _read_each(root, "sys/class/infiniband/*/ports/*/link_layer")]
+    return tuple(dict.fromkeys(_FABRICS[layer] for layer in layers if layer in _FABRICS))
 
 
-def is_other_gpu(measured: str, seen: Iterable[str]) -> bool:
+def is_other_gpu(measured: str, gpus: Iterable[str]) -> bool:
     """Return True if GPUs are certainly of another model than the measured one: both names contain their model."""
-    wanted = set(_MODEL.findall(measured.upper()))
-    here = [set(_MODEL.findall(name.upper())) for name in seen]
-    return bool(wanted) and any(models and not models & wanted for models in here)
+    measured_models = set(_MODEL.findall(measured.upper()))
+    present = [set(_MODEL.findall(name.upper())) for name in gpus]
+    return bool(measured_models) and any(models and not models & measured_models for models in present)
 
 
 # --- name, and who decides ---
@@ -360,7 +332,7 @@ def name_job(
         if not named.strip() or len(named) > 200 or not named.isprintable():
             raise UsageError("a job's name has 1 to 200 printable characters", hint="see --job and NCCLT_JOB")
         return f"named {named}", True
-    if not any(name.startswith(("SLURM_HET_", "SLURM_PACK_")) for name in environ):
+    if not _is_heterogeneous(environ):
         for variable, words in _MPI_JOBS:
             if environ.get(variable) and not environ[variable].startswith("slurm."):
                 return f"{words} {environ[variable]}", False
@@ -370,8 +342,7 @@ def name_job(
             environ.get("SLURM_STEP_NUM_TASKS", "")
         )
         if number and step and covers_nodes and covers_ranks:
-            where = _slurm_cluster(environ)
-            return f"Slurm step {number}.{step}{where} start {environ.get('SLURM_RESTART_COUNT') or 0}", True
+            return f"Slurm step {number}.{step}{_slurm_start(environ)}", True
     if _has_node_launcher(argv):
         rendezvous = _find_option(argv, _RENDEZVOUS) or environ.get("PET_RDZV_ID", "")
         # A shell variable is not a name yet.
@@ -399,7 +370,7 @@ def name_for_rollout(
     number = environ.get("SLURM_JOB_ID", "")
     if not number or not decides_alone(environ, argv, nodes=nodes):
         return ""
-    return f"Slurm job {number}{_slurm_cluster(environ)} start {environ.get('SLURM_RESTART_COUNT') or 0}"
+    return f"Slurm job {number}{_slurm_start(environ)}"
 
 
 def decides_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int | None = None) -> bool:
@@ -408,30 +379,27 @@ def decides_alone(environ: Mapping[str, str], argv: Sequence[str], *, nodes: int
     A Slurm batch script has the variables of a task and runs once. A process with PyTorch's RANK in its environment, as
     Kubeflow's operators and users' scripts set it, is one of several.
     """
-    if (
-        starts_other_nodes(argv) and "--no_ssh" not in argv
-    ):  # with it DeepSpeed only starts the processes of its own node
+    # With --no_ssh DeepSpeed only starts the processes of its own node.
+    if starts_other_nodes(argv) and "--no_ssh" not in argv:
         return True
-    several = max_nodes(argv, environ, nodes) > 1
-    if any(name in environ for name in RANK_VARIABLES if name != "SLURM_PROCID"):
-        return False
-    if _torch_world_size(environ) > 1:
+    is_one_node = max_nodes(argv, environ, nodes) == 1
+    if any(name in environ for name in RANK_VARIABLES if name != "SLURM_PROCID") or _torch_world_size(environ) > 1:
         return False
     if _has_node_launcher(argv):
-        return not several
+        return is_one_node
     if "SLURM_PROCID" in environ and _slurm_step(environ):
-        return environ.get("SLURM_STEP_NUM_TASKS") == "1" and not several
+        return environ.get("SLURM_STEP_NUM_TASKS") == "1" and is_one_node
     return True
 
 
 def max_nodes(argv: Sequence[str], environ: Mapping[str, str], nodes: int | None = None) -> int:
     """Return on how many nodes a job runs at most, according to the user and torchrun; 1 where neither says."""
-    said = 1
+    by_torchrun = 1
     if _has_node_launcher(argv) and "--standalone" not in _split_words(argv):
-        given = (_find_option(argv, _NODES) or environ.get("PET_NNODES", "")).rpartition(":")[2]
+        most = (_find_option(argv, _NODES) or environ.get("PET_NNODES", "")).rpartition(":")[2]
         # A shell variable may be any number.
-        said = 2 if set(given) & {"$", "`"} else _count_or_one(given)
-    return max(said, nodes or 1)
+        by_torchrun = 2 if set(most) & {"$", "`"} else _count_or_one(most)
+    return max(by_torchrun, nodes or 1)
 
 
 def is_node_launcher(argv: Sequence[str]) -> bool:
@@ -475,9 +443,10 @@ def _split_words(argv: Sequence[str]) -> list[str]:
     return [word for argument in argv for word in argument.split()]
 
 
-def _slurm_cluster(environ: Mapping[str, str]) -> str:
-    """Return ` of NAME`: clusters that share a file system, or a store, each number their jobs from 1."""
-    return f" of {environ['SLURM_CLUSTER_NAME']}" if environ.get("SLURM_CLUSTER_NAME") else ""
+def _slurm_start(environ: Mapping[str, str]) -> str:
+    """Return ` of CLUSTER start N`: clusters that share a file system, or a store, each number their jobs from 1."""
+    cluster = f" of {environ['SLURM_CLUSTER_NAME']}" if environ.get("SLURM_CLUSTER_NAME") else ""
+    return f"{cluster} start {environ.get('SLURM_RESTART_COUNT') or 0}"
 
 
 def _slurm_step(environ: Mapping[str, str]) -> str:
@@ -502,11 +471,6 @@ def _find_option(argv: Sequence[str], names: Sequence[str]) -> str:
     return ""
 
 
-def is_started_on_every_node(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return True if a command is started on every node of a job, so that each node decides for itself."""
-    return any(name in environ for name in RANK_VARIABLES) or is_node_launcher(argv)
-
-
 # --- size and NCCL ---
 
 
@@ -519,20 +483,13 @@ def read_shape(
         argv: the command that starts it; empty = not known.
         nodes, gpus_per_node: given by the user; with the number of ranks one gives the other.
     """
-    found: dict[str, Sourced] = {}
-    for said in (
-        _read_torchrun(argv, environ),
-        _read_mpirun(argv),
-        _read_srun(argv, environ),
-        _read_ranks(environ),
-        _read_step(environ),
-        _read_allocation(environ),
-    ):
-        found = {**said, **found}
-    _complete(found, nodes=nodes, gpus_per_node=gpus_per_node)
+    # The last one counts.
+    shape = _read_allocation(environ) | _read_step(environ) | _read_ranks(environ)
+    shape |= _read_srun(argv, environ) | _read_mpirun(argv) | _read_torchrun(argv, environ)
+    _complete(shape, nodes=nodes, gpus_per_node=gpus_per_node)
     if (version := find_nccl_version(argv, environ)) is not None:
-        found["nccl_version"] = version
-    return found
+        shape["nccl_version"] = version
+    return shape
 
 
 def _complete(shape: dict[str, Sourced], *, nodes: int | None, gpus_per_node: int | None) -> None:
@@ -547,32 +504,32 @@ def _complete(shape: dict[str, Sourced], *, nodes: int | None, gpus_per_node: in
     for part in ("nodes", "gpus_per_node"):
         if part in shape and not shape[part].binding:
             del shape[part]
-    for part, given, other in (("nodes", gpus_per_node, "gpus_per_node"), ("gpus_per_node", nodes, "nodes")):
-        each = given or (int(shape[other].value) if other in shape else 0)
+    for part, option, factor in (("nodes", gpus_per_node, "gpus_per_node"), ("gpus_per_node", nodes, "nodes")):
+        each = option or (int(shape[factor].value) if factor in shape else 0)
         if part not in shape and each and total % each == 0:
             shape[part] = Sourced(value=total // each, source=ranks.source)
 
 
 def _read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sourced]:
     """Read `--nnodes` and `--nproc-per-node`, both 1 by default."""
-    words = [word for argument in argv for word in argument.split()]
+    words = _split_words(argv)
     name = next((PurePath(word).name for word in words if PurePath(word).name in TORCHRUN_PROGRAMS), "")
     if not name:
         return {}
-    found: dict[str, Sourced] = {}
+    shape: dict[str, Sourced] = {}
     for part, options, variable in (
         ("nodes", ("--nnodes",), "PET_NNODES"),
         ("gpus_per_node", ("--nproc-per-node", "--nproc_per_node"), "PET_NPROC_PER_NODE"),
     ):
         text = option_value(words, options) or environ.get(variable, "")
         if part == "nodes" and "--standalone" in words:
-            found[part] = Sourced(value=1, source=f"{name} --standalone")
+            shape[part] = Sourced(1, f"{name} --standalone")
         elif number := parse_count(text):
-            found[part] = Sourced(value=number, source=f"{name} {options[0]}={number}")
+            shape[part] = Sourced(number, f"{name} {options[0]}={number}")
         elif not text and not any(set(word) & {"$", "`"} for word in words):
-            found[part] = Sourced(value=1, source=f"{name} without {options[0]}", binding=False)
+            shape[part] = Sourced(1, f"{name} without {options[0]}", binding=False)
         # An elastic range, `gpu` and a shell variable are not known yet.
-    return found
+    return shape
 
 
 def _read_mpirun(argv: Sequence[str]) -> dict[str, Sourced]:
@@ -591,10 +548,8 @@ def _read_srun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sou
     nodes = parse_count(text)
     if not text and not _is_heterogeneous(environ):  # srun uses all nodes of its allocation
         nodes = parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
-    ranks, each = (
-        parse_count(option_value(words, ("-n", "--ntasks"))),
-        parse_count(option_value(words, ("--ntasks-per-node",))),
-    )
+    ranks = parse_count(option_value(words, ("-n", "--ntasks")))
+    each = parse_count(option_value(words, ("--ntasks-per-node",)))
     return _from_counts("srun", nodes=nodes, each=each, ranks=ranks)
 
 
@@ -604,14 +559,14 @@ def _from_counts(launcher: str, *, nodes: int, each: int, ranks: int) -> dict[st
         nodes = ranks // each
     if not each and nodes and ranks % nodes == 0:
         each = ranks // nodes
-    found: dict[str, Sourced] = {}
+    shape: dict[str, Sourced] = {}
     if nodes:
-        found["nodes"] = Sourced(value=nodes, source=f"{launcher} on {nodes} nodes")
+        shape["nodes"] = Sourced(nodes, f"{launcher} on {nodes} nodes")
     if each > 1:
-        found["gpus_per_node"] = Sourced(value=each, source=f"{launcher} with {each} ranks per node")
+        shape["gpus_per_node"] = Sourced(each, f"{launcher} with {each} ranks per node")
     if not nodes and not each and ranks > 1:
-        found["ranks"] = Sourced(value=ranks, source=f"{launcher} with {ranks} ranks")
-    return found
+        shape["ranks"] = Sourced(ranks, f"{launcher} with {ranks} ranks")
+    return shape
 
 
 def _read_ranks(environ: Mapping[str, str]) -> dict[str, Sourced]:
@@ -624,34 +579,31 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, Sourced]:
         ranks, each = parse_count(environ.get(world_size, "")), parse_count(environ.get(local, ""))
         if rank in environ and ranks > 1 and each:
             nodes = parse_count(environ.get("GROUP_WORLD_SIZE", "")) if rank == "RANK" else 0
-            found = _from_counts("", nodes=nodes, each=each, ranks=ranks)
-            return {
-                part: Sourced(value=one.value, source=f"{name}={each} of {world_size}={ranks}")
-                for part, one in found.items()
-            }
+            shape = _from_counts("", nodes=nodes, each=each, ranks=ranks)
+            source = f"{name}={each} of {world_size}={ranks}"
+            return {part: Sourced(fact.value, source) for part, fact in shape.items()}
     return {}
 
 
 def _read_step(environ: Mapping[str, str]) -> dict[str, Sourced]:
-    if not (environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")) or _is_heterogeneous(environ):
+    if not _slurm_step(environ) or _is_heterogeneous(environ):
         return {}
     nodes = parse_count(environ.get("SLURM_STEP_NUM_NODES", ""))
-    found = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
+    shape = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
     # A script may start one step per node: a step on one of several nodes says nothing about the job.
     if nodes > 1 or environ.get("SLURM_JOB_NUM_NODES") == "1":
-        found["nodes"] = Sourced(value=nodes or 1, source=f"SLURM_STEP_NUM_NODES={nodes}")
-    return found
+        shape["nodes"] = Sourced(nodes or 1, f"SLURM_STEP_NUM_NODES={nodes}")
+    return shape
 
 
 def _read_allocation(environ: Mapping[str, str]) -> dict[str, Sourced]:
-    if _is_heterogeneous(environ):
+    if _is_heterogeneous(environ) or _slurm_step(environ):
         return {}
-    in_step = bool(environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"))
     nodes = parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
-    found = {} if in_step else _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
-    if nodes and not in_step:
-        found["nodes"] = Sourced(value=nodes, source=f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
-    return found
+    shape = _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
+    if nodes:
+        shape["nodes"] = Sourced(nodes, f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
+    return shape
 
 
 def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> dict[str, Sourced]:
@@ -661,9 +613,9 @@ def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> dict[str,
     variable = "SLURM_GPUS_ON_NODE" if environ.get("SLURM_GPUS_ON_NODE") else "SLURM_GPUS_PER_NODE"
     gpus = parse_count(environ.get(variable, "").rpartition(":")[2])
     if gpus and each in (0, 1, gpus):
-        return {"gpus_per_node": Sourced(value=gpus, source=f"{variable}={gpus}", binding=binding and each == gpus)}
+        return {"gpus_per_node": Sourced(gpus, f"{variable}={gpus}", binding=binding and each == gpus)}
     if each > 1 and not gpus:
-        return {"gpus_per_node": Sourced(value=each, source=f"Slurm with {each} tasks per node", binding=False)}
+        return {"gpus_per_node": Sourced(each, f"Slurm with {each} tasks per node", binding=False)}
     return {}
 
 
@@ -678,32 +630,22 @@ def find_nccl_version(argv: Sequence[str], environ: Mapping[str, str]) -> Source
     first torchrun or python on PATH), which PyTorch's wheels load; then NCCL_VERSION as NVIDIA's images set it. None if
     LD_PRELOAD or LD_LIBRARY_PATH bring another library, and for a command in a container or a script.
     """
-    if "nccl" in environ.get("LD_PRELOAD", "") or any(
-        os.access(Path(folder) / "libnccl.so.2", os.F_OK)
-        for folder in environ.get("LD_LIBRARY_PATH", "").split(":")
-        if folder
-    ):
+    folders = filter(None, environ.get("LD_LIBRARY_PATH", "").split(":"))
+    has_own = "nccl" in environ.get("LD_PRELOAD", "") or any(
+        os.access(Path(folder) / "libnccl.so.2", os.F_OK) for folder in folders
+    )
+    if has_own or any("container" in word or _ELSEWHERE.fullmatch(PurePath(word).name) for word in argv):
         return None
-    if any("container" in word or _ELSEWHERE.fullmatch(PurePath(word).name) for word in argv):
-        return None
-    names = [
-        word
-        for word in argv
-        if PurePath(word).name in NODE_LAUNCHERS or re.fullmatch(r"python[0-9.]*", PurePath(word).name)
-    ][:1]
-    for name in names if argv else ("torchrun", "python3", "python"):
-        folders = [""] if "/" in name else environ.get("PATH", "").split(":")
-        program = next((Path(folder) / name for folder in folders if os.access(Path(folder) / name, os.X_OK)), None)
-        if program is not None:
-            versions = _packaged(program)
-            if len(versions) == 1:
-                (version,) = versions
-                return Sourced(value=version, source=f"nvidia-nccl of {program}", binding=bool(argv))
-            if versions:
-                return None
-            break
+    is_python = re.compile(rf"python[0-9.]*|{'|'.join(map(re.escape, NODE_LAUNCHERS))}").fullmatch
+    names = [word for word in argv if is_python(PurePath(word).name)][:1] if argv else ["torchrun", "python3", "python"]
+    places = ((name, [""] if "/" in name else environ.get("PATH", "").split(":")) for name in names)
+    programs = (Path(folder) / name for name, folders in places for folder in folders)
+    if (program := next((path for path in programs if os.access(path, os.X_OK)), None)) is not None:
+        versions = _packaged(program)
+        if versions:
+            return Sourced(versions.pop(), f"nvidia-nccl of {program}", bool(argv)) if len(versions) == 1 else None
     image = re.match(r"[0-9]+\.[0-9]+\.[0-9]+(?![0-9])", environ.get("NCCL_VERSION", ""))
-    return Sourced(value=image[0], source=f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
+    return Sourced(image[0], f"NCCL_VERSION={environ['NCCL_VERSION']}", binding=False) if image else None
 
 
 def _packaged(program: Path) -> set[str]:

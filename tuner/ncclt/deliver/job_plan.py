@@ -32,7 +32,7 @@ TICKET_VARIABLE = "NCCLT_TICKET"
 DIFFERENCE_VARIABLE = "NCCLT_DIFFERENCE"
 """Marks a job that runs with a difference that the user accepted: names, joined by +."""
 
-_RIVALS_OF_TABLE = ("NCCLT_POLICY_SHM", TABLE_VARIABLE, POLICY_VARIABLE)
+RIVALS_OF_TABLE = ("NCCLT_POLICY_SHM", TABLE_VARIABLE, POLICY_VARIABLE)
 """Variables that name another table (plugin/named_table.c)."""
 
 
@@ -62,67 +62,59 @@ class JobPlan:
     run: Callable[[], int] | None = None
 
 
-def plan_job(
-    answer: Answer,
-    job: JobInfo,
-    *,
-    plugin: Path | None,
-    table: Mapping[str, str],
-    hook: Path | None,
-    shared: bool,
-    override: bool = False,
-    allowed: Collection[str] = (),
-) -> JobPlan:
-    """Plan what a job is started with; nothing is written yet.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Means by which a job can get what was measured, and what the user accepts.
 
-    Args:
+    Attributes:
         plugin: the compiled plugin; None = missing or not wanted.
         table: the variables of `table_environment`, by which the job gets the table of the answer.
         hook: folder of the hook by which the ranks agree, which need not exist yet; None = they do not.
         shared: every node can read the plugin and a table in a file, according to the user.
         override: replace the user's own variables.
         allowed: differences from the measured job that the user accepts.
+    """
+
+    plugin: Path | None
+    table: Mapping[str, str]
+    hook: Path | None
+    shared: bool
+    override: bool = False
+    allowed: Collection[str] = ()
+
+
+def plan_job(answer: Answer, job: JobInfo, means: Means) -> JobPlan:
+    """Plan what a job is started with; nothing is written yet.
 
     Raises:
         UsageError: NCCLT_AGREEMENT has a value that the plugin does not know, or the hook's folder cannot be named.
     """
-    agreement = _plan_agreement(job, hook)
-    notes = []
-    form = None
-    if plugin is None and answer.table:
-        notes.append("Table skipped: tuner plugin not found (build it with `ncclt admin plugin build`) or disabled")
-    elif answer.table and (why := _find_lacking_rank(answer, job, table, agrees=bool(agreement), shared=shared)):
-        notes.append(f"Table skipped: {why}")
-    elif answer.table:
-        form = Form.TABLE
-    if form is None and answer.variables:
-        form = Form.VARIABLES
+    agreement = _plan_agreement(job, means.hook)
+    form, notes = _choose_form(answer, job, means, agrees=bool(agreement))
     if form is None:
         why = f" ({answer.why_nothing})" if answer.why_nothing else ""
-        return JobPlan(
-            answer=answer,
-            set_env=((TICKET_VARIABLE, answer.ticket),) if answer.ticket else (),
-            notes=(*notes, f"Nothing set{why}"),
-        )
+        ticket = ((TICKET_VARIABLE, answer.ticket),) if answer.ticket else ()
+        return JobPlan(answer=answer, set_env=ticket, notes=(*notes, f"Nothing set{why}"))
     delivered = dict(answer.table_variables if form is Form.TABLE else answer.variables)
     if form is Form.TABLE:
-        delivered |= {"NCCL_TUNER_PLUGIN": str(plugin), **table}
-    found = _find_differences(delivered, answer, job, form)
-    accepted = tuple(sorted({*allowed} & {*found} - {*delivered, *CHOICE_VARIABLES}))
-    rest = {name: one for name, one in found.items() if name not in accepted}
-    own = [name for name in rest if name in job.environ and rest[name].source == OF_ENVIRONMENT]
-    if override:
-        rest = {name: one for name, one in rest.items() if name not in own}
-    if rest:
-        return JobPlan(answer=answer, notes=(*notes, _refuse(rest, delivered)))
-    if "NCCL_TUNER_PLUGIN" in own and PurePath(theirs := job.environ["NCCL_TUNER_PLUGIN"]).name not in NO_OTHER_TUNER:
+        delivered |= {"NCCL_TUNER_PLUGIN": str(means.plugin), **means.table}
+    differences = _find_differences(delivered, answer, job, form)
+    accepted = tuple(sorted({*means.allowed} & {*differences} - {*delivered, *CHOICE_VARIABLES}))
+    refused = {name: difference for name, difference in differences.items() if name not in accepted}
+    own = [name for name in refused if name in job.environ and refused[name].source == OF_ENVIRONMENT]
+    if means.override:
+        refused = {name: difference for name, difference in refused.items() if name not in own}
+    if refused:
+        return JobPlan(answer=answer, notes=(*notes, _refuse(refused, delivered)))
+    own_tuner = job.environ["NCCL_TUNER_PLUGIN"] if "NCCL_TUNER_PLUGIN" in own else ""
+    if PurePath(own_tuner).name not in NO_OTHER_TUNER:
         # It still answers what the table does not decide.
-        delivered[DELEGATE_VARIABLE] = job.environ.get(DELEGATE_VARIABLE, theirs)
+        delivered[DELEGATE_VARIABLE] = job.environ.get(DELEGATE_VARIABLE, own_tuner)
     if own:
         notes.append(f"--override replaces your {', '.join(f'{name}={job.environ[name]}' for name in own)}")
     if accepted:
-        listed = "; ".join(f"{name}: {found[name].measured} measured, {found[name].value} here" for name in accepted)
-        notes.append(f"Accepted differences from the measured job: {listed}")
+        listed = (f"{name}: {differences[name].measured} measured, {differences[name].value} here" for name in accepted)
+        notes.append(f"Accepted differences from the measured job: {'; '.join(listed)}")
         delivered[DIFFERENCE_VARIABLE] = "+".join(accepted)
     if answer.simulated:
         place = answer.cluster or "a cluster"
@@ -150,6 +142,19 @@ def plan_job(
     )
 
 
+def _choose_form(answer: Answer, job: JobInfo, means: Means, *, agrees: bool) -> tuple[Form | None, list[str]]:
+    """Return the form of the delivery, None = there is nothing to deliver, and notes on why it is not the table."""
+    why = ""
+    if answer.table and means.plugin is None:
+        why = "tuner plugin not found (build it with `ncclt admin plugin build`) or disabled"
+    elif answer.table:
+        why = _find_lacking_rank(answer, job, means, agrees=agrees)
+    notes = [f"Table skipped: {why}"] if why else []
+    if answer.table and not why:
+        return Form.TABLE, notes
+    return (Form.VARIABLES if answer.variables else None), notes
+
+
 def find_plugin() -> tuple[Path | None, str]:
     """Return the plugin if NCCL can load it here and no other user can change it, else None and why.
 
@@ -172,18 +177,18 @@ def find_plugin() -> tuple[Path | None, str]:
 
 def _plan_agreement(job: JobInfo, hook: Path | None) -> dict[str, str]:
     """Return the variables by which the ranks agree before they use a table; empty = the user turned that off."""
-    said = {**job.environ, **read_command_variables(job.argv)}.get(AGREEMENT_VARIABLE, "")
-    if said not in ("", "hook", "none"):
-        raise UsageError(f"{AGREEMENT_VARIABLE} is {said!r}", hint="`none` is for programs without PyTorch")
-    return {} if hook is None or said == "none" else agreement_environment(hook, job.environ)
+    value = {**job.environ, **read_command_variables(job.argv)}.get(AGREEMENT_VARIABLE, "")
+    if value not in ("", "hook", "none"):
+        raise UsageError(f"{AGREEMENT_VARIABLE} is {value!r}", hint="`none` is for programs without PyTorch")
+    return {} if hook is None or value == "none" else agreement_environment(hook, job.environ)
 
 
-def _find_lacking_rank(answer: Answer, job: JobInfo, table: Mapping[str, str], *, agrees: bool, shared: bool) -> str:
+def _find_lacking_rank(answer: Answer, job: JobInfo, means: Means, *, agrees: bool) -> str:
     """Return the reason why some rank may lack the table without the others noticing; empty = none does."""
     path = read_command_variables(job.argv).get("PYTHONPATH", "$PYTHONPATH")
     if agrees and "$PYTHONPATH" not in path and "${PYTHONPATH" not in path:
         return "the command itself sets PYTHONPATH and hides the agreement hook; set it before ncclt"
-    if shared or (agrees and TABLE_VARIABLE in table):
+    if means.shared or (agrees and TABLE_VARIABLE in means.table):
         return ""
     hint = "name a folder that all nodes share with --policy-dir"
     if job.starts_elsewhere:
@@ -208,46 +213,40 @@ class _Difference:
 
 
 def _find_differences(delivered: Mapping[str, str], answer: Answer, job: JobInfo, form: Form) -> dict[str, _Difference]:
-    rivals = [*delivered, *CHOICE_VARIABLES, *(_RIVALS_OF_TABLE if form is Form.TABLE else ())]
-    here: dict[str, Sourced] = dict(job.variables)
+    rivals = [*delivered, *CHOICE_VARIABLES, *(RIVALS_OF_TABLE if form is Form.TABLE else ())]
+    in_effect: dict[str, Sourced] = dict(job.variables)
     for source, variables in ((OF_ENVIRONMENT, job.environ), (OF_COMMAND, read_command_variables(job.argv))):
-        here |= {name: Sourced(value=variables[name], source=source) for name in rivals if name in variables}
-    found = {
-        name: _Difference(measured=delivered.get(name, _NOT_SET), value=str(one.value), source=one.source)
-        for name, one in sorted(here.items())
-        if one.value != delivered.get(name)
-        and (name in rivals or name not in delivered)
-        # A configuration file of the site, which the measurement had too.
-        and (name in delivered or name in rivals or one.value != dict(answer.site_variables or ()).get(name))
+        in_effect |= {name: Sourced(variables[name], source) for name in rivals if name in variables}
+    site = dict(answer.site_variables or ())
+    differences = {
+        name: _Difference(measured=delivered.get(name, _NOT_SET), value=str(variable.value), source=variable.source)
+        for name, variable in sorted(in_effect.items())
+        if variable.value != delivered.get(name)
+        # A configuration file of the site, which the measurement had too, is no difference.
+        and (name in rivals or variable.value != site.get(name))
     }
     if answer.site_variables is not None:
-        measured = dict(answer.site_variables)
-        compared = {*measured, *job.site} - {*found, *delivered}
+        compared = {*site, *job.site} - {*differences, *delivered}
         if not job.decides_alone:  # or one node would start with settings that another refuses
             compared = {name for name in compared if not may_differ_by_node(name)}
         for name in sorted(compared):
-            before, now = measured.get(name, _NOT_SET), job.site.get(name, _NOT_SET)
+            before, now = site.get(name, _NOT_SET), job.site.get(name, _NOT_SET)
             if before != now:
-                found[name] = _Difference(measured=before, value=now, source=_OF_SITE)
+                differences[name] = _Difference(measured=before, value=now, source=_OF_SITE)
+    machine = "this machine"
     if job.gpus is not None and is_other_gpu(answer.gpu, job.gpus):
-        found[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), source="this machine")
-    if (
-        answer.nodes > 1
-        and answer.fabric in ("infiniband", "roce")
-        and job.fabrics
-        and answer.fabric not in job.fabrics
-    ):
-        found[FABRIC] = _Difference(measured=answer.fabric, value=", ".join(job.fabrics), source="this machine")
+        differences[GPU] = _Difference(measured=answer.gpu, value=", ".join(job.gpus), source=machine)
+    has_fabric = answer.nodes > 1 and answer.fabric in ("infiniband", "roce")
+    if has_fabric and job.fabrics and answer.fabric not in job.fabrics:
+        differences[FABRIC] = _Difference(measured=answer.fabric, value=", ".join(job.fabrics), source=machine)
     if job.gpus == () and not job.starts_elsewhere:
-        found[GPU_MISSING] = _Difference(measured=answer.gpu or "a GPU", value="no GPU", source="this machine")
-    return found
+        differences[GPU_MISSING] = _Difference(measured=answer.gpu or "a GPU", value="no GPU", source=machine)
+    return differences
 
 
 def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]) -> str:
-    sources = {one.source for one in differences.values()}
-    listed = ", ".join(
-        f"{name}={one.value}" for name, one in differences.items() if one.source in (OF_COMMAND, OF_ENVIRONMENT)
-    )
+    sources = {difference.source for difference in differences.values()}
+    listed = ", ".join(f"{name}={difference.value}" for name, difference in differences.items())
     together = "the settings were measured only together"
     changing = [name for name in differences if name not in delivered and name not in CHOICE_VARIABLES]
     accept = f"; --allow-difference {changing[0]} accepts it" if len(changing) == len(differences) == 1 else ""
@@ -263,7 +262,8 @@ def _refuse(differences: Mapping[str, _Difference], delivered: Mapping[str, str]
 
 def _list_differences(differences: Mapping[str, _Difference]) -> str:
     return "; ".join(
-        f"{name}: {one.measured} measured, {one.value} here ({one.source})" for name, one in differences.items()
+        f"{name}: {difference.measured} measured, {difference.value} here ({difference.source})"
+        for name, difference in differences.items()
     )
 
 
@@ -278,25 +278,23 @@ def compare_with_measured(answer: Answer, job: JobInfo, *, allowed: Collection[s
     """
     delivered = dict(answer.variables)
     environ = {name: value for name, value in job.environ.items() if name not in delivered}
-    variables = {name: one for name, one in job.variables.items() if name in environ or name not in job.environ}
-    found = _find_differences(delivered, answer, replace(job, environ=environ, variables=variables), Form.VARIABLES)
-    accepted = {name: found[name] for name in found if name in allowed and name not in CHOICE_VARIABLES}
-    return _list_differences({name: one for name, one in found.items() if name not in accepted}), _list_differences(
-        accepted
-    )
+    variables = {name: job.variables[name] for name in job.variables if name in environ or name not in job.environ}
+    after = replace(job, environ=environ, variables=variables)
+    differences = _find_differences(delivered, answer, after, Form.VARIABLES)
+    accepted = {name: differences[name] for name in differences if name in allowed and name not in CHOICE_VARIABLES}
+    refused = {name: difference for name, difference in differences.items() if name not in accepted}
+    return _list_differences(refused), _list_differences(accepted)
 
 
-def describe_size_difference(answer: Answer, job: JobInfo, given: Mapping[str, object]) -> str:
+def describe_size_difference(answer: Answer, job: JobInfo, options: Mapping[str, object]) -> str:
     """Return the difference in size or NCCL from the job that a table was measured for; empty = none.
 
     Args:
         answer: of a file, which no request was matched with.
-        given: nodes, gpus_per_node and nccl_version as the user gave them, or None.
+        options: nodes, gpus_per_node and nccl_version of the command line, or None.
     """
-    known = {
-        part: job.shape[part].value if part in job.shape and job.shape[part].binding else given[part] for part in given
-    }
-    nodes, gpus, version = known["nodes"], known["gpus_per_node"], known["nccl_version"]
+    shape = {**options, **{part: fact.value for part, fact in job.shape.items() if fact.binding}}
+    nodes, gpus, version = shape["nodes"], shape["gpus_per_node"], shape["nccl_version"]
     parts = (
         ("NCCL {}", answer.nccl_version, version and str(NcclVersion.parse(str(version)))),
         ("{} nodes", answer.nodes, nodes),
@@ -317,14 +315,14 @@ def effective_variables(plan: JobPlan, job: JobInfo) -> dict[str, str]:
     """
     after = {name: value for name, value in job.environ.items() if name not in plan.unset_env} | dict(plan.set_env)
     # The user's own tuner plugin decides too, and so does its table.
-    tables = (*_RIVALS_OF_TABLE, "NCCL_TUNER_CONFIG_FILE")
+    tables = (*RIVALS_OF_TABLE, "NCCL_TUNER_CONFIG_FILE")
     table = next((name for name in tables if after.get(name)), tables[0])
     by_name = ("NCCL_TUNER_PLUGIN", POLICY_VARIABLE, "NCCL_TUNER_CONFIG_FILE", DELEGATE_VARIABLE)
-    given = {name for name, _ in plan.set_env} - {TICKET_VARIABLE, "PYTHONPATH"}  # each process has its own ticket
-    names = {*CHOICE_VARIABLES, AGREEMENT_VARIABLE, DELEGATE_VARIABLE, "NCCL_TUNER_PLUGIN", table, *given}
-    found: dict[str, str] = {}
+    added = {name for name, _ in plan.set_env} - {TICKET_VARIABLE, "PYTHONPATH"}  # each process has its own ticket
+    names = {*CHOICE_VARIABLES, AGREEMENT_VARIABLE, DELEGATE_VARIABLE, "NCCL_TUNER_PLUGIN", table, *added}
+    deciding: dict[str, str] = {}
     if plan.form is not None:  # without a form, nothing on our side depends on them
-        own = {name: str(one.value) for name, one in job.variables.items() if name not in plan.unset_env}
-        found = {name: value for name, value in own.items() if not name.startswith("NCCL_TUNER_")}
-    found |= {name: after[name] for name in names if name in after}
-    return {name: PurePath(value).name if name in by_name else value for name, value in sorted(found.items())}
+        own = {name: str(variable.value) for name, variable in job.variables.items() if name not in plan.unset_env}
+        deciding = {name: value for name, value in own.items() if not name.startswith("NCCL_TUNER_")}
+    deciding |= {name: after[name] for name in names if name in after}
+    return {name: PurePath(value).name if name in by_name else value for name, value in sorted(deciding.items())}

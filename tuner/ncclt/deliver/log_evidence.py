@@ -48,9 +48,9 @@ def attest_files(paths: Sequence[Path], delivered: DeliveredPolicy, *, created: 
     Raises:
         TraceError: a file is missing, damaged, given twice, or neither a report nor a log.
     """
-    seen = observe(paths)
+    observed = observe(paths)
     # Two jobs without any file must stay distinct.
-    return attest(delivered, seen if paths else replace(seen, evidence=created), created=created)
+    return attest(delivered, observed if paths else replace(observed, evidence=created), created=created)
 
 
 def observe(paths: Sequence[Path]) -> Observed:
@@ -71,14 +71,14 @@ def observe(paths: Sequence[Path]) -> Observed:
                 own_lines[line[line.index(OWN_LINE) :].rstrip("\n")[:500]] = None
             yield line
 
-    books = [read_log(one, watching) for path in logs for one in documents(path)]
+    books = [read_log(document, watching) for path in logs for document in documents(path)]
     books.sort(key=lambda book: book.label)
     check_own_process(books)
     facts = starts.facts()
     variables: dict[str, dict[str, None]] = {}
     for process in facts.processes:
-        for name, said in sorted(process.variables.items(), key=lambda item: item[0]):
-            variables.setdefault(name, {})[said.value] = None
+        for name in sorted(process.variables):
+            variables.setdefault(name, {})[process.variables[name].value] = None
     hosts = {host for book in books for host, _pid in book.processes} | {str(report.head["host"]) for report in reports}
     plugin_lines = [line.value for process in facts.processes for line in process.plugins.values()]
     return Observed(
@@ -134,9 +134,9 @@ def find_form(paths: Sequence[Path]) -> Form:
     Raises:
         TraceError: as for `observe`.
     """
-    seen = observe(paths)
-    has_report = any(one.kind == "plugin-report" for one in seen.sources)
-    return Form.TABLE if has_report or has_our_plugin(seen.tuner_lines) else Form.VARIABLES
+    observed = observe(paths)
+    has_report = any(source.kind == "plugin-report" for source in observed.sources)
+    return Form.TABLE if has_report or has_our_plugin(observed.tuner_lines) else Form.VARIABLES
 
 
 def _digest(paths: Sequence[Path]) -> str:
@@ -177,8 +177,8 @@ def _report_sources(reports: Sequence[CommunicatorReport]) -> list[LogEvidence]:
         )
         for report in reports
     )
-    ordered = sorted(heads.items(), key=lambda item: (-item[0].ranks, item[0].nodes, item[0].table, item[0].not_in_use))
-    return [replace(one, count=count) for one, count in ordered]
+    ordered = sorted(heads, key=lambda head: (-head.ranks, head.nodes, head.table, head.not_in_use))
+    return [replace(head, count=heads[head]) for head in ordered]
 
 
 def _log_sources(books: Sequence[LogBook]) -> list[LogEvidence]:
@@ -193,10 +193,10 @@ def _log_sources(books: Sequence[LogBook]) -> list[LogEvidence]:
 
 def _report_calls(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall]:
     for report in reports:
-        group, left = int(report.head["ranks"]), Counter(report.calls)
+        group, unmatched = int(report.head["ranks"]), Counter(report.calls)
         for outcome, uses in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
             for (collective, size, choice), calls in uses.items():
-                left[collective, size] -= calls
+                unmatched[collective, size] -= calls
                 yield ObservedCall(
                     collective=collective,
                     size_bytes=size,
@@ -205,7 +205,7 @@ def _report_calls(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCal
                     outcome=outcome,
                     calls=calls,
                 )
-        for (collective, size), calls in left.items():
+        for (collective, size), calls in unmatched.items():
             if calls > 0 and size > 0:
                 yield ObservedCall(
                     collective=collective,

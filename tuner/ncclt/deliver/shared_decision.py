@@ -126,10 +126,10 @@ def await_participants(folder: Path, job: JobInfo, *, name: str, count: int, wai
             own.write_bytes(b"")
             os.utime(own)
             made_s = own.stat().st_mtime
-            seen = sum(made_s - path.stat().st_mtime < REUSE_S for path in folder.glob(f"{start}*"))
+            participants = sum(made_s - path.stat().st_mtime < REUSE_S for path in folder.glob(f"{start}*"))
             left_s = deadline - time.monotonic()
-            if seen >= count or left_s <= 0:
-                return seen
+            if participants >= count or left_s <= 0:
+                return participants
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, 1.0)
     except OSError as error:
@@ -172,18 +172,18 @@ def decide(
     Raises:
         StoreError, UsageError: as for `find_decision`; or it cannot be published here, and no other node has done so.
     """
-    path, found = _find_newest(folder, job, question)
-    if found is not None:
-        return found
+    path, decision = _find_newest(folder, job, question)
+    if decision is not None:
+        return decision
     text = _encode(job, question, content, clock())
     if len(text) > MAX_DECISION_BYTES:
         raise StoreError(f"the decision has {len(text)} bytes", hint=f"at most {MAX_DECISION_BYTES} are read")
     _publish(path, text)
     deadline = time.monotonic() + patience_s
     while True:
-        seen = _read(path, job, question)
-        if seen is not None:
-            return seen
+        published = _read(path, job, question)
+        if published is not None:
+            return published
         if time.monotonic() > deadline:
             raise StoreError(
                 f"the decision {path} exists but is not visible on {os.uname().nodename}",
@@ -201,10 +201,10 @@ def await_decision(folder: Path, job: JobInfo, *, question: str, wait_s: float) 
     deadline = time.monotonic() + wait_s
     pause_s = 0.05
     while True:
-        found = find_decision(folder, job, question=question)
+        decision = find_decision(folder, job, question=question)
         left_s = deadline - time.monotonic()
-        if found is not None or left_s <= 0:
-            return found
+        if decision is not None or left_s <= 0:
+            return decision
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, 1.0)
 
@@ -219,27 +219,27 @@ def _find_newest(folder: Path, job: JobInfo, question: str) -> tuple[Path, Share
     name = job.name
     while True:
         path = folder / f"ncclt-decision-{_short(name)}.json"
-        found = _read(path, job, question if job.is_unique else None)
-        if found is None or job.is_unique:
-            return path, found
-        ages_s = _ages_s(path, found)
+        decision = _read(path, job, question if job.is_unique else None)
+        if decision is None or job.is_unique:
+            return path, decision
+        ages_s = _ages_s(path, decision)
         if max(ages_s) < REUSE_S:
-            return path, _same_question(found, question)
+            return path, _same_question(decision, question)
         if min(ages_s) < 2 * REUSE_S:
             raise StoreError(
-                f"the decision of {found.when} may be of this job or of an earlier one of the same name",
+                f"the decision of {decision.when} may be of this job or of an earlier one of the same name",
                 hint=f"the name is {job.name!r}; give the job a unique one with --job",
             )
-        name = f"{job.name}\n{found.token}"
+        name = f"{job.name}\n{decision.token}"
 
 
-def _ages_s(path: Path, found: SharedDecision) -> list[float]:
+def _ages_s(path: Path, decision: SharedDecision) -> list[float]:
     """Return the age of a decision by the clocks of the two nodes, and by the file system's clock if it has one.
 
     Nodes whose clocks differ by hours would otherwise disagree about which decision is in effect. A file server has one
     clock for all of them, which can only be read by writing a file.
     """
-    ages_s = [time.time() - found.created_s]
+    ages_s = [time.time() - decision.created_s]
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".ncclt-clock-") as asked:
             asked.write(b"?")

@@ -74,29 +74,29 @@ def agree(
     require_name(job)
     folder = check_shared_folder(folder)
     me = read_participant(job)
-    found, told = find_decision(folder, job, question=question), ""
-    if not arguments.dry_run and found is None:
+    decision, reported = find_decision(folder, job, question=question), ""
+    if not arguments.dry_run and decision is None:
         await_participants(folder, job, name=me.name, count=me.count, wait_s=0)
-    if found is None:
+    if decision is None:
         asked = _ask(arguments, folder, job, question, ask, tell)
         if isinstance(asked, SharedDecision):
-            found = asked
+            decision = asked
         else:
             answer, why = (None, asked) if isinstance(asked, str) else (asked, "")
-            told = why
+            reported = why
             planned = plan(answer, None) if answer else JobPlan(notes=("Nothing set",))
             if arguments.dry_run:
                 tell("ncclt: no decision for this job yet; this is the proposal")
                 return replace(planned, is_common=True)
             if planned.form is not None and answer is not None:
                 count = me.count if me.is_rank else max(me.count, answer.nodes)
-                seen = await_participants(folder, job, name=me.name, count=count, wait_s=arguments.wait)
-                if seen < count:
+                participants = await_participants(folder, job, name=me.name, count=count, wait_s=arguments.wait)
+                if participants < count:
                     answer, planned = None, JobPlan()
                     kind = "ranks" if me.is_rank else "nodes"
                     why = (
-                        f"only {seen} of {count} {kind} were seen in {folder} within {arguments.wait:g} s: is it the "
-                        "same folder everywhere, and does every node run this?"
+                        f"only {participants} of {count} {kind} were seen in {folder} within {arguments.wait:g} s: is "
+                        "it the same folder everywhere, and does every node run this?"
                     )
             content = {
                 "why": why or ("" if planned.form else "; ".join(planned.notes)),
@@ -104,8 +104,8 @@ def agree(
                 "form": planned.form.value if planned.form else "",
                 "effective": effective_variables(planned, job),
             }
-            found = decide(folder, job, question=question, content=content)
-    return _follow(found, job, plan, tell, told=told)
+            decision = decide(folder, job, question=question, content=content)
+    return _follow(decision, job, plan, tell, reported=reported)
 
 
 def _ask(
@@ -126,9 +126,9 @@ def _ask(
     except Exception as error:
         # Another node may reach the server: the first with an answer decides.
         why = _explain(as_ncclt_error(error), tell)
-        found = await_decision(folder, job, question=question, wait_s=arguments.wait)
-        if found is not None:
-            return found
+        decision = await_decision(folder, job, question=question, wait_s=arguments.wait)
+        if decision is not None:
+            return decision
         if arguments.fallback == "fail":
             raise
         return why
@@ -140,22 +140,21 @@ def _explain(error: NccltError, tell: Callable[[str], None]) -> str:
 
 
 def _follow(
-    decision: SharedDecision, job: JobInfo, plan: Planner, tell: Callable[[str], None], *, told: str
+    decision: SharedDecision, job: JobInfo, plan: Planner, tell: Callable[[str], None], *, reported: str
 ) -> JobPlan:
     answer, form, decided = _read(decision)
-    mine = (decision.host, decision.pid) == (os.uname().nodename, os.getpid())
-    if not mine:
+    if (decision.host, decision.pid) != (os.uname().nodename, os.getpid()):
         tell(f"ncclt: following the decision of {decision.host} at {decision.when}")
         if time.time() - decision.created_s > _LONG_AGO_S:
             tell(f"ncclt: if that was an earlier job of this name ({decision.job}), give each a unique --job")
     why = decision.content["why"]
-    unset = f"Nothing set: decided so for this job{f' ({why})' if why and why != told else ''}"
+    unset = f"Nothing set: decided so for this job{f' ({why})' if why and why != reported else ''}"
     planned = plan(answer, form) if answer and form else JobPlan(answer=answer, notes=(unset,))
-    here = effective_variables(planned, job)
-    different = sorted(name for name in {*decided, *here} if decided.get(name) != here.get(name))
+    effective = effective_variables(planned, job)
+    different = sorted(name for name in {*decided, *effective} if decided.get(name) != effective.get(name))
     if different:
         listed = "; ".join(
-            f"{name} is {here.get(name, 'unset')} here, {decided.get(name, 'unset')} there" for name in different
+            f"{name} is {effective.get(name, 'unset')} here, {decided.get(name, 'unset')} there" for name in different
         )
         raise UsageError(
             f"this process differs from the decision of {decision.host}: {listed}",

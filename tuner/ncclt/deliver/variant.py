@@ -76,15 +76,15 @@ def choose_variant(
         why = f"delivery on {chosen.cluster} is switched off"
         return ServedRevision(recommendation=_held_back(chosen, why), variant=Variant.DEFAULT, reason=Reason.DISABLED)
     for rollout, candidates in rolled_out:
-        if chosen.id not in ((rollout.control,) if rollout.control else (one.id for one in candidates)):
+        if chosen.id not in ((rollout.control,) if rollout.control else (candidate.id for candidate in candidates)):
             continue
         number = rollout.find_arm(job)
         if number is not None and candidates[number].stale and rollout.control:
             return ServedRevision(recommendation=chosen, reason=Reason.STALE)
         start = claim(rollout, job) if is_job_name(job) else None
         part, running = (start.rollout, start.running) if start else ("", ())
-        given = start.recommendation if start else rollout.control
-        if arm := next((one for one in candidates if one.id == given), None):
+        revision = start.recommendation if start else rollout.control
+        if arm := next((candidate for candidate in candidates if candidate.id == revision), None):
             return ServedRevision(recommendation=arm, variant=Variant.CANDIDATE, rollout=part, running=running)
         if not rollout.control:
             held_back = _held_back(chosen, "this job is a control of a roll-out")
@@ -103,14 +103,14 @@ def build_ticket(answer: ServedRevision, job: str, *, issued_s: float) -> Ticket
     """
     if not is_job_name(job):
         return None
-    found = answer.recommendation
+    recommendation, fingerprint = answer.recommendation, answer.recommendation.fingerprint
     return Ticket(
         job=shorten_name(job),
-        cluster=shorten_name(found.cluster),
-        model=shorten_name(found.model),
-        nodes=found.fingerprint.nodes,
-        gpus_per_node=found.fingerprint.gpus_per_node,
-        nccl_version=found.fingerprint.nccl_version,
+        cluster=shorten_name(recommendation.cluster),
+        model=shorten_name(recommendation.model),
+        nodes=fingerprint.nodes,
+        gpus_per_node=fingerprint.gpus_per_node,
+        nccl_version=fingerprint.nccl_version,
         recommendation=answer.revision_id,
         variant=answer.variant,
         rollout=answer.rollout,
@@ -130,8 +130,8 @@ def claim_stored(store: Store, rollout: RollOut, job: str, *, now_s: float, has_
     """
     if has_ticket:
         return store.revisions.claim_start(rollout.id, job, issued_s=now_s)
-    known = store.revisions.find_start(rollout.id, job)
-    return known if known is not None and known.is_same_start(now_s) else None
+    start = store.revisions.find_start(rollout.id, job)
+    return start if start is not None and start.is_same_start(now_s) else None
 
 
 def serve_from_store(url: str | None, request: Request, *, with_ticket: bool) -> tuple[ServedRevision, dict[str, str]]:
@@ -150,8 +150,8 @@ def serve_from_store(url: str | None, request: Request, *, with_ticket: bool) ->
     """
     from ncclt.store import known_names, open_store, published, rolled_out, rules_of, ticket_secret
 
-    found = published(url, cluster=request.cluster, model=request.model)
-    if not found:
+    recommendations = published(url, cluster=request.cluster, model=request.model)
+    if not recommendations:
         known_names(url).require(cluster=request.cluster, model=request.model)
     delivery = rules_of(url, cluster=request.cluster).delivery
     running = rolled_out(url, cluster=request.cluster, model=request.model)
@@ -169,7 +169,9 @@ def serve_from_store(url: str | None, request: Request, *, with_ticket: bool) ->
         issued_s = start.issued_s if start else issued_s
         return start
 
-    answer = choose_variant(select_fitting(found, request), running, request.job, delivery=delivery, claim=claim)
+    answer = choose_variant(
+        select_fitting(recommendations, request), running, request.job, delivery=delivery, claim=claim
+    )
     ticket = build_ticket(answer, request.job, issued_s=issued_s) if with_ticket else None
     return answer, {} if ticket is None else {"ticket": sign_ticket(ticket, ticket_secret(url))}
 

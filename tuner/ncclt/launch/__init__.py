@@ -38,8 +38,8 @@ def launcher_class(name: str) -> type[Launcher]:
         UsageError: no launcher has this name.
         MissingDependencyError: a third party's launcher cannot be imported.
     """
-    found: type[Launcher] = _TABLE.load(name)
-    return found
+    launcher: type[Launcher] = _TABLE.load(name)
+    return launcher
 
 
 def load_launchers() -> dict[str, type[Launcher]]:

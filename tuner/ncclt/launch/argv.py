@@ -48,7 +48,7 @@ def launcher_options(argv: Sequence[str], names: Iterable[str]) -> list[str]:
     start = next((at for at, word in enumerate(argv) if PurePath(word).name in names), None)
     if start is None:
         return []
-    found = [argv[start]]
+    options = [argv[start]]
     values, are_certain = 0, False  # words that may still belong to the preceding option, and whether they must
     for word in argv[start + 1 :]:
         if word.startswith("-"):
@@ -58,8 +58,8 @@ def launcher_options(argv: Sequence[str], names: Iterable[str]) -> list[str]:
             values -= 1
         else:
             break
-        found.append(word)
-    return found
+        options.append(word)
+    return options
 
 
 def option_value(words: Sequence[str], names: Sequence[str]) -> str:

@@ -84,7 +84,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     if not hosts:
         raise InputError(f"the host file {path} names no host", hint="one host on each line")
     for index, host in enumerate(hosts):
-        if any((host.name, host.port) == (other.name, other.port) for other in hosts[:index]):
+        if any((host.name, host.port) == (earlier.name, earlier.port) for earlier in hosts[:index]):
             raise InputError(f"{path} names {host.name} twice", hint="one line for each host, and slots=N for its GPUs")
     return tuple(hosts)
 

@@ -281,24 +281,24 @@ def parse_options(launcher: type[Launcher], words: Sequence[str], *, submits: bo
         UsageError: the launcher has no such option, cannot use its value, takes only one, or the command submits none.
     """
     values: dict[str, Any] = {}
-    seen: set[str] = set()
+    written_keys: set[str] = set()
     for word in words:
         key, equals, text = word.partition("=")
         option = next((option for option in launcher.options if option.matches(key)), None)
         if option is None or not equals:
-            known = ", ".join(option.usage for option in launcher.options)
+            usages = ", ".join(option.usage for option in launcher.options)
             raise UsageError(
                 f"--launcher {launcher.name} has no option {word!r}",
-                hint=f"its options: {known}" if known else "it has no options of its own",
+                hint=f"its options: {usages}" if usages else "it has no options of its own",
             )
         if option.of_submission and not submits:
             raise UsageError(
                 f"--launcher-option {key} does not apply: this command submits no batch job",
                 hint="only `ncclt tune` does",
             )
-        if key in seen and not option.is_repeatable:
+        if key in written_keys and not option.is_repeatable:
             raise UsageError(f"--launcher-option {key} is given twice", hint=f"{option.usage}: {option.help}")
-        seen.add(key)
+        written_keys.add(key)
         field = option.key.rstrip(".").replace("-", "_")
         try:
             if not text.strip():

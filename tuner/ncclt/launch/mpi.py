@@ -120,20 +120,19 @@ class MpirunLauncher(ProcessLauncher):
                     hint="put user and port into ~/.ssh/config, which mpirun's ssh reads",
                 )
         self._flavour = flavour
-        self._shape = shape
         self._program = program
         self._as_root = as_root
         self._granted = tuple(granted)
-        super().__init__(**process)
+        super().__init__(shape=shape, **process)
 
     @classmethod
     def create(
         cls,
         *,
         shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,  # noqa: ARG003  there are none
-        python: str = "",  # noqa: ARG003  the command names its own
-        uses_mpi: bool = True,  # noqa: ARG003  mpirun sets the variables of both
+        options: Mapping[str, Any] = NO_OPTIONS,
+        python: str = "",
+        uses_mpi: bool = True,
         program: str = "mpirun",
         **process: Unpack[ProcessOptions],
     ) -> Self:
@@ -154,17 +153,12 @@ class MpirunLauncher(ProcessLauncher):
         )
 
     def plan(
-        self,
-        argv: Sequence[str],
-        *,
-        variables: Mapping[str, str],
-        timeout_s: float,
-        files: Sequence[Path] = (),  # noqa: ARG002  MPI needs a shared file system for the program itself
+        self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
     ) -> LaunchPlan:
         """Decide how a command would be started; workers of torch get the address where they meet."""
         environment = self.environment
         # The first is where torch's ranks meet; it may not be known.
-        hosts = self._shape.hosts or (("127.0.0.1",) if self._shape.nodes == 1 else self._granted)
+        hosts = self.shape.hosts or (("127.0.0.1",) if self.shape.nodes == 1 else self._granted)
         for_ranks = {
             **({"MASTER_ADDR": hosts[0], "MASTER_PORT": PORT} if hosts else {}),
             **thread_variables(environment, variables),
@@ -193,12 +187,12 @@ class MpirunLauncher(ProcessLauncher):
         It counts a machine's cores as slots, which says nothing about GPUs, so more ranks than slots are allowed. Ranks
         are not bound to cores: NCCL binds its threads to what is near their GPU.
         """
-        ppn = self._shape.processes_per_node
-        yield from ("-np", str(self._shape.world_size))
+        ppn = self.shape.processes_per_node
+        yield from ("-np", str(self.shape.world_size))
         yield from ("--map-by", f"ppr:{ppn}:node:oversubscribe")
         yield from ("--bind-to", "none")
-        if self._shape.hosts:
-            yield from ("--host", ",".join(f"{host}:{ppn}" for host in self._shape.hosts))
+        if self.shape.hosts:
+            yield from ("--host", ",".join(f"{host}:{ppn}" for host in self.shape.hosts))
         # Open MPI forwards no variable to other machines unless it is named by -x.
         listed = [entry.strip() for entry in self.environment.get(_LIST_VARIABLE, "").split(";")]
         wished = [entry for entry in listed if entry and not entry.startswith("NCCL_")]
@@ -211,10 +205,10 @@ class MpirunLauncher(ProcessLauncher):
 
     def _hydra(self, for_ranks: Mapping[str, str]) -> Iterable[str]:
         """Return the options of Hydra, which forwards the whole environment anyway."""
-        yield from ("-n", str(self._shape.world_size))
-        yield from ("-ppn", str(self._shape.processes_per_node))
-        if self._shape.hosts:
-            yield from ("-hosts", ",".join(self._shape.hosts))
+        yield from ("-n", str(self.shape.world_size))
+        yield from ("-ppn", str(self.shape.processes_per_node))
+        if self.shape.hosts:
+            yield from ("-hosts", ",".join(self.shape.hosts))
         if self._flavour is MpiFlavour.INTEL_MPI:
             yield from ("-genv", "I_MPI_PIN", "0")
         else:

@@ -125,10 +125,10 @@ class Prefixes:
         rank = None
         for level in self.levels:
             for form in level:
-                if found := form.match(line):
-                    line = line[found.end() :]
-                    if "rank" in form.groupindex and found["rank"] is not None:
-                        rank = int(found["rank"])
+                if match := form.match(line):
+                    line = line[match.end() :]
+                    if "rank" in form.groupindex and match["rank"] is not None:
+                        rank = int(match["rank"])
                     break
         return rank, line
 
@@ -140,14 +140,14 @@ def find_prefixes(beginning: bytes) -> Prefixes:
     """Return the prefixes that the beginning of a file shows; none where it is no text."""
     if b"\0" in beginning[:4096] or beginning[:1] == b"\x80":  # an archive, a database, a pickle
         return NO_PREFIXES
-    every = beginning.removeprefix(b"\xef\xbb\xbf").split(b"\n")[:_LOOKED_AT]
-    lines = [line[:_LOOKED_INTO].rstrip(b"\r") for line in every]
-    first = [line for line in every if line.strip()][:3]
+    raw_lines = beginning.removeprefix(b"\xef\xbb\xbf").split(b"\n")[:_LOOKED_AT]
+    lines = [line[:_LOOKED_INTO].rstrip(b"\r") for line in raw_lines]
+    first = [line for line in raw_lines if line.strip()][:3]
     field = ""  # of the JSON objects that the lines are; empty = they are something else
     if first and first[0].startswith(b"{"):
         field = next((name for name in _FIELDS if all(_unwrapped(line, name) is not line for line in first)), "")
     if field:
-        lines = [part for line in every for part in _unwrapped(line, field).splitlines()]
+        lines = [part for line in raw_lines for part in _unwrapped(line, field).splitlines()]
     has_colours = any(_COLOUR.search(line) for line in lines)
     if has_colours:
         lines = [_COLOUR.sub(b"", line) for line in lines]
@@ -173,7 +173,7 @@ def _levels(lines: Sequence[bytes]) -> Iterator[tuple[re.Pattern[bytes], ...]]:
     for _ in range(_MOST_LEVELS):
         level = [form for form in _CERTAIN if any(map(form.match, lines))]
         if not level:
-            before = [line[: found.start()] for line in lines if (found := _ANCHOR.search(line, 0, _LONGEST_PREFIX))]
+            before = [line[: match.start()] for line in lines if (match := _ANCHOR.search(line, 0, _LONGEST_PREFIX))]
             forms = [form for prefix in before[:_MOST_ANCHORS] if (form := _form(prefix))]
             if all(prefix.strip() for prefix in before):
                 forms += _LIKELY
@@ -183,7 +183,7 @@ def _levels(lines: Sequence[bytes]) -> Iterator[tuple[re.Pattern[bytes], ...]]:
             return
         yield tuple(level)
         prefixes = Prefixes(levels=(tuple(level),))
-        lines = [rest for line in lines if (rest := prefixes.strip(line)[1]).strip()]
+        lines = [content for line in lines if (content := prefixes.strip(line)[1]).strip()]
 
 
 def _form(prefix: bytes) -> re.Pattern[bytes] | None:

@@ -86,14 +86,14 @@ def wrap_rank_command(argv: Sequence[str], variables: Mapping[str, str]) -> tupl
 
 def strip_signs(text: str) -> tuple[str, bool]:
     """Return an output without the lines by which ranks reported their start, and whether there was one."""
-    rest, count = _SIGN_LINE.subn("", text)
-    return rest, count > 0
+    text_without, count = _SIGN_LINE.subn("", text)
+    return text_without, count > 0
 
 
 def find_unfit_reason(text: str) -> str:
     """Return the reason that kept ranks from starting their command; empty where the output has no such line."""
-    said = _UNFIT_LINE.search(text)
-    return said["why"] if said else ""
+    match = _UNFIT_LINE.search(text)
+    return match["why"] if match else ""
 
 
 _CANNOT_START = ("unable to launch the specified application", "unable to access the specified app", "execvp error on")
@@ -135,8 +135,8 @@ def read_torchrun_ending(result: LaunchResult) -> LaunchResult:
         # A rank that was ended because another one had failed is not the cause.
         first = min(ranks, key=lambda rank: (int(rank["exitcode"]) == _SIGTERM_CODE, rank["time"]))
         code = int(first["exitcode"])
-        said = f"torchrun: rank {first['rank']} on {first['host']} failed first, with exit code {code}"
-        return replace(result, exit_code=code, stderr=f"{stderr.rstrip()}\n{said}\n".lstrip())
+        sentence = f"torchrun: rank {first['rank']} on {first['host']} failed first, with exit code {code}"
+        return replace(result, exit_code=code, stderr=f"{stderr.rstrip()}\n{sentence}\n".lstrip())
     return result
 
 
@@ -150,9 +150,9 @@ def read_mpi_ending(result: LaunchResult) -> LaunchResult:
     """Return a result with an exit code that says how the first rank failed."""
     if result.exit_code is None or result.exit_code <= 0:
         return result
-    said = result.stderr + result.stdout
-    if any(words in said for words in _CANNOT_START):
+    output = result.stderr + result.stdout
+    if any(words in output for words in _CANNOT_START):
         return replace(result, exit_code=_NOT_STARTED_CODE)
-    if (ended := _HYDRA_SIGNAL.search(said)) and int(ended["number"]) == result.exit_code:
+    if (ended := _HYDRA_SIGNAL.search(output)) and int(ended["number"]) == result.exit_code:
         return replace(result, exit_code=-result.exit_code)
     return result

@@ -42,43 +42,36 @@ class TorchrunLauncher(ProcessLauncher):
     def __init__(
         self, *, shape: JobShape | None = None, python: str = sys.executable, **process: Unpack[ProcessOptions]
     ) -> None:
-        shape = shape or JobShape()
-        if shape.nodes != 1:
+        super().__init__(shape=shape, **process)
+        if self.shape.nodes != 1:
             raise UsageError(
-                f"--launcher torchrun starts the ranks of this machine, not of {shape.nodes} nodes",
+                f"--launcher torchrun starts the ranks of this machine, not of {self.shape.nodes} nodes",
                 hint="use --launcher slurm, ssh or mpirun",
             )
-        self._shape = shape
         self._python = python
-        super().__init__(**process)
 
     @classmethod
     def create(
         cls,
         *,
         shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,  # noqa: ARG003  there are none
+        options: Mapping[str, Any] = NO_OPTIONS,
         python: str = sys.executable,
-        uses_mpi: bool = True,  # noqa: ARG003  torchrun starts no ranks of MPI
+        uses_mpi: bool = True,
         **process: Unpack[ProcessOptions],
     ) -> Self:
         """Return the launcher of the ranks of this machine."""
         return cls(shape=shape, python=python, **process)
 
     def plan(
-        self,
-        argv: Sequence[str],
-        *,
-        variables: Mapping[str, str],
-        timeout_s: float,
-        files: Sequence[Path] = (),  # noqa: ARG002  they are here already
+        self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
     ) -> LaunchPlan:
         """Decide how a command would be started; torchrun finds a free port for its ranks when it starts."""
         return LaunchPlan(
             argv=(
                 *(self._python, "-m", MODULE),
                 "--standalone",
-                *("--nproc-per-node", str(self._shape.processes_per_node)),
+                *("--nproc-per-node", str(self.shape.processes_per_node)),
                 *("--max-restarts", "0"),  # PET_MAX_RESTARTS in the environment would repeat what has failed
                 *self.extra,
                 VERBATIM,

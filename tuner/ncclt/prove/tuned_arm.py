@@ -12,7 +12,7 @@ from ncclt.core.trial import TimesOrigin
 from ncclt.core.verification import sorted_variables
 from ncclt.deliver.answer import answer_from_recommendation
 from ncclt.deliver.job_info import JobInfo, read_site, read_variables, starts_other_nodes
-from ncclt.deliver.job_plan import JobPlan, plan_job
+from ncclt.deliver.job_plan import JobPlan, Means, plan_job
 from ncclt.deliver.node_files import place_plugin, table_path, write_table
 from ncclt.deliver.render.delivery import headline
 from ncclt.errors import NoRecommendationError, UsageError, reason
@@ -89,7 +89,7 @@ def plan_tuned_arm(
         )
     job = JobInfo(argv=argv, environ=environ, variables=read_variables(argv, environ), site=read_site(argv, environ))
     table = table_environment(answer.table, table_path(folder, answer.table))
-    plan = plan_job(answer, job, plugin=plugin, table=table, hook=None, shared=True)
+    plan = plan_job(answer, job, Means(plugin=plugin, table=table, hook=None, shared=True))
     if plan.form is None:
         raise NoRecommendationError(f"there is nothing to verify: {plan.notes[0]}", hint="see `ncclt run --dry-run`")
     return plan

@@ -79,8 +79,8 @@ class LauncherContract(WatchedContract, ABC):
         assert plans[0] == plans[1]
         # Some launchers write the command into a script or a manifest.
         plan = plans[0]
-        said = " ".join((*plan.argv, *map(str, plan.set_env), *(text for _name, text in plan.files)))
-        assert [word for word in ("prog", "-b", "8", "NCCL_ALGO", "Ring") if word not in said] == []
+        plan_text = " ".join((*plan.argv, *map(str, plan.set_env), *(text for _name, text in plan.files)))
+        assert [word for word in ("prog", "-b", "8", "NCCL_ALGO", "Ring") if word not in plan_text] == []
         assert plans[0].timeout_s == 5.0
         assert hash(plans[0]) == hash(plans[1])
 

@@ -140,8 +140,8 @@ class ReaderContract(WatchedContract):
     ) -> None:
         """The messages and their calls per step are those computed by hand."""
         workload = reader.read(sample, name="sample")
-        found = {calls.message: calls.calls_per_step for calls in workload.messages}
-        assert found == pytest.approx(dict(expected))
+        calls_of = {calls.message: calls.calls_per_step for calls in workload.messages}
+        assert calls_of == pytest.approx(dict(expected))
 
     def test_cut_gzip_is_refused(self, reader: Reader, sample: Sequence[Path], tmp_path: Path) -> None:
         """Half a file would be half the calls."""
@@ -190,5 +190,5 @@ class ReaderContract(WatchedContract):
                 (folder / path.name).write_text("".join(form.replace("{}", line, 1) + "\n" for line in lines))
             prefixed = [folder / path.name for path in texts]
             assert all(map(reader.recognises, prefixed)), launcher
-            found = {m.message: m.calls_per_step for m in reader.read(prefixed, name="sample").messages}
-            assert found == pytest.approx(dict(expected)), launcher
+            prefixed_calls = {m.message: m.calls_per_step for m in reader.read(prefixed, name="sample").messages}
+            assert prefixed_calls == pytest.approx(dict(expected)), launcher

@@ -119,28 +119,28 @@ def headline(recommendation: Recommendation, policy_verdict: PolicyVerdict | Non
     For example `ncclt 1a2b: bert on leonardo 2x4, NCCL 2.22.3: tuned, 1.08x (95 % 1.06-1.10)`.
     """
     valid = recommendation.fingerprint
-    what = (
+    subject = (
         f"ncclt {recommendation.id}: {recommendation.model} on {recommendation.cluster} "
         f"{valid.nodes}x{valid.gpus_per_node}, NCCL {valid.nccl_version}"
         f"{', deterministic search' if recommendation.deterministic else ''}"
     )
     verdict = (policy_verdict or recommendation.table).verdict
     if policy_verdict is None and verdict.decision is not Decision.KEEP_DEFAULT:
-        return f"{what}: {Decision.KEEP_DEFAULT}: no policy in plain variables was validated"
+        return f"{subject}: {Decision.KEEP_DEFAULT}: no policy in plain variables was validated"
     if verdict.decision is not Decision.TUNED:
-        return f"{what}: {verdict.decision}: {verdict.reason}"
+        return f"{subject}: {verdict.decision}: {verdict.reason}"
     if recommendation.has_step_times:
-        return f"{what}: {verdict.decision}, {verdict.reason}"
+        return f"{subject}: {verdict.decision}, {verdict.reason}"
     low, high = verdict.interval
-    return f"{what}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"
+    return f"{subject}: {verdict.decision}, {verdict.speedup:.2f}x (95 % {low:.2f}-{high:.2f})"
 
 
 def describe_channels(policy: Policy) -> str:
     """Return the remark on a policy's use of SMs; empty where it leaves channels to NCCL."""
-    if more := [f"NCCL_{name}={value}" for name, value in policy.parameters if name in TAKES_SMS]:
+    if widened := [f"NCCL_{name}={value}" for name, value in policy.parameters if name in TAKES_SMS]:
         return (
-            f"{' '.join(more)} may open more channels than the NCCL default and take SMs from compute; it was measured "
-            "next to a matrix product"
+            f"{' '.join(widened)} may open more channels than the NCCL default and take SMs from compute; it was "
+            "measured next to a matrix product"
         )
     if any(rule.channels is not None for rule in policy.rules):
         return "Channel counts are caps; no extra SMs are used"
@@ -164,7 +164,7 @@ class DeliveredForm:
     why: str = ""
 
 
-def choose_form(found: Recommendation, *, source: str = "", build: bool = False) -> DeliveredForm:
+def choose_form(recommendation: Recommendation, *, source: str = "", build: bool = False) -> DeliveredForm:
     """Choose the form in which a recommendation is used: variables if they carry the gain, else the table.
 
     Variables carry it if they were proven themselves, and their speed-up is within the interval of the table or above:
@@ -174,38 +174,38 @@ def choose_form(found: Recommendation, *, source: str = "", build: bool = False)
         source: options that name its store or server, with a space before each.
         build: the tuner plugin has to be built first.
     """
-    table, variables = found.table, found.variables
-    by_rows = table.verdict.decision is Decision.TUNED and bool(deliver_table(found).rules)
-    tabled = by_rows and found.fingerprint.version >= TUNER_API_SINCE
-    plain = (
-        variables is not None and variables.verdict.decision is Decision.TUNED and deliver_variables(found).variables
-    )
-    if variables and plain and not (tabled and variables.verdict.speedup < table.verdict.interval[0]):
-        return _with_command(found, DeliveredForm(form=Form.VARIABLES, proven=variables), source, build=False)
-    if tabled:
-        return _with_command(found, DeliveredForm(form=Form.TABLE, proven=table), source, build=build)
-    if by_rows:
-        why = f"tuner tables need NCCL {TUNER_API_SINCE} or later, not {found.fingerprint.version}"
+    table, variables, version = recommendation.table, recommendation.variables, recommendation.fingerprint.version
+    has_rows = table.verdict.decision is Decision.TUNED and bool(deliver_table(recommendation).rules)
+    has_table = has_rows and version >= TUNER_API_SINCE
+    if variables is not None and variables.verdict.decision is Decision.TUNED:
+        is_slower = has_table and variables.verdict.speedup < table.verdict.interval[0]
+        if not is_slower and deliver_variables(recommendation).variables:
+            plain = DeliveredForm(form=Form.VARIABLES, proven=variables)
+            return _with_command(recommendation, plain, source, build=False)
+    if has_table:
+        return _with_command(recommendation, DeliveredForm(form=Form.TABLE, proven=table), source, build=build)
+    if has_rows:
+        why = f"tuner tables need NCCL {TUNER_API_SINCE} or later, not {version}"
     elif table.verdict.decision is Decision.TUNED:
         why = "only process-wide variables are left, and they were not validated by themselves"
-    elif found.is_untried:
+    elif recommendation.is_untried:
         why = "only the jobs of its roll-out get it"
     else:
         why = ""
     return DeliveredForm(form=None, proven=table, why=why)
 
 
-def _with_command(found: Recommendation, use: DeliveredForm, source: str, *, build: bool) -> DeliveredForm:
+def _with_command(recommendation: Recommendation, use: DeliveredForm, source: str, *, build: bool) -> DeliveredForm:
     """Return a use with its command; nothing uses a stale recommendation or a demonstration."""
-    if found.label:
-        why = f"run `ncclt tune` on your own cluster; {found.origin} timings are a demonstration"
+    if recommendation.label:
+        why = f"run `ncclt tune` on your own cluster; {recommendation.origin} timings are a demonstration"
         return DeliveredForm(form=use.form, proven=use.proven, why=why)
-    if found.stale:
-        return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {found.stale}")
+    if recommendation.stale:
+        return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {recommendation.stale}")
     if not use.proven.beats_today:
         return DeliveredForm(form=use.form, proven=use.proven, why="keep your settings, or tune with more --blocks")
-    place, job = found.fingerprint, job_options(found, source=source)
-    own = [name for name, _ in found.today.variables] if found.today else []
+    place, job = recommendation.fingerprint, job_options(recommendation, source=source)
+    own = [name for name, _ in recommendation.today.variables] if recommendation.today else []
     if use.form is Form.VARIABLES:
         command = f'eval "$(ncclt env {job})"'
         command = f"unset {' '.join(own)}; {command}" if own else command
@@ -217,14 +217,15 @@ def _with_command(found: Recommendation, use: DeliveredForm, source: str, *, bui
     return DeliveredForm(form=use.form, proven=use.proven, command=command)
 
 
-def job_options(found: Recommendation, *, source: str = "") -> str:
+def job_options(recommendation: Recommendation, *, source: str = "") -> str:
     """Return the options of `ncclt env` and `ncclt run` that name the job which a recommendation is for.
 
     Args:
         source: options that name its store or server, with a space before each.
     """
-    place = found.fingerprint
+    place = recommendation.fingerprint
+    cluster, model = shlex.quote(recommendation.cluster), shlex.quote(recommendation.model)
     return (
-        f"--cluster {shlex.quote(found.cluster)} --model {shlex.quote(found.model)} --nodes {place.nodes} "
+        f"--cluster {cluster} --model {model} --nodes {place.nodes} "
         f"--gpus-per-node {place.gpus_per_node} --nccl-version {place.nccl_version}{source}"
     )

@@ -64,7 +64,7 @@ def render(
         group: `megatron-yaml` only: one of `MEGATRON_GROUPS`.
         warn: receives each remark where the text cannot hold comments: words for a command line, and csh, which allows
             them in scripts only, not in `eval`.
-        said: `json` only: more of what the answer says, as variant and reason.
+        said: `json` only: further entries of the answer, as variant and reason.
 
     Raises:
         NoRecommendationError: the proof ended undecided, `nvidia-csv` without a row, or options of a process group

@@ -154,8 +154,8 @@ def _for_nvidia(delivery: Delivery, channels: int | None) -> tuple[list[Rule], l
     counted = [replace(rule, channels=channels) if rule.channels is None else rule for rule in rules]
     covering: list[Rule] = []
     for_any_group = {rule.collective for rule in rules if rule.group_size == 0}
-    for (before, _, collective), found in itertools.groupby(counted, key=_family):
-        family = list(found)
+    for (before, _, collective), rules_of_family in itertools.groupby(counted, key=_family):
+        family = list(rules_of_family)
         # Sizes that the rules for the whole job leave open may be covered by the rules for any group after them.
         goes_on = -before == recommendation.fingerprint.world_size and collective in for_any_group
         covering += family if goes_on else _without_gaps(family, lost)
@@ -193,13 +193,13 @@ def _ncclx_rows(rules: Sequence[Rule], valid: Fingerprint) -> tuple[list[str], l
     """
     rows, lost = [], []
     for _, family in itertools.groupby(rules, key=_family):
-        taken = -1
+        covered_to = -1
         for rule in family:
             ranks = rule.group_size or valid.world_size
             places = [(valid.nodes, valid.gpus_per_node)] if ranks == valid.world_size else _places(ranks, valid)
             if rule.spans_nodes is not None:
                 places = [place for place in places if (place[0] > 1) == rule.spans_nodes]
-            first = max(rule.min_bytes // ranks, taken + 1)
+            first = max(rule.min_bytes // ranks, covered_to + 1)
             last = None if rule.max_bytes is None else rule.max_bytes // ranks
             if not places:
                 lost.append(f"{rule_label(rule)}: no even way to lay {ranks} ranks over {valid.nodes} nodes")
@@ -207,10 +207,10 @@ def _ncclx_rows(rules: Sequence[Rule], valid: Fingerprint) -> tuple[list[str], l
             if last is not None and last < first:
                 lost.append(f"{rule_label(rule)}: narrower than a byte per rank, by which NCCLX counts")
                 continue
-            more = first * ranks < rule.min_bytes or (rule.max_bytes is not None and (rule.max_bytes + 1) % ranks)
-            if more:
+            is_wider = first * ranks < rule.min_bytes or (rule.max_bytes is not None and (rule.max_bytes + 1) % ranks)
+            if is_wider:
                 lost.append(f"{rule_label(rule)}: up to {ranks - 1} bytes more, as NCCLX counts bytes per rank")
-            taken = taken if last is None else last
+            covered_to = covered_to if last is None else last
             span = f"[{first},{'' if last is None else last}{')' if last is None else ']'}"
             count = ANY if rule.channels is None else rule.channels
             rows += [

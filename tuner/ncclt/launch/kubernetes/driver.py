@@ -82,12 +82,12 @@ def progress(pods: Sequence[Any], job: Mapping[str, Any], *, container: str, cou
         refusal = ": ".join(word for word in words if word) or "Failed"
         stage = Stage.ENDED if pods else Stage.UNSTARTABLE
         return PodProgress(stage=stage, reason=f"the job failed: {refusal}", leader=leader)
-    if unstartable := next((said for pod in pods for said in _unstartable(pod)), ""):
+    if unstartable := next((reason for pod in pods for reason in _unstartable(pod)), ""):
         return PodProgress(stage=Stage.UNSTARTABLE, reason=unstartable, leader=leader)
     running = [pod for pod in pods if _status(pod).get("phase") in ("Running", "Succeeded")]
     if len(running) >= count:
         return PodProgress(stage=Stage.RUNNING, leader=leader)
-    waiting = next((said for pod in pods for said in _waiting(pod)), f"{len(running)} of {count} pods run")
+    waiting = next((reason for pod in pods for reason in _waiting(pod)), f"{len(running)} of {count} pods run")
     return PodProgress(stage=Stage.PENDING, reason=waiting, leader=leader)
 
 
@@ -118,8 +118,8 @@ def _failures(pod: Any) -> Iterator[tuple[str, str, int | None, str]]:
     ended = [state["terminated"] for state in states if (state.get("terminated") or {}).get("exitCode")]
     for end in ended[:1]:
         how = "out of memory" if end.get("reason") == "OOMKilled" else f"exit code {end['exitCode']}"
-        said = f" ({end['message'].strip()})" if end.get("message") else ""
-        yield end.get("finishedAt") or "", f"pod {_name(pod)}: {how}{said}", int(end["exitCode"]), _name(pod)
+        message = f" ({end['message'].strip()})" if end.get("message") else ""
+        yield end.get("finishedAt") or "", f"pod {_name(pod)}: {how}{message}", int(end["exitCode"]), _name(pod)
     status = _status(pod)
     if status.get("phase") == "Failed" and (not ended or status.get("reason") in TAKEN):
         how = ": ".join(word for word in (status.get("reason"), status.get("message")) if word) or "it failed"
@@ -137,8 +137,8 @@ def _unstartable(pod: Any) -> Iterator[str]:
     for each in _containers(pod):
         waiting = (each.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _UNSTARTABLE:
-            said = f": {waiting['message']}" if waiting.get("message") else ""
-            yield f"pod {_name(pod)}: {waiting['reason']}{said}"
+            message = f": {waiting['message']}" if waiting.get("message") else ""
+            yield f"pod {_name(pod)}: {waiting['reason']}{message}"
 
 
 def _waiting(pod: Any) -> Iterator[str]:
@@ -195,23 +195,23 @@ class Driver:
         applied = self._call("apply", "--filename", self._arguments.manifest)
         if applied.returncode != 0:
             return _tell(NOT_STARTED, _last_line(applied), _EXIT_NOT_STARTED)
-        seen = self._wait({Stage.RUNNING, Stage.UNSTARTABLE, Stage.ENDED}, within_s=self._arguments.pending_s)
-        if seen is None:
+        state = self._wait({Stage.RUNNING, Stage.UNSTARTABLE, Stage.ENDED}, within_s=self._arguments.pending_s)
+        if state is None:
             return _tell(NOT_STARTED, f"the job cannot be observed: {self._complaint}", _EXIT_NOT_STARTED)
-        if seen.stage is Stage.PENDING:
-            return _tell(NOT_STARTED, f"after {self._arguments.pending_s:.0f} s {seen.reason}", _EXIT_NOT_STARTED)
-        if seen.stage is Stage.RUNNING:
-            seen = self._wait({Stage.ENDED}, within_s=self._arguments.timeout_s)
-        if seen is None:
+        if state.stage is Stage.PENDING:
+            return _tell(NOT_STARTED, f"after {self._arguments.pending_s:.0f} s {state.reason}", _EXIT_NOT_STARTED)
+        if state.stage is Stage.RUNNING:
+            state = self._wait({Stage.ENDED}, within_s=self._arguments.timeout_s)
+        if state is None:
             return _tell(LOST, f"the job cannot be observed: {self._complaint}", _EXIT_LEFT)
-        if seen.stage is Stage.UNSTARTABLE:
-            return _tell(NOT_STARTED, seen.reason, _EXIT_NOT_STARTED)
-        self._show_logs(seen)
-        if seen.stage is not Stage.ENDED:
-            return _tell(TIMED_OUT, seen.reason or "the command did not end", _EXIT_TIMED_OUT)
-        if seen.reason:
-            sys.stderr.write(f"ncclt: kubernetes: {seen.reason}\n")
-        return 1 if seen.exit_code is None else seen.exit_code
+        if state.stage is Stage.UNSTARTABLE:
+            return _tell(NOT_STARTED, state.reason, _EXIT_NOT_STARTED)
+        self._show_logs(state)
+        if state.stage is not Stage.ENDED:
+            return _tell(TIMED_OUT, state.reason or "the command did not end", _EXIT_TIMED_OUT)
+        if state.reason:
+            sys.stderr.write(f"ncclt: kubernetes: {state.reason}\n")
+        return 1 if state.exit_code is None else state.exit_code
 
     def _wait(self, stages: set[Stage], *, within_s: float) -> PodProgress | None:
         """Wait until the launch has reached one of some stages, or the time is over; None = out of sight."""
@@ -221,28 +221,28 @@ class Driver:
         while True:
             pods = self._get("pods", "--selector", arguments.selector)
             job = self._get(arguments.kind, arguments.name)
-            seen = None
+            state = None
             if pods is not None and job is not None:
                 items = pods.get("items") or []
-                seen = progress(items, job, container=arguments.container, count=arguments.pods)
-            silent = 0 if seen else silent + 1
+                state = progress(items, job, container=arguments.container, count=arguments.pods)
+            silent = 0 if state else silent + 1
             if silent >= _SILENT_CALLS:
                 return None
-            if seen and (seen.stage in stages or time.monotonic() >= deadline):
-                return seen
+            if state and (state.stage in stages or time.monotonic() >= deadline):
+                return state
             time.sleep(arguments.poll_s)
 
-    def _show_logs(self, seen: PodProgress) -> None:
-        if seen.leader:
+    def _show_logs(self, state: PodProgress) -> None:
+        if state.leader:
             # Not captured: a log may be of any length.
-            argv = (*self._kubectl, "logs", seen.leader, "--container", self._arguments.container)
+            argv = (*self._kubectl, "logs", state.leader, "--container", self._arguments.container)
             try:
                 subprocess.run(argv, stdin=subprocess.DEVNULL, check=False, timeout=_CALL_S)
             except subprocess.TimeoutExpired:
-                sys.stderr.write(f"ncclt: kubernetes: the log of {seen.leader} was cut off after {_CALL_S:.0f} s\n")
-        for pod in [name for name in seen.failed if name != seen.leader][:_MOST_FAILED]:
-            said = self._call("logs", pod, "--tail", str(_TAIL_LINES))
-            sys.stderr.write("".join(f"{pod}: {line}\n" for line in said.stdout.splitlines()))
+                sys.stderr.write(f"ncclt: kubernetes: the log of {state.leader} was cut off after {_CALL_S:.0f} s\n")
+        for pod in [name for name in state.failed if name != state.leader][:_MOST_FAILED]:
+            call = self._call("logs", pod, "--tail", str(_TAIL_LINES))
+            sys.stderr.write("".join(f"{pod}: {line}\n" for line in call.stdout.splitlines()))
 
     def _delete(self) -> bool:
         """Delete everything and return whether that succeeded; foreground deletion waits for the pods as well."""
@@ -259,13 +259,13 @@ class Driver:
             sys.stderr.write(f"ncclt: kubernetes: cannot delete {self._arguments.name}: {_last_line(deleted)}\n")
         return deleted.returncode == 0
 
-    def _get(self, *what: str) -> dict[str, Any] | None:
-        said = self._call("get", *what, "--output", "json")
-        if said.returncode != 0:
-            self._complaint = _last_line(said)
+    def _get(self, *words: str) -> dict[str, Any] | None:
+        call = self._call("get", *words, "--output", "json")
+        if call.returncode != 0:
+            self._complaint = _last_line(call)
             return None
-        known: dict[str, Any] = json.loads(said.stdout)
-        return known
+        document: dict[str, Any] = json.loads(call.stdout)
+        return document
 
     def _call(self, *words: str, limit_s: float = _CALL_S) -> subprocess.CompletedProcess[str]:
         argv = (*self._kubectl, *words)
@@ -277,14 +277,14 @@ class Driver:
             return subprocess.CompletedProcess(list(argv), 1, "", f"kubectl did not answer within {limit_s:.0f} s")
 
 
-def _tell(what: str, reason: str, exit_code: int) -> int:
-    sys.stderr.write(f"ncclt: kubernetes: {what}: {' '.join(reason.split())}\n")
+def _tell(outcome: str, reason: str, exit_code: int) -> int:
+    sys.stderr.write(f"ncclt: kubernetes: {outcome}: {' '.join(reason.split())}\n")
     return exit_code
 
 
-def _last_line(said: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in said.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit code {said.returncode}"
+def _last_line(call: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in call.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {call.returncode}"
 
 
 def main() -> int:

@@ -78,9 +78,9 @@ def _parse_pair(text: str, pattern: re.Pattern[str]) -> tuple[str, str]:
     return name, value
 
 
-def _parse_count(text: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise ValueError(f"not a number from 1 to {most}")
+def _parse_count(text: str, limit: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= limit):
+        raise ValueError(f"not a number from 1 to {limit}")
     return int(text)
 
 
@@ -129,13 +129,13 @@ class KubernetesLauncher(ProcessLauncher):
             key="ssh-port",
             metavar="N",
             help="Port of the image's sshd, for an MPIJob",
-            parse=partial(_parse_count, most=65535),
+            parse=partial(_parse_count, limit=65535),
         ),
         LauncherOption(
             key="pending",
             metavar="SECONDS",
             help=f"Max wait for nodes and images (default: {PENDING_S:g})",
-            parse=partial(_parse_count, most=86400),
+            parse=partial(_parse_count, limit=86400),
         ),
     )
 
@@ -151,12 +151,11 @@ class KubernetesLauncher(ProcessLauncher):
     ) -> None:
         if shape.hosts:
             raise UsageError("Kubernetes chooses the nodes itself", hint="use a node selector instead of --hosts")
-        self._shape = shape
         self._kind = kind
         self._site = site
         self._kubectl = kubectl
         self._poll_s = poll_s
-        super().__init__(**process)
+        super().__init__(shape=shape, **process)
 
     @classmethod
     def create(
@@ -164,7 +163,7 @@ class KubernetesLauncher(ProcessLauncher):
         *,
         shape: JobShape,
         options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = "",  # noqa: ARG003  the image has its own
+        python: str = "",
         uses_mpi: bool = True,
         **process: Unpack[ProcessOptions],
     ) -> Self:
@@ -212,7 +211,7 @@ class KubernetesLauncher(ProcessLauncher):
             argv=tuple(places.get(word, word) for word in wrap_rank_command(argv, for_ranks)),
             variables=tuple(sorted(for_ranks.items())),
             files=tuple((path.name, path.read_text(encoding="utf-8")) for path in files),
-            shape=self._shape,
+            shape=self.shape,
             timeout_s=timeout_s,
         )
         objects = {"apiVersion": "v1", "kind": "List", "items": manifests(self._kind, job, site)}
@@ -228,7 +227,7 @@ class KubernetesLauncher(ProcessLauncher):
                 f"--name={_NAME}",
                 f"--selector={LAUNCH_LABEL}={_NAME}",
                 f"--container={container}",
-                f"--pods={self._shape.nodes + further_pods}",
+                f"--pods={self.shape.nodes + further_pods}",
                 f"--timeout-s={timeout_s:g}",
                 f"--pending-s={site.pending_s:g}",
                 f"--poll-s={self._poll_s:g}",
@@ -275,11 +274,11 @@ class KubernetesLauncher(ProcessLauncher):
 
 def _with_driver_messages(result: LaunchResult) -> LaunchResult:
     """Read what the driver reports about the launch itself."""
-    said = _SAID.search(result.stderr)
-    if said is None:
+    message = _SAID.search(result.stderr)
+    if message is None:
         return result
-    if said["what"] == TIMED_OUT:
+    if message["what"] == TIMED_OUT:
         return replace(result, timed_out=True)
-    if said["what"] == LOST:
-        return replace(result, lost=said["reason"])
-    return replace(result, exit_code=None, not_started=f"Kubernetes: {said['reason']}")
+    if message["what"] == LOST:
+        return replace(result, lost=message["reason"])
+    return replace(result, exit_code=None, not_started=f"Kubernetes: {message['reason']}")

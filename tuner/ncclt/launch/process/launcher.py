@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self, Unpack
 
-from ncclt.launch.launcher import PORT, Launcher, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import NO_OPTIONS, PORT, JobShape, Launcher, LaunchPlan, LaunchResult, ProcessOptions
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
 from ncclt.launch.ranks import UNFIT_CODE, is_deciding, strip_signs
 from ncclt.launch.slurm.job import job_loss
@@ -54,6 +55,7 @@ class ProcessLauncher(Launcher, ABC):
     """Starts programs with the environment of the time when it was made, so that plans do not change later.
 
     Args:
+        shape: of every launch; None = one process.
         environment: what programs inherit; None = this program's own.
         keep_env: names of the inherited variables for NCCL and our plugin that reach the command; no others do.
         extra: further options of the program that starts the command, verbatim.
@@ -67,9 +69,23 @@ class ProcessLauncher(Launcher, ABC):
 
     ranks_report: ClassVar[bool] = True
 
+    @classmethod
+    def create(
+        cls,
+        *,
+        shape: JobShape,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        python: str = sys.executable,
+        uses_mpi: bool = True,
+        **process: Unpack[ProcessOptions],
+    ) -> Self:
+        """Return a launcher of jobs of one shape, as `Launcher` says."""
+        return cls(shape=shape, **process)
+
     def __init__(
         self,
         *,
+        shape: JobShape | None = None,
         environment: Mapping[str, str] | None = None,
         keep_env: Collection[str] = (),
         extra: Sequence[str] = (),
@@ -77,6 +93,7 @@ class ProcessLauncher(Launcher, ABC):
         kill_grace_s: float = KILL_GRACE_S,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
+        self.shape = shape or JobShape()
         self.environment: Mapping[str, str] = dict(os.environ if environment is None else environment)
         self.extra = tuple(extra)
         self._keep_env = frozenset(keep_env)
@@ -139,9 +156,9 @@ class ProcessLauncher(Launcher, ABC):
             if result.exit_code == 0 or result.killed or not _PORT_TAKEN.search(result.stderr + result.stdout):
                 break
             result = self._run(plan)
-        stdout, told = strip_signs(result.stdout)
-        stderr, told_too = strip_signs(result.stderr)
-        started = told or told_too or result.dropped_bytes > 0 or not self.ranks_report
+        stdout, stdout_has_sign = strip_signs(result.stdout)
+        stderr, stderr_has_sign = strip_signs(result.stderr)
+        started = stdout_has_sign or stderr_has_sign or result.dropped_bytes > 0 or not self.ranks_report
         result = replace(result, stdout=stdout, stderr=stderr)
         if result.exit_code == 0 or result.killed:
             return result
@@ -159,10 +176,10 @@ class ProcessLauncher(Launcher, ABC):
 
     def _run(self, plan: LaunchPlan) -> LaunchResult:
         plan = _with_port(plan, secrets.choice(_PORTS))
-        kept = {name: value for name, value in self.environment.items() if name not in plan.unset_env}
+        inherited = {name: value for name, value in self.environment.items() if name not in plan.unset_env}
         session = ProcessSession(
             plan,
-            environment=kept | dict(plan.set_env),
+            environment=inherited | dict(plan.set_env),
             grace_s=self.grace_s,
             kill_grace_s=self._kill_grace_s,
             keep_bytes=self._keep_bytes,

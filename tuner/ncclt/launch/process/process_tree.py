@@ -63,12 +63,12 @@ def members(mark: str, *, session_id: int | None = None) -> tuple[int, ...]:
 
 def signal_members(mark: str, number: signal.Signals, *, session_id: int | None = None) -> tuple[int, ...]:
     """Send a signal to every process of a launch and return their ids."""
-    found = _members(os.fsencode(mark), session_id)
-    for process in found:
+    processes = _members(os.fsencode(mark), session_id)
+    for process in processes:
         # Ended meanwhile, or now of another user: the caller sees what could not be ended by what is left.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             _send(process, number)
-    return tuple(process.id for process in found)
+    return tuple(process.id for process in processes)
 
 
 def end_members(
@@ -117,9 +117,9 @@ def _members(mark: bytes, session_id: int | None) -> list[_Process]:
     ours.discard(os.getpid())
     unseen = list(ours)
     while unseen:
-        found = [child for child in children.get(unseen.pop(), ()) if child not in ours and child != os.getpid()]
-        ours.update(found)
-        unseen += found
+        unmarked = [child for child in children.get(unseen.pop(), ()) if child not in ours and child != os.getpid()]
+        ours.update(unmarked)
+        unseen += unmarked
     return [running[process_id] for process_id in sorted(ours)]
 
 
@@ -178,14 +178,14 @@ def clean_up(commands: Sequence[Sequence[str]], *, environment: Mapping[str, str
 def _complaint(argv: Sequence[str], environment: Mapping[str, str]) -> str:
     mark = new_mark()
     # A file, not a pipe: a grandchild that holds a pipe open would make us wait for it.
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             done = subprocess.run(
                 argv,
                 env={**environment, MARK_VARIABLE: mark},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 timeout=CLEAN_UP_S,
                 check=False,
@@ -198,7 +198,7 @@ def _complaint(argv: Sequence[str], environment: Mapping[str, str]) -> str:
             end_members(mark)
         if done.returncode == 0:
             return ""
-        said.seek(0)
-        lines = said.read().decode(errors="replace").split("\n")
+        output.seek(0)
+        lines = output.read().decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
     return f"{argv[0]} ended with exit code {done.returncode}: {last}"

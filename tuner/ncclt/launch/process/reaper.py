@@ -62,9 +62,9 @@ class Reaper:
         Raises:
             OSError: the reaper cannot be started.
         """
-        kept = {name: value for name, value in environment.items() if clean_up and name != MARK_VARIABLE}
+        for_clean_up = {name: value for name, value in environment.items() if clean_up and name != MARK_VARIABLE}
         folder_path = str(folder) if folder else None
-        self._open_entry(mark, grace_s=grace_s, clean_up=clean_up, environment=kept, folder=folder_path)
+        self._open_entry(mark, grace_s=grace_s, clean_up=clean_up, environment=for_clean_up, folder=folder_path)
 
     def keep(self, folder: Path) -> None:
         """Report a folder of results, which the reaper removes when all launches have ended.
@@ -184,14 +184,14 @@ def main() -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")
-    left = open_launches(sys.stdin.buffer)
-    enders = [threading.Thread(target=end_launch, args=(launch,)) for launch in left if "results" not in launch]
+    launches = open_launches(sys.stdin.buffer)
+    enders = [threading.Thread(target=end_launch, args=(launch,)) for launch in launches if "results" not in launch]
     for ender in enders:
         ender.start()
     for ender in enders:
         ender.join()
     # Last, because launches write into these until they end.
-    for launch in left:
+    for launch in launches:
         if "results" in launch:
             shutil.rmtree(launch["results"], ignore_errors=True)
 
@@ -202,11 +202,11 @@ def open_launches(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         if not line.endswith(b"\n"):
             break  # cut off by the death of its writer, which starts a launch only after it has written the line
-        said = json.loads(line)
-        if "ended" in said:
-            launches.pop(said["ended"], None)
+        record = json.loads(line)
+        if "ended" in record:
+            launches.pop(record["ended"], None)
         else:
-            launches[said["begun"]] = said
+            launches[record["begun"]] = record
     return list(launches.values())
 
 

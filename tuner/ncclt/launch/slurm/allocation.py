@@ -136,7 +136,7 @@ def read_allocation(
     suffixes = [f"_HET_GROUP_{number}" for number in range(int(environment.get("SLURM_HET_SIZE") or 0))] or [""]
     groups = tuple(expand_hostlist(environment.get(f"SLURM_JOB_NODELIST{suffix}", "")) for suffix in suffixes)
     hosts = ",".join(host for group in groups for host in group)
-    known = addresses_of(environment, hosts) if addresses_of is not None else {}
+    addresses = addresses_of(environment, hosts) if addresses_of is not None else {}
     # As in `8(x2),4` (sbatch(1), SLURM_JOB_CPUS_PER_NODE).
     cpus = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     return Allocation(
@@ -144,7 +144,7 @@ def read_allocation(
         groups=groups,
         cpus_per_task=int(environment["SLURM_CPUS_PER_TASK"]) if environment.get("SLURM_CPUS_PER_TASK") else None,
         cpus=tuple(int(each) for each, times in cpus for _ in range(int(times or 1))),
-        addresses=tuple(sorted((host, address) for host, address in known.items() if host != address)),
+        addresses=tuple(sorted((host, address) for host, address in addresses.items() if host != address)),
     )
 
 
@@ -154,7 +154,7 @@ def addresses_by_scontrol(environment: Mapping[str, str], hosts: str) -> dict[st
     Names of nodes need not resolve in the network: cloud nodes and test clusters are reached by `NodeAddr` alone.
     """
     try:
-        said = ask(("scontrol", "show", "nodes", hosts, "--oneliner"), environment).stdout
+        nodes = ask(("scontrol", "show", "nodes", hosts, "--oneliner"), environment).stdout
     except OSError:
         return {}
-    return dict(re.findall(r"(?m)^NodeName=(\S+).*?\sNodeAddr=(\S+)", said))
+    return dict(re.findall(r"(?m)^NodeName=(\S+).*?\sNodeAddr=(\S+)", nodes))

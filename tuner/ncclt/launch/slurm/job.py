@@ -93,8 +93,8 @@ def _ending(job: Mapping[str, str], environment: Mapping[str, str], *, requeued:
 def _lost_nodes(environment: Mapping[str, str]) -> bool:
     """Return True if a node of this program's job is down."""
     nodes = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_JOB_NODELIST_HET_GROUP_0", "")
-    said = ask(("scontrol", "show", "nodes", nodes, "--oneliner"), environment).stdout if nodes else ""
-    return re.search(r"\sState=\S*(?:DOWN|FAIL|NOT_RESPONDING)", said) is not None
+    shown = ask(("scontrol", "show", "nodes", nodes, "--oneliner"), environment).stdout if nodes else ""
+    return re.search(r"\sState=\S*(?:DOWN|FAIL|NOT_RESPONDING)", shown) is not None
 
 
 def _duration_s(text: str) -> float | None:
@@ -131,9 +131,9 @@ def _ask(environment: Mapping[str, str]) -> tuple[str, list[dict[str, str]]]:
     if not job_id:
         return "", []
     try:
-        said = ask(("scontrol", "show", "job", "--oneliner", job_id), environment)
+        shown = ask(("scontrol", "show", "job", "--oneliner", job_id), environment)
     except OSError:
         return job_id, []
-    if said.returncode != 0:
-        return job_id, [{}] if "nvalid job id" in said.stderr else []
-    return job_id, [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in said.stdout.splitlines() if line.strip()]
+    if shown.returncode != 0:
+        return job_id, [{}] if "nvalid job id" in shown.stderr else []
+    return job_id, [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.stdout.splitlines() if line.strip()]

@@ -202,8 +202,8 @@ def step_failure(text: str) -> StepFailure:
     task = _TASK_ENDING.search(text)
     exit_code, ending = _ending(task["ending"]) if task else (None, "")
     for pattern, meaning, lost in _CAUSES:
-        if said := pattern.search(text):
-            reason = f"{meaning} ({_short(said[0])})"
+        if cause := pattern.search(text):
+            reason = f"{meaning} ({_short(cause[0])})"
             return StepFailure(reason=reason, exit_code=exit_code, lost=lost)
     cancelled = _CANCELLED.search(text)
     if cancelled and (task is None or cancelled.start() < task.start()):
@@ -321,8 +321,7 @@ class SlurmLauncher(ProcessLauncher):
         container: str | None = None,
         **process: Unpack[ProcessOptions],
     ) -> None:
-        super().__init__(**process)
-        self._shape = shape
+        super().__init__(shape=shape, **process)
         self._allocation = allocation
         self._hosts = allocation.choose(nodes=shape.nodes, hosts=shape.hosts) if allocation else ()
         if allocation and not {"--overcommit", "-O"} & set(self.extra):
@@ -335,8 +334,8 @@ class SlurmLauncher(ProcessLauncher):
         *,
         shape: JobShape,
         options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = "",  # noqa: ARG003  the command names its own
-        uses_mpi: bool = True,  # noqa: ARG003  srun sets the variables of both
+        python: str = "",
+        uses_mpi: bool = True,
         **process: Unpack[ProcessOptions],
     ) -> Self:
         """Return the launcher for the allocation that this program runs in.
@@ -345,9 +344,9 @@ class SlurmLauncher(ProcessLauncher):
             UsageError: the allocation has too few nodes, or not those of the shape.
         """
         environment = process.get("environment")
-        known = dict(os.environ if environment is None else environment)
-        process["environment"] = known
-        allocation = read_allocation(known, addresses_of=addresses_by_scontrol)
+        inherited = dict(os.environ if environment is None else environment)
+        process["environment"] = inherited
+        allocation = read_allocation(inherited, addresses_of=addresses_by_scontrol)
         return cls(shape=shape, allocation=allocation, container=options.get("container"), **process)
 
     def plan(
@@ -363,8 +362,8 @@ class SlurmLauncher(ProcessLauncher):
                 "this is not a Slurm allocation (SLURM_JOB_ID is not set), so there are no nodes to launch on",
                 hint="run it under salloc or sbatch",
             )
-        kept = self.kept_variables(variables)
-        task, texts = ship(wrap_rank_command(argv, {**kept, **variables}), files)
+        kept_variables = self.kept_variables(variables)
+        task, texts = ship(wrap_rank_command(argv, {**kept_variables, **variables}), files)
         set_env = {
             "MASTER_ADDR": self._allocation.address(self._hosts[0]),
             "MASTER_PORT": PORT,
@@ -374,9 +373,9 @@ class SlurmLauncher(ProcessLauncher):
         options = self.extra
         if self._container is not None:
             # Without --container-env the values of the image override ours (pyxis, README).
-            names = sorted({*kept, *set_env, *file_variables(texts)})
+            names = sorted({*kept_variables, *set_env, *file_variables(texts)})
             options = (f"--container-image={self._container}", f"--container-env={','.join(names)}", *options)
-        step = srun_argv(task, options=options, allocation=self._allocation, hosts=self._hosts, shape=self._shape)
+        step = srun_argv(task, options=options, allocation=self._allocation, hosts=self._hosts, shape=self.shape)
         return LaunchPlan(
             argv=tuple(step),
             set_env=tuple(sorted(set_env.items())),

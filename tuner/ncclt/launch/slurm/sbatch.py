@@ -133,10 +133,10 @@ def submit(plan: BatchPlan, *, environment: Mapping[str, str] | None = None) -> 
             hint="run it on a login node of the cluster, or choose another --launcher",
         ) from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["no reason given"]
+        complaints = done.stderr.strip().splitlines() or ["no reason given"]
         names_partition = any(word.startswith(("-p", "--partition")) for word in plan.argv)
         hint = "" if names_partition else "many sites need --launcher-option sbatch-arg=--partition=NAME"
-        raise UsageError(f"sbatch refused the job: {said[-1]}", hint=hint)
+        raise UsageError(f"sbatch refused the job: {complaints[-1]}", hint=hint)
     return done.stdout.strip().partition(";")[0]  # `7;cluster` where there are several
 
 
@@ -147,8 +147,8 @@ def find_job(comment: str, *, environment: Mapping[str, str] | None = None) -> t
         queued = ask(("squeue", "--noheader", f"--user={getpass.getuser()}", states, "--format=%i %k"), environment)
     except OSError:
         return None
-    for job_id, _, said in (line.strip().partition(" ") for line in queued.stdout.splitlines()):
-        if said.strip() == comment:
+    for job_id, _, job_comment in (line.strip().partition(" ") for line in queued.stdout.splitlines()):
+        if job_comment.strip() == comment:
             shown = ask(("scontrol", "show", "job", job_id), environment).stdout
             paths = dict(re.findall(r"(?m)^ *(StdOut|StdErr)=(.+)$", shown))
             if len(paths) == 2:
@@ -174,17 +174,17 @@ def submit_and_follow(
         UsageError: sbatch was not found, or it refuses the job.
     """
     plan = plan_batch(request)
-    known = dict(os.environ if environment is None else environment)
-    if request.comment and (found := find_job(request.comment, environment=known)):
-        job_id, logs = found
+    inherited = dict(os.environ if environment is None else environment)
+    if request.comment and (job := find_job(request.comment, environment=inherited)):
+        job_id, logs = job
         say(f"ncclt: job {job_id} is already measuring this study; its output: {logs[0]}\n")
     else:
-        job_id = submit(plan, environment=known)
+        job_id = submit(plan, environment=inherited)
         logs = plan.logs(job_id)
         say(f"ncclt: submitted job {job_id}; its output: {logs[0]}\n")
     if not wait:
         return 0
-    return follow(job_id, logs, show=show, say=say, environment=known, poll_s=poll_s)
+    return follow(job_id, logs, show=show, say=say, environment=inherited, poll_s=poll_s)
 
 
 def node_local_folder(path: Path, *, mounts: str | None = None) -> str:
@@ -282,8 +282,8 @@ def _follow(
     shown = ""
     silent = 0
     while True:
-        said = ask(("scontrol", "show", "job", "--oneliner", job_id), environment).stdout
-        job = dict(re.findall(r"(\S+?)=(\S*)", said))
+        shown = ask(("scontrol", "show", "job", "--oneliner", job_id), environment).stdout
+        job = dict(re.findall(r"(\S+?)=(\S*)", shown))
         state = job.get("JobState", "")  # empty = Slurm did not answer
         reason = f" ({job['Reason']})" if job.get("Reason") not in (None, "", "None") else ""
         for log in logs:

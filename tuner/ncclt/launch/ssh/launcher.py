@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -141,12 +141,11 @@ class SshLauncher(ProcessLauncher):
                 "--launcher ssh needs the names of the hosts", hint="name them with --hosts A,B or --hosts @FILE"
             )
         self._hosts = tuple(map(parse_host, shape.hosts))
-        self._processes_per_node = shape.processes_per_node
         self._ssh_args = tuple(ssh_args)
         self._python = python
         self._address = address or self._hosts[0].name
         self._cwd = cwd or Path.cwd()
-        super().__init__(**process)
+        super().__init__(shape=shape, **process)
 
     @classmethod
     def create(
@@ -155,7 +154,7 @@ class SshLauncher(ProcessLauncher):
         shape: JobShape,
         options: Mapping[str, Any] = NO_OPTIONS,
         python: str = sys.executable,
-        uses_mpi: bool = True,  # noqa: ARG003  torchrun starts no ranks of MPI
+        uses_mpi: bool = True,
         **process: Unpack[ProcessOptions],
     ) -> Self:
         """Return the launcher for the hosts of a shape.
@@ -235,12 +234,9 @@ class SshLauncher(ProcessLauncher):
             return f'"$folder"/{shlex.quote(named[argument])}' if argument in named else shlex.quote(argument)
 
         tenths = round(self.grace_s * 10)
-        meeting_host = shlex.quote(meeting_host)
-        ours = [pattern for pattern in DECIDING if pattern.startswith("NCCLT_")]
         writes = [
             f'printf %s {shlex.quote(text)} >"$folder"/{shlex.quote(name)} || return' for _path, name, text in files
         ]
-        exports = [f"  export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
         return "\n".join(
             [
                 "# Standard input stays open for as long as somebody waits for this launch.",
@@ -249,17 +245,7 @@ class SshLauncher(ProcessLauncher):
                 "main() {  # a function, so that nothing is done where only a part of this has arrived",
                 *writes,
                 "(",
-                "  for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do",
-                f'    case $name in NCCL_*|{"|".join(ours)}) unset "$name" ;; esac',
-                "  done",
-                *exports,
-                f"  export {MARK_VARIABLE}=$mark",
-                f'  cd {shlex.quote(str(self._cwd))} 2>/dev/null || cd "$folder" || exit',
-                f"  {shlex.quote(self._python)} -I -S -c {shlex.quote(_RESOLVES)} {meeting_host} 2>/dev/null",
-                "  [ $? -ne 3 ] || {",
-                f'    echo "{UNFIT}$(uname -n) does not know the address of "{meeting_host} >&2',
-                f"    exit {UNFIT_CODE}",
-                "  }",
+                *self._job_lines(meeting_host, variables),
                 f"  exec {' '.join(map(word, argv))}",
                 ") </dev/null 3<&- &",
                 "job=$!",
@@ -280,6 +266,22 @@ class SshLauncher(ProcessLauncher):
             ]
         )
 
+    def _job_lines(self, meeting_host: str, variables: Mapping[str, str]) -> Iterator[str]:
+        """Yield the lines that prepare the environment and the folder of the command, and look for the other hosts."""
+        meeting_host = shlex.quote(meeting_host)
+        ours = "|".join(pattern for pattern in DECIDING if pattern.startswith("NCCLT_"))
+        yield "  for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do"
+        yield f'    case $name in NCCL_*|{ours}) unset "$name" ;; esac'
+        yield "  done"
+        yield from (f"  export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+        yield f"  export {MARK_VARIABLE}=$mark"
+        yield f'  cd {shlex.quote(str(self._cwd))} 2>/dev/null || cd "$folder" || exit'
+        yield f"  {shlex.quote(self._python)} -I -S -c {shlex.quote(_RESOLVES)} {meeting_host} 2>/dev/null"
+        yield "  [ $? -ne 3 ] || {"
+        yield f'    echo "{UNFIT}$(uname -n) does not know the address of "{meeting_host} >&2'
+        yield f"    exit {UNFIT_CODE}"
+        yield "  }"
+
     def read_ending(self, result: LaunchResult) -> LaunchResult:
         """Return the result of a launch that failed, with the exit code of the rank that failed first."""
         return read_torchrun_ending(result)
@@ -288,7 +290,7 @@ class SshLauncher(ProcessLauncher):
         return (
             *(self._python, "-m", MODULE),
             *("--nnodes", str(len(self._hosts))),
-            *("--nproc-per-node", str(self._processes_per_node)),
+            *("--nproc-per-node", str(self.shape.processes_per_node)),
             *("--node-rank", RANK),
             *("--master-addr", meeting_host),
             *("--master-port", meeting_port),
@@ -316,7 +318,7 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str, str]]:
 def _address(host: Host, options: Sequence[str], environment: Mapping[str, str] | None) -> str:
     """Return the host name that ssh connects to: the given one may be an alias in this machine's ssh configuration."""
     try:
-        said = subprocess.run(
+        settings = subprocess.run(
             ("ssh", *options, "-G", host.name),
             env=None if environment is None else dict(environment),
             stdin=subprocess.DEVNULL,
@@ -326,5 +328,5 @@ def _address(host: Host, options: Sequence[str], environment: Mapping[str, str] 
         ).stdout
     except OSError:
         return host.name
-    found = re.search(r"(?m)^hostname (\S+)$", said)
-    return found[1] if found else host.name
+    hostname = re.search(r"(?m)^hostname (\S+)$", settings)
+    return hostname[1] if hostname else host.name

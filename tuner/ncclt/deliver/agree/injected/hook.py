@@ -111,10 +111,11 @@ def describe_rank(environ: Mapping[str, str]) -> tuple[ctypes.CDLL | None, dict[
         if describe(text, ctypes.c_size_t(_ROOM)) < 0:
             facts["problem"] = "the tuner plugin does not say what it has loaded"
             return library, facts
-        told = dict(line.split("=", 1) for line in text.value.decode("ascii", "replace").splitlines() if "=" in line)
-        facts["plugin"] = f"{told.get('plugin')} ({told.get('image')})"
-        facts["nccl"], facts["table"] = told.get("nccl", ""), told.get("table", "")
-        facts["table_problem"], facts["problem"] = told.get("problem", ""), ""
+        lines = text.value.decode("ascii", "replace").splitlines()
+        described = dict(line.split("=", 1) for line in lines if "=" in line)
+        facts["plugin"] = f"{described.get('plugin')} ({described.get('image')})"
+        facts["nccl"], facts["table"] = described.get("nccl", ""), described.get("table", "")
+        facts["table_problem"], facts["problem"] = described.get("problem", ""), ""
         return library, facts
     return None, facts
 

@@ -246,19 +246,10 @@ class LivePlugin:
             AttributeError: the plugin is older than they are.
         """
         self._describe, self._arm = library.ncclt_live_describe, library.ncclt_live_arm
-        self._decide, self.estimate, self.capture = (
-            library.ncclt_live_decide,
-            library.ncclt_live_estimate,
-            library.ncclt_live_capture,
-        )
-        self._arm.argtypes = [
-            *(ctypes.c_uint64,) * 2,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_double,
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-        ]
+        self._decide, self.estimate = library.ncclt_live_decide, library.ncclt_live_estimate
+        self.capture = library.ncclt_live_capture
+        number, text = ctypes.c_uint64, ctypes.c_char_p
+        self._arm.argtypes = [number, number, text, ctypes.c_int, ctypes.c_double, ctypes.c_void_p, text]
         self._decide.argtypes = [ctypes.c_uint64, ctypes.c_int]
         self._text = ctypes.create_string_buffer(_ROOM)
         self._size = ctypes.c_size_t(_ROOM)
@@ -303,7 +294,7 @@ def read_communicators(description: bytes) -> tuple[dict[str, dict[str, Any]], l
 
     Leaves out communicators with two ranks in this process: the store has one rank per process.
     """
-    found: dict[str, dict[str, Any]] = {}
+    communicators: dict[str, dict[str, Any]] = {}
     doubled, problems = set(), []
     for line in description.decode("ascii", "replace").splitlines():
         line, _, problem = line.partition(" problem=")
@@ -314,41 +305,42 @@ def read_communicators(description: bytes) -> tuple[dict[str, dict[str, Any]], l
         if problem:
             problems.append(problem)
             continue
-        if number in found:
+        if number in communicators:
             doubled.add(number)
-        found[number] = {name: word if name in ("mark", "hash", "state") else int(word) for name, word in words.items()}
-    return {number: facts for number, facts in found.items() if number not in doubled}, problems
+        texts = {"mark", "hash", "state"}
+        communicators[number] = {name: word if name in texts else int(word) for name, word in words.items()}
+    return {number: facts for number, facts in communicators.items() if number not in doubled}, problems
 
 
 def members_of(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, Mapping[str, Any]]]:
     """Return each communicator's facts by rank."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for rank, told in facts.items():
-        for number, one in told["communicators"].items():
-            found.setdefault(number, {})[rank] = one
-    return found
+    members: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for rank, rank_facts in facts.items():
+        for number, communicator in rank_facts["communicators"].items():
+            members.setdefault(number, {})[rank] = communicator
+    return members
 
 
 def find_end(facts: Mapping[int, Mapping[str, Any]]) -> str:
     """Return the reason to end live tuning, such as a captured graph or different ranks; empty = none."""
-    steps = {told["step"] for told in facts.values()}
+    steps = {rank_facts["step"] for rank_facts in facts.values()}
     if len(steps) > 1:
         return f"ranks count steps differently ({min(steps)} to {max(steps)})"
     for number, members in members_of(facts).items():
-        for rank, one in members.items():
-            if one["captured"]:
+        for rank, communicator in members.items():
+            if communicator["captured"]:
                 return f"rank {rank} captured a CUDA graph with collectives, which keeps its plan"
-            if one["state"] == "failed":
+            if communicator["state"] == "failed":
                 return f"rank {rank} failed a question, because it did not learn a decision in time"
         # Ranks at the same question compare all questions; others, those up to the last mark, if they share it.
         for name, stride in (("hash", 1), ("mark", _MARK)):
             first: dict[int, tuple[int, Any]] = {}
-            for rank, one in members.items():
-                if one["busy"]:
+            for rank, communicator in members.items():
+                if communicator["busy"]:
                     continue
-                other, value = first.setdefault(one["count"] // stride, (rank, one[name]))
-                if value != one[name]:
-                    return f"ranks {other} and {rank} were asked different questions in communicator {number}"
+                first_rank, value = first.setdefault(communicator["count"] // stride, (rank, communicator[name]))
+                if value != communicator[name]:
+                    return f"ranks {first_rank} and {rank} were asked different questions in communicator {number}"
     return ""
 
 
@@ -364,19 +356,19 @@ def find_in_step(history: Sequence[Mapping[int, Mapping[str, Any]]], begun: Mapp
     """
     if len(history) < _HISTORY:
         return set()
-    found = set()
+    in_step = set()
     for number, now in members_of(history[-1]).items():
         counts = []
         for facts in history:
             members = members_of(facts).get(number, {})
-            seen = {one["count"] for one in members.values()}
-            if len(members) != next(iter(now.values()))["ranks"] or len(seen) != 1:
+            numbers = {communicator["count"] for communicator in members.values()}
+            if len(members) != next(iter(now.values()))["ranks"] or len(numbers) != 1:
                 break
-            counts.append(seen.pop())
-        is_quiet = not any(one["busy"] or one["registered"] for one in now.values())
+            counts.append(numbers.pop())
+        is_quiet = not any(communicator["busy"] or communicator["registered"] for communicator in now.values())
         if is_quiet and len(counts) == len(history) and counts[-1] > max(counts[-2], begun.get(number, 0)):
-            found.add(number)
-    return found
+            in_step.add(number)
+    return in_step
 
 
 class LiveSession:
@@ -523,7 +515,7 @@ class LiveSession:
                 problems = ["no communicator of NCCL has loaded the plugin"]
             hello = {**self._hello, "problem": self._hello["problem"] or "; ".join(problems)}
             store.set(self._key("hello", self._rank), json.dumps(hello))
-        own = {"step": step, "times_us": [round(one, 1) for one in times_us], "communicators": communicators}
+        own = {"step": step, "times_us": [round(time_us, 1) for time_us in times_us], "communicators": communicators}
         store.set(self._key("facts", number, self._rank), json.dumps(own, separators=(",", ":")))
         if self._coordinator is not None:
             message = self._coordinate(number, taken_s)
@@ -536,9 +528,9 @@ class LiveSession:
         if number > 1:
             store.delete_key(self._key("facts", number - 1, self._rank))
         if "proposal" in message:
-            mine = [number for number in message["communicators"] if number in communicators]
-            if self._scheduled is None:
-                self._scheduled = {**message, "communicators": mine}  # the hook refuses it where it comes too late
+            own_numbers = [number for number in message["communicators"] if number in communicators]
+            if self._scheduled is None:  # the hook refuses it where it comes too late
+                self._scheduled = {**message, "communicators": own_numbers}
             else:
                 self._take_part(message, "another proposal is under way", time.perf_counter())
         if message.get("end"):
@@ -685,7 +677,7 @@ class Coordinator:
         if not why_not and not self._planned:
             why_not = "no communicator is in step"
         self._outcome = None
-        used = [number for number, ranks in members.items() if any(one["count"] for one in ranks.values())]
+        used = [number for number, ranks in members.items() if any(facts["count"] for facts in ranks.values())]
         return Boundary(
             number=number,
             step=step,
@@ -694,7 +686,7 @@ class Coordinator:
             can_propose=not why_not and not self.end,
             why_not=self.end or why_not,
             outcome=outcome,
-            times_us={rank: told["times_us"] for rank, told in facts.items()},
+            times_us={rank: rank_facts["times_us"] for rank, rank_facts in facts.items()},
             in_step=len(self._planned),
             left_out=len(used) - len(self._planned),
         )
@@ -708,7 +700,7 @@ class Coordinator:
             plan: to propose.
             steps: of this rank so far.
         """
-        times_us = sorted(one for told in self.history[-1].values() for one in told["times_us"])
+        times_us = sorted(time_us for rank_facts in self.history[-1].values() for time_us in rank_facts["times_us"])
         step_s = max(times_us[len(times_us) // 2] / 1e6, 1e-6) if times_us else 1.0
         notice_s = max(2 * max(self.latencies_s), 3 * longest_pause_s(self._ranks))
         ahead = (2 + int(notice_s / step_s)) << self._aborts
@@ -724,8 +716,8 @@ class Coordinator:
     def compare(self, armed: Sequence[Mapping[str, Sequence[int]]]) -> str:
         """Return the first difference between the ranks' armed plans; empty = none."""
         first: dict[str, Sequence[int]] = {}
-        for one in armed:
-            for number, values in one.items():
+        for rank_armed in armed:
+            for number, values in rank_armed.items():
                 *place, checksum = first.setdefault(number, values)
                 if place != values[:2]:
                     return f"ranks were at different questions of communicator {number}"
