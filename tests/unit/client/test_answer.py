@@ -125,7 +125,7 @@ class Sent:
 def sent(monkeypatch):
     """Answers without a network, at the one place where client.py reads them from it."""
     answer = Sent()
-    monkeypatch.setattr(ncclt.client.fetch, "get", lambda *_, **__: ncclt.client.fetch._Kept(answer.text, "", 1.0))
+    monkeypatch.setattr(ncclt.client.fetch, "get", lambda *_, **__: ncclt.client.fetch.Answered(answer.text, "", 1.0))
     return answer
 
 

@@ -17,7 +17,7 @@ from ncclt.core.attestation import DeliveredPolicy, Form
 from ncclt.core.cluster import Fingerprint
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import ORIGIN_WORDS, Recommendation, Request
+from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Recommendation, Request
 from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.attest import policy_of_variables
 from ncclt.deliver.render.table import render_row
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _MOST_KEY_BYTES = 1000
 _MOST_TABLE_BYTES = 4 * 1024 * 1024
+
+_OF_ONE_JOB = ("rollout", "variant", "job", "ticket")
+"""Fields of an answer to one job."""
 
 
 _TABLE_HEAD = re.compile(
@@ -140,15 +143,11 @@ def answer_from_document(document: Any) -> Answer:
         table = _render_table(fields, rules, table_variables)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, NccltError) as error:
         raise _no_answer(error) from error
+    names = ("recommendation", "cluster", "model", "nccl_version", "nodes", "gpu", "fabric")
+    copied: dict[str, Any] = {name: fields[name] for name in (*names, *_OF_ONE_JOB) if name in fields}
     return Answer(
-        recommendation=fields["recommendation"],
-        cluster=fields["cluster"],
-        model=fields["model"],
-        nccl_version=fields["nccl_version"],
-        nodes=fields["nodes"],
+        **copied,
         ranks=fields["nodes"] * fields["gpus_per_node"],
-        gpu=fields.get("gpu", ""),
-        fabric=fields.get("fabric", ""),
         site_variables=tuple(sorted(fields["site_variables"].items())) if "site_variables" in fields else None,
         simulated=fields["origin"] == TimesOrigin.SIMULATED,
         recorded=fields["origin"] == TimesOrigin.RECORDED,
@@ -157,10 +156,6 @@ def answer_from_document(document: Any) -> Answer:
         rules=Policy(rules=rules),
         table_variables=table_variables,
         document=document,
-        rollout=fields.get("rollout", ""),
-        variant=fields.get("variant", ""),
-        job=fields.get("job", ""),
-        ticket=fields.get("ticket", ""),
     )
 
 
@@ -331,17 +326,11 @@ def fetch_for_request(request: Request, server: str, **options: Any) -> Reply:
     from ncclt.client.fetch import fetch_env
 
     with server_errors():
+        names = ("cluster", "model", *SHAPE_PARTS, "driver", "site", "job")
         return fetch_env(
             server,
-            cluster=request.cluster,
-            model=request.model,
-            nodes=request.nodes,
-            gpus_per_node=request.gpus_per_node,
-            nccl_version=request.nccl_version,
-            driver=request.driver,
+            **{name: getattr(request, name) for name in names},
             topology=request.topology_hash,
-            site=request.site,
-            job=request.job,
             allow=request.allowed,
             # A key on the command line would show in the process list.
             api_key=api_key(os.environ),

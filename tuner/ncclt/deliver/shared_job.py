@@ -93,10 +93,9 @@ def agree(
                 participants = await_participants(folder, job, name=me.name, count=count, wait_s=arguments.wait)
                 if participants < count:
                     answer, planned = None, JobPlan()
-                    kind = "ranks" if me.is_rank else "nodes"
                     why = (
-                        f"only {participants} of {count} {kind} were seen in {folder} within {arguments.wait:g} s: is "
-                        "it the same folder everywhere, and does every node run this?"
+                        f"only {participants} of {count} {'ranks' if me.is_rank else 'nodes'} were seen in {folder} within "
+                        f"{arguments.wait:g} s: is it the same folder everywhere, and does every node run this?"
                     )
             content = {
                 "why": why or ("" if planned.form else "; ".join(planned.notes)),

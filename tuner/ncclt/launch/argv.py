@@ -14,21 +14,11 @@ TORCHRUN_PROGRAMS = frozenset({"torchrun", "torch.distributed.run", "torch.distr
 NODE_LAUNCHERS = TORCHRUN_PROGRAMS | {"accelerate"}
 """Commands that run on every node and only start its own processes."""
 
-MANY_NODES_LAUNCHERS = MPI_PROGRAMS | {
-    "srun",
-    "prun",
-    "flux",
-    "jsrun",
-    "lrun",
-    "aprun",
-    "palsrun",
-    "ssh",
-    "pdsh",
-    "clush",
-    "kubectl",
-    "deepspeed",
-    "horovodrun",
-}
+MANY_NODES_LAUNCHERS = frozenset(
+    MPI_PROGRAMS
+    | {"srun", "prun", "flux", "jsrun", "lrun", "aprun", "palsrun"}
+    | {"ssh", "pdsh", "clush", "kubectl", "deepspeed", "horovodrun"}
+)
 """Commands that start the processes of all nodes from one node."""
 
 _PROGRAMS = re.compile(r".*/.*|python[0-9.]*|(?:ba|da|z)?sh|.*\.(?:py|sh)|\w+_perf(?:_mpi)?")

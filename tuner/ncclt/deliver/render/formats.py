@@ -22,20 +22,8 @@ TABLE_FORMATS = (TABLE_FORMAT, *FOREIGN_TABLE_FORMATS)
 """The formats that deliver the per-size policy; all others deliver variables."""
 
 FORMATS = (
-    "export",
-    "dotenv",
-    "json",
-    "nccl-conf",
-    TABLE_FORMAT,
-    *FOREIGN_TABLE_FORMATS,
-    "slurm-taskprolog",
-    "pyxis",
-    "mpirun-x",
-    "docker-env",
-    "configmap",
-    "trainjob-env",
-    "cloudai",
-    *GROUP_FORMS,
+    *("export", "dotenv", "json", "nccl-conf", *TABLE_FORMATS, "slurm-taskprolog", "pyxis", "mpirun-x", "docker-env"),
+    *("configmap", "trainjob-env", "cloudai", *GROUP_FORMS),
 )
 """Names of the formats of `render`."""
 
