@@ -94,8 +94,8 @@ def agree(
                 if participants < count:
                     answer, planned = None, JobPlan()
                     why = (
-                        f"only {participants} of {count} {'ranks' if me.is_rank else 'nodes'} were seen in {folder} within "
-                        f"{arguments.wait:g} s: is it the same folder everywhere, and does every node run this?"
+                        f"only {participants} of {count} {'ranks' if me.is_rank else 'nodes'} were seen in {folder} "
+                        f"within {arguments.wait:g} s: is it the same folder everywhere, and does every node run this?"
                     )
             content = {
                 "why": why or ("" if planned.form else "; ".join(planned.notes)),
