@@ -282,8 +282,8 @@ def _follow(
     shown = ""
     silent = 0
     while True:
-        shown = ask(("scontrol", "show", "job", "--oneliner", job_id), environment).stdout
-        job = dict(re.findall(r"(\S+?)=(\S*)", shown))
+        facts = ask(("scontrol", "show", "job", "--oneliner", job_id), environment).stdout
+        job = dict(re.findall(r"(\S+?)=(\S*)", facts))
         state = job.get("JobState", "")  # empty = Slurm did not answer
         reason = f" ({job['Reason']})" if job.get("Reason") not in (None, "", "None") else ""
         for log in logs:
