@@ -118,7 +118,7 @@ def test_a_dry_run_needs_no_nodes(call, monkeypatch, launcher):
         monkeypatch.delenv(name, raising=False)
     words = ("--cluster", "leonardo", "--nodes", "3", "--launcher", launcher, "--benchmark", "torch_collectives")
     done = call(*words, "--dry-run")
-    assert "hosts: n00, n01, n02\n" in done.stdout
+    assert "n00, n01, n02\n" in done.stdout
     assert "no nodes named or granted" in done.stderr
     assert ("launch of all nodes, at most" in done.stdout) == (launcher != "slurm")
     assert len(done.stdout.splitlines()) < 24

@@ -6,20 +6,21 @@ import os
 import shlex
 import shutil
 import sys
-import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace as changed
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, spread
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.render import Column, print_json, print_table, print_text, say
 from ncclt.core.duration import format_duration
 from ncclt.core.message import format_bytes
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import InputError, UsageError
@@ -31,7 +32,6 @@ from ncclt.measure.target import Target
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.health.doctor.facts import JobRun
-    from ncclt.health.doctor.published import PublishedComparison
     from ncclt.health.doctor.settings import SetVariable
     from ncclt.nccl.log.facts import LogFacts, LoggedChoice
 
@@ -41,16 +41,30 @@ app = typer.Typer()
 EXIT_CODES = {"healthy": 0, "broken": 1, "degraded": 4, "incomplete": 4}
 """Verdict -> exit code: 1 = do not measure here, 4 = works, but below its potential or not fully examined."""
 
+_TARGET_FIELDS = Fields(
+    "cluster model nccl_version launcher launcher_option nodes gpus_per_node hosts nccl_tests",
+    {
+        "cluster": Option("Name of the cluster to compare with.", envvar="NCCLT_CLUSTER"),
+        "nccl_version": Option("NCCL version of the job, if no log shows it."),
+        "launcher": Option("Also run a small all_reduce by local, torchrun, mpirun, slurm or ssh."),
+        "nodes": Option("Nodes of that all_reduce."),
+        "gpus_per_node": Option("GPUs per node of that all_reduce."),
+        "hosts": Option("Comma-separated nodes of that all_reduce.", comma=True),
+    },
+)
+"""Options for the one all_reduce; their help differs from that for trials."""
 
-_OF_ONE_START = {
-    "cluster": Option("Name of the cluster to compare with.", envvar="NCCLT_CLUSTER"),
-    "nccl_version": Option("NCCL version of the job, if no log shows it."),
-    "launcher": Option("Also run a small all_reduce by local, torchrun, mpirun, slurm or ssh."),
-    "nodes": Option("Nodes of that all_reduce."),
-    "gpus_per_node": Option("GPUs per node of that all_reduce."),
-    "hosts": Option("Comma-separated nodes of that all_reduce.", comma=True),
-}
-"""Help of the options for the one all_reduce, where it differs from that for trials."""
+_Sources = Annotated[
+    list[Path] | None,
+    typer.Option("--from", help="Path to saved output of nvidia-smi or NCCL, or a folder; repeatable."),
+]
+_Words = Annotated[
+    list[str] | None, typer.Argument(metavar="-- COMMAND", help="Job to run and examine; with --from: more files.")
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(help="Workload whose recommendation to compare with the files.", autocompletion=model_names),
+]
 
 
 @app.command(
@@ -59,31 +73,11 @@ _OF_ONE_START = {
 )
 @spread
 def doctor(
-    from_: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from",
-            help="Path to saved output of nvidia-smi or NCCL, or a folder; repeatable.",
-        ),
-    ] = None,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="Job to run and examine; with --from: more files."),
-    ] = None,
+    from_: _Sources = None,
+    words: _Words = None,
     *,
-    target: Annotated[
-        Target,
-        Fields(
-            "cluster model nccl_version launcher launcher_option nodes gpus_per_node hosts nccl_tests", _OF_ONE_START
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Workload whose recommendation to compare with the files.",
-            autocompletion=model_names,
-        ),
-    ] = None,
+    target: Annotated[Target, _TARGET_FIELDS],
+    model: _Model = None,
     rules: Annotated[bool, typer.Option("--rules", help="List all rules.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -95,76 +89,72 @@ def doctor(
     With -- COMMAND it also runs your job with NCCL's log switched on, ends it after ten training steps (without
     PyTorch: a minute after NCCL starts), and shows what NCCL uses.
     """
-    storage = storage_url()
+    from ncclt.health.doctor.examine import examine_files, examine_here
 
+    storage = storage_url()
     if rules:
-        print_json(rules_document()) if as_json else print_rules()
+        print_rules(as_json=as_json)
         return
     sources = [*from_, *map(Path, words or [])] if from_ else []
     command = [] if from_ else words or []
-    if sources and target.launcher:
-        raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
-    if command and target.launcher:
-        raise UsageError("the job's command has its own launcher", hint="leave out --launcher")
-    if command and _is_data(command[0]):
-        raise UsageError(f"{command[0]} is a file, not a command", hint=f"ncclt doctor --from {command[0]}")
-    if not target.launcher and (target.launcher_option or target.hosts or target.nccl_tests):
-        raise UsageError("--launcher-option, --hosts and --nccl-tests need --launcher, which starts an all_reduce")
-    from ncclt.core.nccl_version import NcclVersion
-
-    version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
-    meant = None
-    if target.cluster is not None:
-        from ncclt.store import open_to_read
-
-        with open_to_read(storage) as store:
-            meant = store.clusters.get(target.cluster).sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
-    recommended = _recommended(model, target.cluster, storage)
-    from ncclt.health.doctor.examine import examine_files, examine_here
-
-    given = Facts(cluster=meant, version=version, recommended=recommended)
+    _require_one_way(target, sources, command)
+    context = _read_context(target, model, storage)
     if sources:
         try:
-            diagnosis = examine_files(sources, given)
+            diagnosis = examine_files(sources, context)
         except InputError as error:  # its usual exit code would read as a finding
             raise UsageError(error.message, hint=error.hint) from error
     else:
         if target.launcher:
-            log, missing = _start(target, meant)
-            given = changed(given, log=log, missing=missing)
+            log, missing = _start(target, context.cluster)
+            context = replace(context, log=log, missing=missing)
         elif command:
             from ncclt.health.doctor.job import run_job
 
             sys.stdout.flush()
-            ran = run_job(command, os.environ, to_stderr=as_json)
-            given = changed(given, log=ran.log, job=ran.job, missing=ran.missing)
-        diagnosis = examine_here(os.environ, given)
+            run = run_job(command, os.environ, to_stderr=as_json)
+            context = replace(context, log=run.log, job=run.job, missing=run.missing)
+        diagnosis = examine_here(os.environ, context)
     if as_json:
-        print_json(diagnosis.to_document())
+        print_json(diagnosis)
     else:
         print_diagnosis(diagnosis)
     job = diagnosis.facts.job
     raise typer.Exit(job.exit_code if job and job.has_failed else EXIT_CODES[diagnosis.verdict])
 
 
-def _is_data(word: str) -> bool:
-    """Return True for a file that cannot be run, as of `ncclt doctor job.log`."""
-    return Path(word).is_file() and shutil.which(word) is None
+def _require_one_way(target: Target, sources: Sequence[Path], command: Sequence[str]) -> None:
+    """Refuse options that contradict each other, or have no effect."""
+    if sources and target.launcher:
+        raise UsageError("--from examines files, --launcher this cluster", hint="give one of them")
+    if command and target.launcher:
+        raise UsageError("the job's command has its own launcher", hint="leave out --launcher")
+    if command and Path(command[0]).is_file() and shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]} is a file, not a command", hint=f"ncclt doctor --from {command[0]}")
+    if not target.launcher and (target.launcher_option or target.hosts or target.nccl_tests):
+        raise UsageError("--launcher-option, --hosts and --nccl-tests need --launcher, which starts an all_reduce")
 
 
-def _recommended(model: str | None, cluster: str | None, storage: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the variables of the published recommendation; none for keep-default."""
-    if model is None:
-        return ()
-    if cluster is None:
-        raise UsageError("--model needs --cluster NAME")
+def _read_context(target: Target, model: str | None, storage: str | None) -> Facts:
+    """Return the cluster, version and recommendation that the user names; none of the last for keep-default."""
     from ncclt.core.recommendation import Decision, Request
     from ncclt.deliver.render.delivery import deliver_variables
-    from ncclt.store import chosen
+    from ncclt.store import chosen, open_to_read
 
-    found = chosen(storage, Request(cluster=cluster, model=model), partly=True)
-    table = {"NCCL_TUNER_PLUGIN": "ncclt"} if found.table.verdict.decision is Decision.TUNED else {}
-    return tuple(sorted({**table, **dict(deliver_variables(found).variables)}.items()))
+    version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
+    cluster = None
+    if target.cluster is not None:
+        with open_to_read(storage) as store:
+            cluster = store.clusters.get(target.cluster).sized(nodes=target.nodes, gpus_per_node=target.gpus_per_node)
+    variables: dict[str, str] = {}
+    if model is not None:
+        if target.cluster is None:
+            raise UsageError("--model needs --cluster NAME")
+        recommendation = chosen(storage, Request(cluster=target.cluster, model=model), partly=True)
+        if recommendation.table.verdict.decision is Decision.TUNED:
+            variables["NCCL_TUNER_PLUGIN"] = "ncclt"
+        variables |= dict(deliver_variables(recommendation).variables)
+    return Facts(cluster=cluster, version=version, recommended=tuple(sorted(variables.items())))
 
 
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:
@@ -173,9 +163,9 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
     from ncclt.launch import launcher_names
     from ncclt.measure.open_testbed import choose_benchmark, create_launcher
 
-    if target.launcher not in (known := launcher_names()):
+    if target.launcher not in (names := launcher_names()):
         raise UsageError(
-            f"unknown launcher {target.launcher!r} to start anything by", hint=f"one of {', '.join(known)}"
+            f"unknown launcher {target.launcher!r} to start anything by", hint=f"one of {', '.join(names)}"
         )
     if cluster is None:
         if target.gpus_per_node is None:
@@ -186,17 +176,13 @@ def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str
         cluster = build_unknown_cluster(nodes=target.nodes or 1, gpus_per_node=target.gpus_per_node)
     target = target.resolved(os.environ)
     say(f"ncclt: starting one all_reduce of {count_noun(cluster.world_size, 'rank')} by {target.launcher}")
-    starter = create_launcher(cluster, target, target.hosts, environ=os.environ, own_tuning=True)
-    runs, _ = choose_benchmark(cluster, target, starter, frozenset({Collective.ALL_REDUCE}))
-    return start_log(starter, runs, cluster)
+    launcher = create_launcher(cluster, target, target.hosts, environ=os.environ, own_tuning=True)
+    benchmark, _ = choose_benchmark(cluster, target, launcher, frozenset({Collective.ALL_REDUCE}))
+    return start_log(launcher, benchmark, cluster)
 
-
-_WIDTH = 117
-"""Most columns of a paragraph."""
 
 _MOST_NICS = 16
 """Most columns of NICs shown; virtual functions make dozens."""
-
 
 _MOST_VALUES = 4
 """Most values shown of one variable; some differ on every rank."""
@@ -204,167 +190,137 @@ _MOST_VALUES = 4
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Write the matrix, what is in use, and the findings, the worst first."""
-    job = diagnosis.facts.job
+    facts, job = diagnosis.facts, diagnosis.facts.job
     if job:
-        print()  # its output may end within a line
-        _folded("job: ", shlex.join(job.argv))
-        _folded("     ", job.ending)
-        print()
-    for matrix in diagnosis.facts.matrices:
+        # Its output may end within a line.
+        print_text(f"\njob: {shlex.join(job.argv)}\n     {job.ending}\n")
+    for matrix in facts.matrices:
         _print_matrix(matrix)
     _print_settings(diagnosis)
     for comparison in diagnosis.published:
-        _print_published(comparison)
-    _print_use(diagnosis)
-    _print_communicators(diagnosis.facts.log)
+        total = len(comparison.same) + len(comparison.different)
+        same = f"{len(comparison.same)} of {total} variables are set as published"
+        print_text(f"network like that of {comparison.machine}: {same}")
+        if comparison.different:
+            rows = [(name, value, current or "not seen") for name, value, current in comparison.different]
+            print_table(rows, [Column("variable"), Column("published"), Column("here")])
+        print_text(f"  source {comparison.source}; a difference is not an error\n")
+    _print_use(facts)
+    _print_communicators(facts.log)
     if job:
         _print_exposed(job)
     for finding in diagnosis.findings:
-        _folded(f"{finding.severity.value} {finding.id}: ", finding.what)
+        print_text(f"{finding.severity.value} {finding.id}: {finding.what}")
         for line in finding.evidence:
-            _indented("seen", str(line))
-        _indented("why", finding.why)
-        _indented("fix", finding.fix)
-        print()
-    for missing in diagnosis.facts.missing:
-        _folded("missing: ", missing)
+            print_text(f"  seen {line}")
+        print_text(f"  why  {finding.why}\n  fix  {finding.fix}\n")
+    for missing in facts.missing:
+        print_text(f"missing: {missing}")
     for parts, why, how in diagnosis.gaps:
-        _folded("not examined: ", f"{parts}: {why}; {how}")
-    print(f"verdict: {diagnosis.summary}")
-    if job and not (diagnosis.facts.log.lines or job.other_backends):
-        _folded("seen without NCCL's log: ", job.seen)
+        print_text(f"not examined: {parts}: {why}; {how}")
+    print_text(f"verdict: {diagnosis.summary}")
+    if job and not (facts.log.lines or job.other_backends):
+        print_text(f"seen without NCCL's log: {job.seen}")
 
 
-def print_rules() -> None:
+def print_rules(*, as_json: bool) -> None:
     """Write every rule with its reason."""
+    if as_json:
+        print_json({"schema": SCHEMA, "rules": RULES})
+        return
     for rule in RULES:
-        print(f"{rule.id} {rule.severity.value}: {rule.title}")
-        _indented("why", rule.why)
-        _indented("fix", rule.fix)
-        _indented("from", rule.source)
-
-
-def rules_document() -> dict[str, Any]:
-    """Return every rule as a JSON object."""
-    return {"schema": SCHEMA, "rules": [rule.to_document() for rule in RULES]}
+        print_text(f"{rule.id} {rule.severity.value}: {rule.title}")
+        print_text(f"  why  {rule.why}\n  fix  {rule.fix}\n  from {rule.source}")
 
 
 def _print_matrix(matrix: TopologyMatrix) -> None:
     nics = matrix.nics[:_MOST_NICS]
-    names = [f"GPU{gpu}" for gpu in matrix.gpus]
+    hidden = len(matrix.nics) - len(nics)
     rows = []
     for gpu, affinity in zip(matrix.gpus, matrix.cpu_affinity, strict=True):
-        others: tuple[int | str, ...] = (*matrix.gpus, *nics)
-        links = [matrix.link(gpu, other) for other in others]
-        words = [link.word if link else "?" for link in links]
-        rows.append((f"GPU{gpu}", *words, affinity))
-    left = len(matrix.nics) - len(nics)
-    more = f"; {left} more NICs are not shown" if left else ""
-    print(f"topology of {matrix.source}, hash {matrix.topology_hash()}{more}")
-    print_table((" ", *names, *nics, "CPUs"), rows)
-    print()
+        devices: tuple[int | str, ...] = (*matrix.gpus, *nics)
+        links = [matrix.link(gpu, device) for device in devices]
+        rows.append((f"GPU{gpu}", *(link.word if link else "?" for link in links), affinity))
+    further = f"; {hidden} more NICs are not shown" if hidden else ""
+    print_text(f"topology of {matrix.source}, hash {matrix.topology_hash()}{further}")
+    print_table(rows, [Column(title) for title in (" ", *(f"GPU{gpu}" for gpu in matrix.gpus), *nics, "CPUs")])
+    print_text("")
 
 
 def _print_settings(diagnosis: Diagnosis) -> None:
     """Write every variable that is set, who set it, and how many processes of NCCL say that they read it."""
-    log = diagnosis.facts.log
-    by_name: dict[str, list[SetVariable]] = {}
+    facts = diagnosis.facts
+    by_name: dict[str, list[SetVariable]] = defaultdict(list)
     for setting in diagnosis.settings:
-        by_name.setdefault(setting.name, []).append(setting)
+        by_name[setting.name].append(setting)
     rows = []
-    for name, found in by_name.items():
-        for setting in sorted(found, key=lambda one: -one.processes)[:_MOST_VALUES]:
+    for name, settings in by_name.items():
+        for setting in sorted(settings, key=lambda setting: -setting.processes)[:_MOST_VALUES]:
             read_by = count_noun(setting.processes, "process", "processes") if setting.processes else "not in the log"
             rows.append((name, setting.value, setting.kind.value, setting.set_by, read_by))
-        if len(found) > _MOST_VALUES:
-            more = count_noun(len(found) - _MOST_VALUES, "more value")
-            rows.append((name, f"... {more} (--json)", "", "", ""))
-    header = ("variable", "value", "class", "set by", "read by")
-    if rows and log.lines:
-        print_table(header, rows)
-    elif rows:
-        print_table(header[:-1], [row[:-1] for row in rows])
-    elif log.lines or diagnosis.facts.here:
-        print(f"no NCCL variable is set{' in the log' if not diagnosis.facts.here else ''}")
-    print()
-
-
-def _print_published(comparison: PublishedComparison) -> None:
-    total = len(comparison.same) + len(comparison.different)
-    same = f"{len(comparison.same)} of {total} variables are set as published"
-    print(f"network like that of {comparison.machine}: {same}")
-    if comparison.different:
-        rows = [(name, value, here or "not seen") for name, value, here in comparison.different]
-        print_table(("variable", "published", "here"), rows)
-    print(f"  source {comparison.source}; a difference is not an error")
-    print()
+        if len(settings) > _MOST_VALUES:
+            rows.append((name, f"... {count_noun(len(settings) - _MOST_VALUES, 'more value')} (--json)", "", "", ""))
+    if rows:
+        columns = [Column("variable"), Column("value"), Column("class", drop=2), Column("set by"), Column("read by")]
+        print_table(rows, columns if facts.log.lines else columns[:-1])
+    elif facts.log.lines or facts.here:
+        print_text(f"no NCCL variable is set{' in the log' if not facts.here else ''}")
+    print_text("")
 
 
 def _print_communicators(log: LogFacts) -> None:
+    kinds = log.communicators()
     rows = []
-    for kind in log.communicators():
+    for kind in kinds:
         size = count_noun(kind.ranks, "rank") if kind.ranks else "ranks unknown"
         nodes = count_noun(kind.nodes, "node") if kind.nodes else "nodes unknown"
-        rows.append(
-            (
-                f"{kind.count} x {size}, {nodes}",
-                ", ".join(f"{count} {word}" for word, count in kind.channels.items()) or "-",
-                ", ".join(f"{name} x{count}" for name, count in kind.transports.items()) or "-",
-                _choices(kind.choices) or "-",
-            )
-        )
+        channels = ", ".join(f"{count} {word}" for word, count in kind.channels.items())
+        transports = ", ".join(f"{name} x{count}" for name, count in kind.transports.items())
+        choices = _format_choices(kind.choices)
+        rows.append((f"{kind.count} x {size}, {nodes}", channels or None, transports or None, choices or None))
+    titles = ("communicators", "channels", "transports", "algorithm/protocol")
     if rows:
-        print_table(("communicators", "channels", "transports", "algorithm/protocol"), rows)
-    shown = {id(choice) for kind in log.communicators() for choice in kind.choices}
-    if others := [choice for choice in log.choices if id(choice) not in shown]:
-        _folded("chosen in communicators that the log does not name: ", _choices(others))
-    if rows or others:
-        print()
+        print_table(rows, [Column(title) for title in titles])
+    shown = {id(choice) for kind in kinds for choice in kind.choices}
+    if unnamed := [choice for choice in log.choices if id(choice) not in shown]:
+        print_text(f"chosen in communicators that the log does not name: {_format_choices(unnamed)}")
+    if rows or unnamed:
+        print_text("")
 
 
-def _nics(log: LogFacts) -> str:
-    """Write the adapters of all processes, or the interfaces where NCCL uses sockets."""
-    adapters = {name: layer for process in log.processes for name, layer in process.adapters.items()}
-    interfaces = {name for process in log.processes for kind, name in process.sockets if kind == "NET/Socket"}
-    providers = {process.provider.value for process in log.processes if process.provider}
-    found = [f"{name} ({layer})" for name, layer in sorted(adapters.items())] or sorted(interfaces)
-    return ", ".join([*found, *(f"libfabric provider {name}" for name in sorted(providers))]) or "none in the log"
-
-
-def _choices(choices: Sequence[LoggedChoice]) -> str:
+def _format_choices(choices: Sequence[LoggedChoice]) -> str:
     """Write decisions by collective, those of all ranks 0 together; sizes are as NCCL logs them."""
-    found: dict[str, dict[str, list[LoggedChoice]]] = {}
-    for one in choices:
-        found.setdefault(one.operation or "collective", {}).setdefault(one.choice, []).append(one)
+    by_operation: dict[str, dict[str, list[LoggedChoice]]] = {}
+    for choice in choices:
+        by_operation.setdefault(choice.operation or "collective", {}).setdefault(choice.choice, []).append(choice)
     return "; ".join(
-        f"{operation} {', '.join(_choice(chosen, made) for chosen, made in by_choice.items())}"
-        for operation, by_choice in found.items()
+        f"{operation} {', '.join(_format_choice(name, alike) for name, alike in by_choice.items())}"
+        for operation, by_choice in by_operation.items()
     )
 
 
-def _choice(chosen: str, made: Sequence[LoggedChoice]) -> str:
-    low = format_bytes(min(one.smallest_bytes for one in made))
-    high = format_bytes(max(one.largest_bytes for one in made))
+def _format_choice(name: str, choices: Sequence[LoggedChoice]) -> str:
+    low = format_bytes(min(choice.smallest_bytes for choice in choices))
+    high = format_bytes(max(choice.largest_bytes for choice in choices))
     sizes = low if low == high else f"{low} to {high}"
-    return f"{chosen} {sizes} ({count_noun(sum(one.calls for one in made), 'call')})"
+    return f"{name} {sizes} ({count_noun(sum(choice.calls for choice in choices), 'call')})"
 
 
 def _print_exposed(job: JobRun) -> None:
     share = job.exposed_share
     if share is not None and job.workload is not None and job.workload.step_time_us:
         step = format_duration(job.workload.step_time_us)
-        print(f"exposed communication: {share * 100:.1f} % of a step of {step}; no NCCL setting can gain more")
+        result = f"{share * 100:.1f} % of a step of {step}; no NCCL setting can gain more"
     else:
         why = job.unrecorded or "it needs steps with GPU kernels, recorded by PyTorch's profiler"
-        _folded("exposed communication: ", f"unknown: {why}")
-    print()
+        result = f"unknown: {why}"
+    print_text(f"exposed communication: {result}\n")
 
 
-def _print_use(diagnosis: Diagnosis) -> None:
-    document = diagnosis.facts.to_document()
+def _print_use(facts: Facts) -> None:
+    document = facts.to_document()
     log = document["log"]
-    rccl = document["rccl_version"]
-    rows = [("RCCL", rccl) if rccl else ("NCCL", document["nccl_version"] or "unknown")]
+    rows = [("RCCL", document["rccl_version"])] if facts.rccl else [("NCCL", document["nccl_version"] or "unknown")]
     if log:
         disabled = "; ".join(
             f"{name}: {', '.join(words)}" for name, words in log["disabled_algorithms"].items() if words
@@ -372,30 +328,20 @@ def _print_use(diagnosis: Diagnosis) -> None:
         rows += [
             ("ranks", f"{log['ranks'] or '?'}, nodes: {log['nodes'] or '?'}, processes in the log: {log['processes']}"),
             ("network", ", ".join(log["networks"]) or "none in the log"),
-            ("NICs", _nics(diagnosis.facts.log)),
+            ("NICs", _list_nics(facts.log)),
             ("not used", disabled or "no table in the log"),
         ]
-    for topology in diagnosis.facts.topologies:
+    for topology in facts.topologies:
         rows += [(f"GPU{gpu.index}", str(gpu)) for gpu in topology.gpus]
         rows += [(nic.name, str(nic)) for nic in topology.nics]
-    print_table(("item", "value"), rows)
-    print()
+    print_table(rows, [Column("item"), Column("value")])
+    print_text("")
 
 
-def _indented(word: str, text: str) -> None:
-    _folded(f"  {word:<5}", text)
-
-
-def _folded(head: str, text: str) -> None:
-    """Write a labelled paragraph, folded at words only: paths and commands stay whole."""
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    print(
-        textwrap.fill(
-            text,
-            width=width,
-            initial_indent=head,
-            subsequent_indent=" " * 7,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    )
+def _list_nics(log: LogFacts) -> str:
+    """List the adapters of all processes, or the interfaces where NCCL uses sockets."""
+    adapters = {name: layer for process in log.processes for name, layer in process.adapters.items()}
+    interfaces = {name for process in log.processes for kind, name in process.sockets if kind == "NET/Socket"}
+    providers = {process.provider.value for process in log.processes if process.provider}
+    nics = [f"{name} ({layer})" for name, layer in sorted(adapters.items())] or sorted(interfaces)
+    return ", ".join([*nics, *(f"libfabric provider {name}" for name in sorted(providers))]) or "none in the log"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ncclt.cli.configuration import storage_url
+from ncclt.cli.exits import EXIT_INTERRUPTED, interruptible
 from ncclt.cli.launch_view import launch_row, print_launches
 from ncclt.cli.options import AsJson, Fields, Quiet, spread
-from ncclt.cli.output import EXIT_INTERRUPTED, interruptible, print_json, print_table, say
+from ncclt.cli.render import Column, print_facts, print_json, print_table, print_text, say
 from ncclt.core.budget import MOST_SECONDS
 from ncclt.core.message import format_bytes
 from ncclt.core.option import Group, Option
@@ -111,7 +113,7 @@ def preflight(
         return
     result = _measure(request, target, time_s=seconds, hidden=quiet or as_json)
     if as_json:
-        print_json(result.to_document())
+        print_json(result)
     else:
         print_preflight(result, quiet=quiet)
     if store:
@@ -212,6 +214,15 @@ def _measure(request: PreflightRequest, target: Target, *, time_s: float | None,
     from ncclt.store.clock import utc_now
 
     runner_for, notes = launched_runners(request.cluster, target, environ=os.environ, time_s=time_s)
+    numbers = itertools.count(1)
+
+    def report(reading: ProbeReading) -> None:
+        result = f"{reading.outcome}: {reading.detail.splitlines()[0] if reading.detail else 'no output'}"
+        if reading.outcome is Outcome.OK:
+            result = f"{reading.gbps:.3g} GB/s, {reading.share * 100:.0f} % of the expected bandwidth"
+        if not hidden:
+            say(f"ncclt: launch {next(numbers)}, {reading.section.label}: {result}")
+
     if not hidden:
         say(f"ncclt: launches run on: {target.launcher}, {target.reason}")
     with interruptible():
@@ -221,30 +232,13 @@ def _measure(request: PreflightRequest, target: Target, *, time_s: float | None,
             at_once=target.parallel,
             time_s=time_s,
             clock=time.monotonic,
-            watch=create_watcher(hidden=hidden),
+            watch=report,
         )
         try:
             return examine(request, probes, notes=notes, now=utc_now, clock=time.monotonic)
         except KeyboardInterrupt:
             say("ncclt: interrupted: the running launch was ended, nothing was stored")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def create_watcher(*, hidden: bool) -> Callable[[ProbeReading], None]:
-    """Return a callback that reports each launch on stderr."""
-    count = 0
-
-    def watch(reading: ProbeReading) -> None:
-        nonlocal count
-        count += 1
-        if hidden:
-            return
-        result = f"{reading.outcome}: {reading.detail.splitlines()[0] if reading.detail else 'no output'}"
-        if reading.outcome is Outcome.OK:
-            result = f"{reading.gbps:.3g} GB/s, {reading.share * 100:.0f} % of the expected bandwidth"
-        say(f"ncclt: launch {count}, {reading.section.label}: {result}")
-
-    return watch
 
 
 PLAN_SCHEMA = 1
@@ -282,19 +276,26 @@ def print_plan(request: PreflightRequest, target: Target, *, time_s: float | Non
         }
         print_json(document)
         return
-    print(f"hosts: {', '.join(request.hosts)}")
-    print(f"launch 1: all_reduce of {', '.join(map(format_bytes, sizes))} on all of them")
-    print(f"expected: {dict(expected.sizes)[sizes[-1]]:.4g} GB/s at {format_bytes(sizes[-1])} ({expected.source})")
-    print(f"launches: {healthy} if healthy, about {one_fault} with one slow node")
-    duration = f"about {healthy * LAUNCH_S:.0f} if healthy, {one_fault * LAUNCH_S:.0f} with one slow node"
-    print(f"seconds: {duration}, {target.parallel} at a time")
-    for number, pairs in enumerate(rounds[:_ROUNDS], 1):
-        print(f"round {number} of pairs, only if needed or with --full: {' '.join(map('+'.join, pairs))}")
-    if len(rounds) > _ROUNDS:
-        print(f"... and {len(rounds) - _ROUNDS} more rounds")
+    shown_rounds = [(number, " ".join(map("+".join, pairs))) for number, pairs in enumerate(rounds[:_ROUNDS], 1)]
+    durations = f"about {healthy * LAUNCH_S:.0f} if healthy, {one_fault * LAUNCH_S:.0f} with one slow node"
+    gbps = f"{dict(expected.sizes)[sizes[-1]]:.4g} GB/s at {format_bytes(sizes[-1])} ({expected.source})"
+    print_facts(
+        [
+            ("hosts", ", ".join(request.hosts)),
+            ("launch 1", f"all_reduce of {', '.join(map(format_bytes, sizes))} on all of them"),
+            ("expected", gbps),
+            ("launches", f"{healthy} if healthy, about {one_fault} with one slow node"),
+            ("seconds", f"{durations}, {target.parallel} at a time"),
+            *(
+                (f"round {number} of pairs, with --full or if needed", text)
+                for number, text in enumerate(shown_rounds, 1)
+            ),
+            ("further rounds", str(len(rounds) - _ROUNDS) if len(rounds) > _ROUNDS else ""),
+        ]
+    )
     print_launches(launches, texts=False)
     if launches:
-        print("--json shows files and whole commands")
+        print_text("--json shows files and whole commands")
 
 
 def _plan_first_launch(request: PreflightRequest, target: Target, *, time_s: float | None) -> list[dict[str, Any]]:
@@ -313,46 +314,47 @@ def _plan_first_launch(request: PreflightRequest, target: Target, *, time_s: flo
 def print_preflight(result: Preflight, *, quiet: bool) -> None:
     """Print the table of sizes, every finding and the verdict."""
     if result.rows:
-        header = ("size", "time, µs", "bus bandwidth, GB/s", "expected, GB/s", "% of expected")
-        rows = [
-            (
-                format_bytes(row.size_bytes),
-                f"{row.time_us:,.1f}",
-                f"{row.busbw_gbps:.3g}",
-                f"{row.expected_gbps:.3g}" if row.expected_gbps else "-",
-                f"{row.share * 100:.0f}" if row.share else "-",
-            )
-            for row in result.rows
-        ]
         shape = f"{len(result.hosts)} x {result.gpus_per_node} GPUs of {result.cluster}"
-        print(f"all_reduce on {shape}, expected {result.source}")
-        print_table(header, rows, numbers=header)
+        print_text(f"all_reduce on {shape}, expected {result.source}")
+        print_table(
+            result.rows,
+            [
+                Column("size", lambda row: format_bytes(row.size_bytes), right=True),
+                Column("time, µs", lambda row: f"{row.time_us:,.1f}", right=True),
+                Column("bus bandwidth, GB/s", lambda row: row.busbw_gbps),
+                Column("expected, GB/s", lambda row: row.expected_gbps, right=True),
+                Column("% of expected", lambda row: f"{row.share * 100:.0f}" if row.share else None, right=True),
+            ],
+        )
     for finding in result.findings[1:]:
-        print(f"also: {finding.sentence}")
-    for note in () if quiet else result.notes:
-        say(f"ncclt: note: {note}")
-    print(result.verdict)
+        print_text(f"also: {finding.sentence}")
+    for text in () if quiet else result.notes:
+        say(f"ncclt: note: {text}")
+    print_text(result.verdict)
 
 
 def print_history(preflights: Sequence[Preflight], *, as_json: bool) -> None:
     """List earlier preflights, the newest first."""
     if as_json:
-        print_json({"schema": 1, "preflights": [preflight.to_document() for preflight in preflights]})
+        print_json({"schema": 1, "preflights": preflights})
         return
-    header = ("time", "cluster", "nodes x GPUs", "largest size, GB/s", "launches", "state", "verdict")
-    rows = [
-        (
-            preflight.created[:19],
-            preflight.cluster,
-            f"{len(preflight.hosts)} x {preflight.gpus_per_node}",
-            f"{preflight.rows[-1].busbw_gbps:.3g}" if preflight.rows else "-",
-            str(len(preflight.readings)),
-            preflight.state.value,
-            preflight.verdict,
-        )
-        for preflight in preflights
-    ]
-    print_table(header, rows, numbers=("largest size, GB/s", "launches"))
+    print_table(
+        preflights,
+        [
+            Column("time", lambda preflight: preflight.created[:19]),
+            Column("cluster", lambda preflight: preflight.cluster),
+            Column("nodes x GPUs", lambda preflight: f"{len(preflight.hosts)} x {preflight.gpus_per_node}", drop=1),
+            Column(
+                "largest size, GB/s",
+                lambda preflight: preflight.rows[-1].busbw_gbps if preflight.rows else None,
+                right=True,
+                drop=2,
+            ),
+            Column("launches", lambda preflight: len(preflight.readings), drop=3),
+            Column("state", lambda preflight: preflight.state.value),
+            Column("verdict", lambda preflight: preflight.verdict),
+        ],
+    )
 
 
 EXIT_CODES = {State.HEALTHY: 0, State.DEGRADED: 4, State.UNMEASURED: 1}
