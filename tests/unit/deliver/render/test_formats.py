@@ -211,18 +211,6 @@ def test_the_table_is_for_this_job_size_only_and_says_what_it_cannot_carry():
     assert "ONE channel" in text
 
 
-def test_channels_are_said_to_be_a_maximum(subtests):
-    """By a table and by variables, in every version: no more SMs are taken from compute than by NCCL itself."""
-    for version, format in itertools.product(["2.28.9", "2.31.2"], ["tuner-csv", "export"]):
-        with subtests.test(version=version, format=format):
-            found = replace(TUNED, fingerprint=replace(TUNED.fingerprint, nccl_version=version))
-
-            text = render(found, format=format)
-
-            assert "Channel counts are caps" in text
-            assert "MIN_CTAS" not in text
-
-
 def test_more_channels_than_nccl_opens_are_said_to_take_sms_from_compute():
     policy = replace(PLAIN, parameters=(("MIN_CTAS", 32),))
     text = render(replace(TUNED, variables=PolicyVerdict(policy=policy, verdict=PROVEN)), format="export")

@@ -35,6 +35,20 @@ def launcher(allocation=PLAIN, *, nodes=2, hosts=(), **options):
     )
 
 
+def stand_in(folder, **programs):
+    """Write programs of Slurm as shell scripts, and return the environment that finds them."""
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def run_step(folder, command=("perf",), **programs):
+    """Run a command as one step of a Slurm of stand-ins."""
+    made = launcher(environment=stand_in(folder, **programs))
+    return made.run(replace(made.plan(command, variables={}, timeout_s=60.0), clean_up=()))
+
+
 def test_golden_plan(subtests):
     """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
     cases = [
@@ -68,22 +82,15 @@ def test_inherited_variables_can_be_shown():
 )
 def test_a_variable_that_nobody_asked_for_is_blamed_on_the_prolog_where_there_is_one(tmp_path, config, told):
     """srun and scontrol are stand-ins: what a task finds in its environment, and Slurm's own configuration."""
-    programs = {"srun": "echo 'ncclt: unfit: NCCL_ALGO on n1' >&2; exit 78", "scontrol": f"echo '{config}'"}
-    for name, script in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    plan = replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=())
-    assert made.run(plan).stderr == f"ncclt: unfit: NCCL_ALGO on n1{told}\n"
+    unfit = "echo 'ncclt: unfit: NCCL_ALGO on n1' >&2; exit 78"
+    result = run_step(tmp_path, srun=unfit, scontrol=f"echo '{config}'")
+    assert result.stderr == f"ncclt: unfit: NCCL_ALGO on n1{told}\n"
 
 
 @pytest.mark.parametrize(("exit_code", "told"), [(0, False), (7, True)])
 def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_code, told):
     said = "srun: error: n1: task 0: Exited with exit code 7"
-    (tmp_path / "srun").write_text(f"#!/bin/sh\necho 'ncclt: started\n{said}' >&2; exit {exit_code}\n")
-    (tmp_path / "srun").chmod(0o755)
-    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    result = made.run(replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=()))
+    result = run_step(tmp_path, srun=f"echo 'ncclt: started\n{said}' >&2; exit {exit_code}")
     assert (result.exit_code, result.not_started) == (exit_code, "")
     assert ("ncclt: Slurm says: task 0 on n1" in result.stderr) == told
 
@@ -115,10 +122,7 @@ def test_a_step_that_ends_well_is_no_failure_whatever_it_printed(tmp_path, exit_
     ids=["code", "signal", "silence", "node", "half", "no-shell", "own"],
 )
 def test_a_step_ends_as_the_task_that_failed_first(tmp_path, said, ended, exit_code, not_started, lost):
-    (tmp_path / "srun").write_text(f"#!/bin/sh\necho 'ncclt: started\n{said}' >&2; exit {ended}\n")
-    (tmp_path / "srun").chmod(0o755)
-    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    result = made.run(replace(made.plan(("perf",), variables={}, timeout_s=60.0), clean_up=()))
+    result = run_step(tmp_path, srun=f"echo 'ncclt: started\n{said}' >&2; exit {ended}")
     assert (result.exit_code, result.not_started, result.lost) == (exit_code, not_started, lost)
     assert ("ncclt: Slurm says: " in result.stderr) == ("words of" not in said and "failed on node" not in said)
 
@@ -127,13 +131,11 @@ def test_a_step_ends_as_the_task_that_failed_first(tmp_path, said, ended, exit_c
 def test_a_refused_step_is_tried_again_and_is_no_failure_of_the_command(tmp_path, refusals):
     """srun runs the tasks after some refusals, in words that nobody has listed."""
     said = "srun: error: the controller has something against job 7"
-    (tmp_path / "srun").write_text(
-        f"#!/bin/sh\necho >>{tmp_path}/tries; [ $(wc -l <{tmp_path}/tries) -gt {refusals} ] || "
-        f"{{ echo '{said}' >&2; exit 1; }}; while [ $1 != sh ]; do shift; done; exec \"$@\"\n"
+    refuse = (
+        f"echo >>{tmp_path}/tries; [ $(wc -l <{tmp_path}/tries) -gt {refusals} ] || {{ echo '{said}' >&2; exit 1; }}"
     )
-    (tmp_path / "srun").chmod(0o755)
-    made = launcher(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    result = made.run(replace(made.plan(("echo", "measured"), variables={}, timeout_s=60.0), clean_up=()))
+    start = 'while [ $1 != sh ]; do shift; done; exec "$@"'
+    result = run_step(tmp_path, ("echo", "measured"), srun=f"{refuse}; {start}")
     started = refusals == 1
     assert (result.exit_code, result.stdout) == ((0, "measured\n") if started else (1, ""))
     assert result.not_started == ("" if started else said)
@@ -142,11 +144,9 @@ def test_a_refused_step_is_tried_again_and_is_no_failure_of_the_command(tmp_path
 
 def test_a_full_folder_of_a_node_is_named(tmp_path):
     """The files of a command travel to each node; mktemp is a stand-in for one that has no room."""
-    (tmp_path / "mktemp").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "mktemp").chmod(0o755)
     (tmp_path / "worker.py").write_text("")
     task, texts = ship(("python", str(tmp_path / "worker.py")), [tmp_path / "worker.py"])
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": "/full", **file_variables(texts)}
+    environment = {**stand_in(tmp_path, mktemp="exit 1"), "TMPDIR": "/full", **file_variables(texts)}
     done = subprocess.run(task, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"ncclt: {os.uname().nodename} cannot write to /full: free space there"
@@ -199,11 +199,9 @@ def test_the_shell_of_a_task_is_never_ended_by_a_signal_and_lingers_after_a_fail
     tmp_path, script, exit_code, lingers_s
 ):
     asked = tmp_path / "asked"
-    (tmp_path / "sleep").write_text(f"#!/bin/sh\necho $1 >>{asked}\n")
-    (tmp_path / "sleep").chmod(0o755)
     done = subprocess.run(
         ship(("sh", "-c", script), ())[0],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        env=stand_in(tmp_path, sleep=f"echo $1 >>{asked}"),
         stderr=subprocess.DEVNULL,
         timeout=240,
         process_group=0,
@@ -298,8 +296,7 @@ def test_an_allocation_with_too_few_cpus_is_told_what_it_lacks(granted, per_task
     assert caught.value.hint == f"allocate with --exclusive, or with --ntasks-per-node={tasks}"
 
 
-STAND_IN = """\
-#!/bin/sh
+STUBBORN = """\
 # A Slurm whose steps need some persuasion: each scancel takes one of the names in the file.
 case $(basename "$0") in
   squeue)
@@ -327,14 +324,12 @@ esac
 )
 def test_the_clean_up_cancels_its_own_steps_until_they_are_gone(tmp_path, steps, gone, exit_code, asked):
     """A step that stays is reported by the last line of output."""
-    for name in ("squeue", "scancel"):
-        (tmp_path / name).write_text(STAND_IN)
-        (tmp_path / name).chmod(0o755)
     (tmp_path / "steps").write_text(steps)
+    environment = stand_in(tmp_path, squeue=STUBBORN, scancel=STUBBORN)
     (command,) = launcher().plan(COMMAND, variables={}, timeout_s=1.0).clean_up
     done = subprocess.run(
         (*command[:-1], "3"),
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "STEPS": str(tmp_path / "steps"), "GONE": gone},
+        env={**environment, "STEPS": str(tmp_path / "steps"), "GONE": gone},
         capture_output=True,
         text=True,
         timeout=240,
