@@ -305,11 +305,7 @@ def test_the_pytorch_benchmark_measures_between_two_nodes(allocation):
 
 def batch(folder, code, **changes):
     return BatchRequest(
-        command=(sys.executable, "-c", code),
-        shape=JobShape(nodes=2),
-        folder=folder,
-        job_name="ncclt-test",
-        **changes,
+        command=(sys.executable, "-c", code), shape=JobShape(nodes=2), folder=folder, job_name="ncclt-test", **changes
     )
 
 

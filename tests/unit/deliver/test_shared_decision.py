@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from ncclt.deliver.job_info import JobInfo
-from ncclt.deliver.shared_decision import (
-    REUSE_S,
-    await_decision,
-    check_shared_folder,
-    decide,
-    find_decision,
-)
+from ncclt.deliver.shared_decision import REUSE_S, await_decision, check_shared_folder, decide, find_decision
 from ncclt.errors import StoreError, UsageError
 
 JOB = JobInfo(name="Slurm step 7.0 start 0")

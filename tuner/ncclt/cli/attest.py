@@ -36,8 +36,7 @@ _SERVER_TIMEOUT_S = 10.0
 @app.command(epilog="Exit codes: 0 = it took effect, 1 = partly, not at all, or unknown, 3 = no such recommendation.")
 def attest(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="Plugin reports and NCCL logs (INIT,ENV,TUNING) of one job, or its folder."),
+        list[Path], typer.Argument(help="Plugin reports and NCCL logs (INIT,ENV,TUNING) of one job, or its folder.")
     ],
     recommendation: Annotated[
         str | None, typer.Option(help="Id of the recommendation; default: from the plugin's reports.")

@@ -27,12 +27,7 @@ def _with_ticket(document: Mapping[str, Any], ticket: str) -> dict[str, Any]:
 
 @client_errors_only
 def post_attestation(
-    server: str,
-    document: Mapping[str, Any],
-    *,
-    timeout_s: float = 5.0,
-    api_key: str | None = None,
-    ticket: str = "",
+    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None, ticket: str = ""
 ) -> None:
     """Report to a server whether its recommendation took effect in a job; idempotent.
 
@@ -50,12 +45,7 @@ def post_attestation(
 
 @client_errors_only
 def post_step_time(
-    server: str,
-    document: Mapping[str, Any],
-    *,
-    timeout_s: float = 5.0,
-    api_key: str | None = None,
-    ticket: str = "",
+    server: str, document: Mapping[str, Any], *, timeout_s: float = 5.0, api_key: str | None = None, ticket: str = ""
 ) -> dict[str, Any]:
     """Report the step time of a job of a roll-out, and return what all of them show so far; idempotent.
 

@@ -98,8 +98,7 @@ def require_folder(folder: Path) -> None:
         why = f"cannot be reached on {os.uname().nodename}: {error.strerror}"
     if why:
         raise StoreError(
-            f"the shared folder {folder} {why}",
-            hint="make the folder once, on a file system that all nodes mount",
+            f"the shared folder {folder} {why}", hint="make the folder once, on a file system that all nodes mount"
         )
 
 
@@ -134,8 +133,7 @@ def await_participants(folder: Path, job: JobInfo, *, name: str, count: int, wai
             pause_s = min(2 * pause_s, 1.0)
     except OSError as error:
         raise StoreError(
-            f"cannot write to {folder}: {reason(error)}",
-            hint="the folder must be readable and writable on every node",
+            f"cannot write to {folder}: {reason(error)}", hint="the folder must be readable and writable on every node"
         ) from error
 
 

@@ -56,12 +56,7 @@ None = the job has no part, and gets the control: without a ticket, a hang would
 
 
 def choose_variant(
-    chosen: Recommendation,
-    rolled_out: Iterable[RolledOut],
-    job: str,
-    *,
-    delivery: bool = True,
-    claim: Claim,
+    chosen: Recommendation, rolled_out: Iterable[RolledOut], job: str, *, delivery: bool = True, claim: Claim
 ) -> ServedRevision:
     """Choose the revision for a job.
 

@@ -54,11 +54,7 @@ def parse_host(text: str) -> Host:
     port = int(match["port"]) if match and match["port"] else None
     if match is None or (port is not None and port not in range(1, 65536)):
         raise UsageError(f"{text!r} is not a host", hint="write [user@]name[:port], an IPv6 address in brackets")
-    return Host(
-        name=match["name"] or match["ipv6"],
-        user=match["user"] or "",
-        port=port,
-    )
+    return Host(name=match["name"] or match["ipv6"], user=match["user"] or "", port=port)
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:

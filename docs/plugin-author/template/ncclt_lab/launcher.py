@@ -1,12 +1,11 @@
 """Launcher that starts one process on this machine through a program of the site."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import NO_OPTIONS, JobShape, LauncherOption, LaunchPlan, ProcessOptions
+from ncclt.launch.launcher import JobShape, LauncherOption, LaunchPlan, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher
 from ncclt.launch.ranks import wrap_rank_command
 
@@ -19,24 +18,13 @@ class LabLauncher(ProcessLauncher):
     starts_ranks = False  # one process, not one per GPU
     options = (LauncherOption(key="starter", metavar="PROGRAM", help="Program that starts the process"),)
 
-    def __init__(self, *, starter: str = "env", **process: Unpack[ProcessOptions]) -> None:
-        super().__init__(**process)
+    def __init__(
+        self, *, shape: JobShape | None = None, starter: str = "env", **process: Unpack[ProcessOptions]
+    ) -> None:
+        super().__init__(shape=shape, **process)
+        if self.shape.nodes != 1:
+            raise UsageError(f"--launcher lab has 1 node, not {self.shape.nodes}", hint="use --nodes 1")
         self._starter = starter
-
-    @classmethod
-    def create(
-        cls,
-        *,
-        shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = sys.executable,
-        uses_mpi: bool = True,
-        **process: Unpack[ProcessOptions],
-    ) -> Self:
-        """Return the launcher of jobs of one shape."""
-        if shape.nodes != 1:
-            raise UsageError(f"--launcher lab has 1 node, not {shape.nodes}", hint="use --nodes 1")
-        return cls(**options, **process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()

@@ -71,11 +71,7 @@ def test_what_cannot_be_used_says_why():
     old = replace(found, fingerprint=replace(found.fingerprint, nccl_version="2.18.3"))
     stale = replace(found, stale="the driver changed")
     only_process_wide = replace(found, table=judged(Policy(parameters=(("BUFFSIZE", 1 << 20),)), Decision.TUNED))
-    for one, why in (
-        (old, "or later, not 2.18.3"),
-        (stale, "the driver changed"),
-        (only_process_wide, "process-wide"),
-    ):
+    for one, why in ((old, "or later, not 2.18.3"), (stale, "the driver changed"), (only_process_wide, "process-wide")):
         used = choose_form(one)
         assert (used.form, used.command) == (None, "")
         assert why in used.why

@@ -116,12 +116,7 @@ def made(kind, *, site=SITE, files=(("w.py", "print('µ')\n"),), **changes):
 
 @pytest.mark.parametrize(("kind", "schema"), [("mpijob", MPI_JOB), ("trainjob", TRAIN_JOB)])
 @pytest.mark.parametrize(
-    "site",
-    [
-        SITE,
-        Site(image="x"),
-        Site(image="x", service_account="ana", node_selector=(("a", "b"),)),
-    ],
+    "site", [SITE, Site(image="x"), Site(image="x", service_account="ana", node_selector=(("a", "b"),))]
 )
 def test_every_field_is_known_and_none_is_missing(kind, schema, site):
     body, others = made(kind, site=site)
@@ -163,10 +158,7 @@ def test_mpirun_brings_the_variables_to_the_workers():
     assert (
         worker["env"]
         == launcher["env"]
-        == [
-            {"name": "NCCL_ALGO", "value": "Ring"},
-            {"name": "NCCL_IB_HCA", "value": "mlx5_0,mlx5_1"},
-        ]
+        == [{"name": "NCCL_ALGO", "value": "Ring"}, {"name": "NCCL_IB_HCA", "value": "mlx5_0,mlx5_1"}]
     )
     assert worker["resources"] == {"limits": {"nvidia.com/gpu": 8, "rdma/hca": "8"}}
     assert "resources" not in launcher

@@ -9,10 +9,7 @@ RUNNING = {"phase": "Running", "containerStatuses": [{"name": "launcher", "state
 
 def ended(code, *, reason="Error", at="2026-11-21T10:00:05Z", container="launcher"):
     state = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}
-    return {
-        "phase": "Failed" if code else "Succeeded",
-        "containerStatuses": [{"name": container, "state": state}],
-    }
+    return {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"name": container, "state": state}]}
 
 
 def pod(name, status, *, container="launcher", index=None):

@@ -15,10 +15,7 @@ ENVIRONMENT = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "INFO", "NCCL_
 
 @pytest.mark.parametrize(
     ("keep_env", "removed", "kept"),
-    [
-        ((), ("NCCL_DEBUG", "NCCL_IB_HCA"), {}),
-        (("NCCL_IB_HCA",), ("NCCL_DEBUG",), {"NCCL_IB_HCA": "mlx5"}),
-    ],
+    [((), ("NCCL_DEBUG", "NCCL_IB_HCA"), {}), (("NCCL_IB_HCA",), ("NCCL_DEBUG",), {"NCCL_IB_HCA": "mlx5"})],
 )
 def test_inherited_variables_are_removed_or_kept(keep_env, removed, kept):
     """Those of the trial are neither."""

@@ -17,11 +17,7 @@ from ncclt.launch.slurm.launcher import SlurmLauncher, file_variables, ship
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "slurm"
 PLAIN = Allocation(job_ids=("7",), groups=(("n1", "n2", "n3"),), cpus_per_task=12)
-HETEROGENEOUS = Allocation(
-    job_ids=("5", "6"),
-    groups=(("a1",), ("b07", "b08")),
-    addresses=(("a1", "10.0.0.1"),),
-)
+HETEROGENEOUS = Allocation(job_ids=("5", "6"), groups=(("a1",), ("b07", "b08")), addresses=(("a1", "10.0.0.1"),))
 VARIABLES = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5_0,mlx5_1"}
 COMMAND = ("/opt/nccl-tests/all_reduce_perf", "-b", "8M", "-e", "64M")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "NCCL_BUFFSIZE": "1", "NCCL_DEBUG": "INFO"}
@@ -313,12 +309,7 @@ esac
         ("", "", 0, []),
         ("", "yes", 0, []),
         ("7.0 other\n7.1 ncclt-{ncclt-mark}-not\n", "", 0, []),
-        (
-            "7.3 ncclt-{ncclt-mark}\n8.3 ncclt-{ncclt-mark}\n",
-            "",
-            0,
-            ["--quiet 7.3 8.3", "--quiet --signal=KILL 8.3"],
-        ),
+        ("7.3 ncclt-{ncclt-mark}\n8.3 ncclt-{ncclt-mark}\n", "", 0, ["--quiet 7.3 8.3", "--quiet --signal=KILL 8.3"]),
         ("7.3 ncclt-{ncclt-mark}\n" * 9, "", 1, ["--quiet 7.3 7.3 7.3 7.3 7.3 7.3 7.3 7.3 7.3"]),
     ],
 )

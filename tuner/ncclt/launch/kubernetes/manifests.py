@@ -105,10 +105,7 @@ def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node
     body = mpi_job(job, site) if kind == "mpijob" else train_job(job, site)
     if not job.files:
         return [body]
-    return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, site), "data": dict(job.files)},
-        body,
-    ]
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, site), "data": dict(job.files)}, body]
 
 
 def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
@@ -239,12 +236,7 @@ def _container(name: str, job: LaunchedJob, site: Site) -> dict[str, Node]:
     mounts: list[Node] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108  of the container
     if job.files:
         mounts.append({"name": "ncclt-files", "mountPath": FILES_PATH, "readOnly": True})
-    container: dict[str, Node] = {
-        "name": name,
-        "image": site.image,
-        "env": _environment(job),
-        "volumeMounts": mounts,
-    }
+    container: dict[str, Node] = {"name": name, "image": site.image, "env": _environment(job), "volumeMounts": mounts}
     if site.resources:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     return container

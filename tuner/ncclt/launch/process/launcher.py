@@ -79,8 +79,8 @@ class ProcessLauncher(Launcher, ABC):
         uses_mpi: bool = True,
         **process: Unpack[ProcessOptions],
     ) -> Self:
-        """Return a launcher of jobs of one shape, as `Launcher` says."""
-        return cls(shape=shape, **process)
+        """Return a launcher of jobs of one shape, whose options are arguments of the class."""
+        return cls(shape=shape, **options, **process)
 
     def __init__(
         self,

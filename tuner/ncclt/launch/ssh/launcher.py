@@ -199,11 +199,7 @@ class SshLauncher(ProcessLauncher):
         return LaunchPlan(
             argv=(*_DRIVER, _NODE_SCRIPT),
             unset_env=self.removed_names(variables),
-            files=(
-                (NODES_FILE, nodes),
-                (_NODE_SCRIPT, script),
-                (_END_SCRIPT, end_script(grace_s=self.grace_s)),
-            ),
+            files=((NODES_FILE, nodes), (_NODE_SCRIPT, script), (_END_SCRIPT, end_script(grace_s=self.grace_s))),
             clean_up=((*_DRIVER, _END_SCRIPT),),
             timeout_s=timeout_s,
         )
