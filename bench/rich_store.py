@@ -111,6 +111,21 @@ DECISIONS = {
 """How a study ends -> its decision and the reason, given the gain and the number of blocks."""
 
 
+RANGES = (
+    (0, 256 << 10, Algorithm.TREE, Protocol.LL, 8),
+    ((256 << 10) + 1, 8 * MIB, Algorithm.TREE, Protocol.LL128, 16),
+    (8 * MIB + 1, None, Algorithm.RING, Protocol.SIMPLE, 24),
+)
+"""Rules of the policies: first and last size, algorithm of all_reduce, protocol, channels."""
+
+DECISIONS = {
+    "tuned": (Decision.TUNED, "communication is faster by {:+.1f} % in {} blocks"),
+    "kept": (Decision.KEEP_DEFAULT, "a gain of 2 % is refuted: {:+.1f} % in {} blocks"),
+    "undecided": (Decision.UNDECIDED, "neither proven nor refuted: {:+.1f} % in {} blocks"),
+}
+"""How a study ends -> its decision and the reason, given the gain and the number of blocks."""
+
+
 def own_clusters() -> list[Cluster]:
     """Return clusters that somebody could have added; the last ones have the hostile names."""
     hall_a = replace(
@@ -128,9 +143,7 @@ def own_clusters() -> list[Cluster]:
     )
     hall_b = replace(hall_a, name="hall-b", gpu="H200-SXM5-141GB", driver="580.65.06", description="Hall B.")
     lab = replace(hall_a, name="lab", nodes=1, gpu="A100-SXM4-80GB", compute_capability=80, link_gbps=300.0)
-    lab = replace(
-        lab, fabric="none", nics_per_node=0, nic_gbps=0.0, topology_hash="", description="The box in the lab."
-    )
+    lab = replace(lab, fabric="none", nics_per_node=0, nic_gbps=0.0, topology_hash="", description="The box in the lab.")
     hostile = replace(hall_a, nodes=2, gpus_per_node=4, description="A name like this happens.")
     return [hall_a, hall_b, lab, *(replace(hostile, name=name) for name in HOSTILE[:3])]
 

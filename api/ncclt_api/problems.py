@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
+import tomllib
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -47,43 +49,9 @@ _FOR_PROGRAMS = re.compile(r"/(v\d+|api|healthz|readyz|assets)(/|$)")
 
 _FORM = "application/x-www-form-urlencoded"
 
-
-_REQUESTS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"`ncclt cluster list`", "GET /v1/clusters"),
-    (r"`ncclt profile list`", "GET /v1/workloads"),
-    (r"`ncclt profile import FILE --name NAME`", "POST /v1/workloads?name=NAME"),
-    (r"`ncclt studies list`", "GET /v1/studies"),
-    (r"`ncclt admin keys list`", "GET /v1/keys"),
-    (r"`ncclt admin jobs list` or ", ""),
-    (r"`ncclt admin recommendations list` names open ones", "GET /v1/roll-outs lists all"),
-    (r"`ncclt admin recommendations list`", "GET /v1/recommendations"),
-    (r"`ncclt admin recommendations rules`", "PUT /v1/clusters/CLUSTER/rules"),
-    (r"`ncclt admin recommendations pin (\S+) --off`", r"POST /v1/recommendations/\1/unpin"),
-    (r"`ncclt admin recommendations (approve|activate|retire|pin) (\S+)`", r"POST /v1/recommendations/\2/\1"),
-    (r"; --storage or --server name another store", ""),
-    (r", or name another store with --storage", ""),
-    (r", or add --replace", ""),
-    (r", name another recorded cluster .*", ", or name another cluster from GET /v1/clusters"),
-    (r"; `ncclt cluster detect --name NAME` adds one", ""),
-    (r"import it again with `ncclt profile import --steps N`", "upload it again with steps=N"),
-    (r"run `ncclt tune [^`]*` to measure again, or `ncclt recheck` .*", "POST /v1/jobs/stale measures it again"),
-    (r"`ncclt recheck` measures it again once that is repaired", "POST /v1/jobs/stale measures it again"),
-    (r"run the same `ncclt tune` with more --blocks to continue", "POST /v1/jobs with more blocks continues it"),
-    (r"publish it again with `ncclt tune`", "POST /v1/jobs tunes again"),
-    (r"(?:run )?`ncclt tune ([^`]*)`", lambda match: f"POST /v1/jobs with {_write_job(match[1])}"),
-    (r"`--allow \w+` \((\w+=allow) of the service\)", r"\1"),
-    (r"add the options of", "add the parameters of"),
-    (r"\(--job\)", "(job=NAME)"),
-    (r"--gpus-per-node\b", "--gpus_per_node"),
-    (r"--nccl-version\b", "--nccl_version"),
-    (r"--(nodes|gpus_per_node|nccl_version|channels) (N\b|[\d.]+)", r"\1=\2"),
-    (r"--format ([a-z-]+)", r"format=\1"),
-    (r"--(format|shell|unset|channels|group|nodes|gpus_per_node|nccl_version)\b", r"\1"),
-)
-"""Patterns of commands and options in messages, with the equivalent requests and parameters.
-
-A command without an equivalent request is kept.
-"""
+_TABLES = tomllib.loads(Path(__file__).with_name("requests.toml").read_text("utf-8"))
+_REQUESTS: list[tuple[str, str]] = _TABLES["requests"]
+"""Patterns of commands in messages, with the equivalent requests."""
 
 
 class ForbiddenError(NccltError):
@@ -174,8 +142,13 @@ def problem_document(problem: Problem, request: Request) -> dict[str, Any]:
 def _name_requests(text: str) -> str:
     """Return a text with requests in place of the commands that have one."""
     for pattern, words in _REQUESTS:
-        text = re.sub(pattern, words, text)
+        text = re.sub(pattern, partial(_replace_command, words=words), text)
     return text
+
+
+def _replace_command(match: re.Match[str], *, words: str) -> str:
+    request = match.expand(words)
+    return request.replace("{job}", _write_job(match[1])) if "{job}" in request else request
 
 
 def _write_job(options: str) -> str:

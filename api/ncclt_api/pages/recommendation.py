@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import Form, Query, Request
@@ -37,38 +39,11 @@ router = page_router(prefix="/recommendations")
 _SHOWN = 20
 """Entries of each list."""
 
-_FOR: dict[str, tuple[str, str]] = {
-    "export": ("sh, bash, zsh", 'eval "$(ncclt env {job})"'),
-    "dotenv": ("docker run --env-file, compose", "ncclt env {job} --format dotenv > nccl.env"),
-    "json": ("programs", "ncclt env {job} --format json"),
-    "nccl-conf": ("NCCL itself: NCCL_CONF_FILE, ~/.nccl.conf", "ncclt env {job} --format nccl-conf > nccl.conf"),
-    "tuner-csv": ("ncclt's tuner plugin", "ncclt env {job} --format tuner-csv > table.csv"),
-    "nvidia-csv": ("the NVIDIA example plugin", "ncclt env {job} --format nvidia-csv > table.csv"),
-    "rccl-csv": ("RCCL's tuner plugin", "ncclt env {job} --format rccl-csv > table.csv"),
-    "ncclx": ("NCCLX", "ncclt env {job} --format ncclx"),
-    "slurm-taskprolog": ("srun --task-prolog", "ncclt env {job} --format slurm-taskprolog --output prolog.sh"),
-    "pyxis": ("srun with containers", 'eval "$(ncclt env {job} --format pyxis)" && srun $NCCLT_PYXIS'),
-    "mpirun-x": ("Open MPI", "mpirun $(ncclt env {job} --format mpirun-x)"),
-    "docker-env": ("docker run, podman run", "docker run $(ncclt env {job} --format docker-env)"),
-    "configmap": ("Kubernetes", "ncclt env {job} --format configmap | kubectl apply -f -"),
-    "trainjob-env": ("Kubeflow TrainJob", "ncclt env {job} --format trainjob-env"),
-    "cloudai": ("CloudAI", "ncclt env {job} --format cloudai >> test.toml"),
-    "pg-options": ("new_group of PyTorch", "ncclt env {job} --format pg-options > tp_options.py"),
-    "megatron-yaml": ("Megatron-LM, group tp", "ncclt env {job} --format megatron-yaml --group tp >> nccl.yaml"),
-}
-"""Format -> its reader, and the command that fetches it."""
-
-_ACTIONS: dict[str, tuple[str, str]] = {
-    "approve": ("Approve", "Serve it as the rules of the cluster require, or to a share of the jobs."),
-    "promote": ("Approve", "It won its roll-out: serve it to all jobs."),
-    "activate": ("Activate", "Serve it to all jobs now. Open roll-outs for the same jobs end."),
-    "rollback": ("Roll back", "Make this revision active again. Open roll-outs for the same jobs end."),
-    "pin": ("Pin", "Keep serving this revision, whatever is published later. Open roll-outs for the same jobs end."),
-    "unpin": ("Unpin", "Let later revisions replace it again."),
-    "stale": ("Mark stale", "Stop serving it until ncclt recheck confirms it."),
-    "retire": ("Retire", "Stop serving it; jobs return to their own settings. A roll-out against it ends."),
-}
-"""Last part of a form's address -> its button and its effect; `promote` approves a winner."""
+_WORDS: dict[str, dict[str, tuple[str, str]]] = tomllib.loads(
+    Path(__file__).with_name("recommendation.toml").read_text("utf-8")
+)
+_FORMATS, _ACTIONS = _WORDS["formats"], _WORDS["actions"]
+"""Format -> its reader and the command that fetches it; action -> its button and its effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +301,7 @@ def list_snippets(revision: Recommendation, *, source: str) -> tuple[Snippet, ..
     job = job_options(revision, source=source)
     snippets = []
     for format in FORMATS:
-        reader, command = _FOR[format]
+        reader, command = _FORMATS[format]
         with suppress(NccltError):  # it cannot express the policy
             if _sets_anything(revision, format):
                 text = render(revision, format=format, group="tp" if format == "megatron-yaml" else "")

@@ -46,6 +46,27 @@ def filled_store(samples, profiles, tmp_path_factory):
 
 
 @pytest.fixture
+def own_store(empty_store, samples):
+    """A SQLite store with the same studies, for a test that changes it."""
+    samples.fill(empty_store)
+    return empty_store
+
+
+@pytest.fixture
+def empty_client(empty_store):
+    """The service on a fresh store."""
+    with TestClient(create_app(empty_store, fresh_s=0)) as client:
+        yield client
+
+
+@pytest.fixture
+def own_client(own_store):
+    """The service on a filled store of its own."""
+    with TestClient(create_app(own_store, fresh_s=0)) as client:
+        yield client
+
+
+@pytest.fixture
 def client(filled_store):
     """The service on the filled store."""
     with TestClient(create_app(filled_store, fresh_s=0)) as client:

@@ -21,7 +21,6 @@ from ncclt.store.part import StorePart
 from ncclt_api.access import LAST_KNOWN_S, AccessMiddleware, KnownKeys, declared_role
 from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.proxy_users import note_peer, proxy_plan
-from ncclt_api.routes import studies
 from ncclt_api.sign_in import Sessions
 
 ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
@@ -164,7 +163,7 @@ def test_every_route_has_an_entry(service):
 def test_a_route_without_a_role_is_refused_when_the_application_is_made(monkeypatch):
     bare = APIRouter()
     bare.add_api_route("/open", lambda: "everything")
-    monkeypatch.setattr(studies, "router", bare)
+    monkeypatch.setattr("ncclt_api.app._ROUTERS", (bare,))
     with pytest.raises(TypeError, match=r"/open \(GET\) has to declare one access"):
         create_app("sqlite://")
 

@@ -5,22 +5,12 @@ import time
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
 
 from ncclt.testing.samples import sample_ticket
-from ncclt_api.app import create_app
 from ncclt_api.middleware import MOST_BODY_BYTES
 
 URL = "/v1/attestations"
 KNOWN = "0c0ffee2"  # published in the samples, and nothing was told of it
-
-
-@pytest.fixture
-def service(samples, empty_store):
-    """The service on a store of its own."""
-    samples.fill(empty_store)
-    with TestClient(create_app(empty_store)) as client:
-        yield client
 
 
 @pytest.fixture
@@ -36,20 +26,20 @@ def ticket(store, job="1", *, recommendation=KNOWN, issued_s=None, cluster="leon
     return {"ticket": sample_ticket(secret, job, issued_s=issued_s, recommendation=recommendation, cluster=cluster)}
 
 
-def test_what_is_told_is_kept_once_and_listed(service, empty_store, document):
-    assert service.get(URL, params={"recommendation": KNOWN}).json()["items"] == []
+def test_what_is_told_is_kept_once_and_listed(own_client, empty_store, document):
+    assert own_client.get(URL, params={"recommendation": KNOWN}).json()["items"] == []
     proof = ticket(empty_store)
-    first = service.post(URL, json=document | proof)
-    again = service.post(URL, json={**document, **proof, "created": "2027-01-01T00:00:00+00:00"})
+    first = own_client.post(URL, json=document | proof)
+    again = own_client.post(URL, json={**document, **proof, "created": "2027-01-01T00:00:00+00:00"})
 
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == document["id"]
-    (kept,) = service.get(URL, params={"recommendation": KNOWN}).json()["items"]
+    (kept,) = own_client.get(URL, params={"recommendation": KNOWN}).json()["items"]
     assert kept == document | {"created": "2026-11-20T12:00:00.000+00:00"}
     assert kept["effect"] == "partly"
 
 
-def test_an_attestation_counts_only_with_a_ticket_of_its_job(service, samples, empty_store, document):
+def test_an_attestation_counts_only_with_a_ticket_of_its_job(own_client, samples, empty_store, document):
     for wrong, said in (
         ({}, "ticket"),
         ({"ticket": "made.up"}, "no"),
@@ -58,15 +48,15 @@ def test_an_attestation_counts_only_with_a_ticket_of_its_job(service, samples, e
         (ticket(empty_store, cluster="other"), "was given"),
         (ticket(empty_store, issued_s=1.0), "expired"),
     ):
-        refused = service.post(URL, json=document | wrong)
+        refused = own_client.post(URL, json=document | wrong)
         assert (refused.status_code, said in refused.json()["detail"]) == (422, True), refused.text
-    assert service.get(URL, params={"recommendation": KNOWN}).json()["items"] == []
+    assert own_client.get(URL, params={"recommendation": KNOWN}).json()["items"] == []
     proof = ticket(empty_store)
-    assert service.post(URL, json=document | proof).status_code == 201
+    assert own_client.post(URL, json=document | proof).status_code == 201
     other = samples.attestation(empty_store.recommendations.get(KNOWN), differing=0).to_document()
-    second = service.post(URL, json=other | proof)
+    second = own_client.post(URL, json=other | proof)
     assert (second.status_code, "was attested already" in second.json()["detail"]) == (409, True)
-    assert service.post(URL, json=other | ticket(empty_store, "2")).status_code == 201
+    assert own_client.post(URL, json=other | ticket(empty_store, "2")).status_code == 201
 
 
 def test_what_is_wrong_is_refused_as_a_problem(client, filled_store, document, subtests):
@@ -137,11 +127,11 @@ def test_a_recommendation_carries_what_jobs_told(client):
     assert client.get("/v1/recommendations/none").status_code == 404
 
 
-def test_the_json_of_a_page_hides_commands_and_environments(service, empty_store, samples):
+def test_the_json_of_a_page_hides_commands_and_environments(own_client, empty_store, samples):
     found = empty_store.recommendations.get("0c0ffee1")
     secrets = {"argv": ("train.py", "--token=hush"), "base_env": (("TOKEN", "hush"),), "tuned_env": (("A", "hush"),)}
     empty_store.records.add_verification(replace(samples.verification(found), id="hidden", **secrets))
-    view = service.get("/studies/5e1f00aa?format=json")
+    view = own_client.get("/studies/5e1f00aa?format=json")
     newest = view.json()["verifications"][0]
     assert (newest["id"], newest["verdict"]["speedup"]) == ("hidden", 1.05)
     assert "hush" not in view.text

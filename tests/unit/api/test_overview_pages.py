@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
-from fastapi.testclient import TestClient
 
 from ncclt.core.cluster import NO_GPU
 from ncclt.core.policy import Policy
@@ -17,7 +16,6 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
 from ncclt.core.trial import Outcome
 from ncclt.prove.verdict import keep_default
-from ncclt_api.app import create_app
 from ncclt_api.pages.compare import ComparisonRow
 from ncclt_api.pages.wording import format_time
 
@@ -61,12 +59,6 @@ def checked(page):
     assert checker.found == []
     assert len(checker.ids) == len(set(checker.ids))
     return page
-
-
-@pytest.fixture
-def empty_client(empty_store):
-    with TestClient(create_app(empty_store, fresh_s=0)) as client:
-        yield client
 
 
 def publish(store, samples, id, *, days=0, model="bert", cluster="leonardo", **changes):

@@ -4,7 +4,6 @@ import html
 import re
 from dataclasses import replace
 
-import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.recommendation import Decision, PolicyVerdict
@@ -15,12 +14,6 @@ from ncclt.prove.proof import evidence_document
 from ncclt.prove.study_summary import summarize_study
 from ncclt_api.app import ServiceOptions, create_app
 from ncclt_api.pages.report import study_report
-
-
-@pytest.fixture
-def empty_client(empty_store):
-    with TestClient(create_app(empty_store)) as client:
-        yield client
 
 
 def test_an_empty_store_says_what_to_type(empty_client):

@@ -11,7 +11,6 @@ from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import ArmState
 from ncclt.deliver.render.formats import TABLE_FORMATS
-from ncclt.store import open_store
 from ncclt.testing.samples import settle
 from ncclt_api.app import ServiceOptions, create_app
 
@@ -20,24 +19,17 @@ BROWSER = {"Accept": "text/html"}
 
 
 @pytest.fixture
-def store(tmp_path, profiles, samples):
-    with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as opened:
-        samples.fill(opened)
-        yield opened
-
-
-@pytest.fixture
-def browser(store):
-    app = create_app(store, ServiceOptions(public_url="https://tuner"), fresh_s=0)
+def browser(own_store):
+    app = create_app(own_store, ServiceOptions(public_url="https://tuner"), fresh_s=0)
     with TestClient(app, headers=BROWSER) as opened:
         yield opened
 
 
-def newer(store):
+def newer(own_store):
     """Publish another revision for the same job, with one rule less."""
-    found = store.recommendations.get("0c0ffee1")
+    found = own_store.recommendations.get("0c0ffee1")
     policy = replace(found.table.policy, rules=found.table.policy.rules[1:])
-    return store.revisions.publish(
+    return own_store.revisions.publish(
         replace(found, id="0c0ffee9", table=replace(found.table, policy=policy)), by=Actor(who="ann")
     )
 
@@ -48,20 +40,22 @@ def send(browser, verb, id="0c0ffee1", **fields):
     return browser.post(url, data={"token": token, **fields}, follow_redirects=False)
 
 
-def measured(store, id, **changes):
+def measured(own_store, id, **changes):
     """Publish the revision as if it had been measured in place; return the address of its page."""
-    found = store.recommendations.get("0c0ffee1")
-    store.revisions.publish(replace(found, id=id, simulated=False, launcher="slurm", **changes), by=Actor(who="ann"))
+    found = own_store.recommendations.get("0c0ffee1")
+    own_store.revisions.publish(
+        replace(found, id=id, simulated=False, launcher="slurm", **changes), by=Actor(who="ann")
+    )
     return f"/recommendations/{id}"
 
 
-def test_a_demonstration_lists_no_command_for_a_job(browser, store):
-    found = store.recommendations.get("0c0ffee1")
+def test_a_demonstration_lists_no_command_for_a_job(browser, own_store):
+    found = own_store.recommendations.get("0c0ffee1")
     for id, times, origin in (
         ("0c0ffee7", {}, "simulated"),
         ("0c0ffee8", {"simulated": False, "launcher": "replay"}, "recorded"),
     ):
-        store.revisions.publish(replace(found, id=id, **times), by=Actor(who="ann"))
+        own_store.revisions.publish(replace(found, id=id, **times), by=Actor(who="ann"))
         for page in (f"/recommendations/{id}", f"/studies/{found.study}"):
             text = browser.get(page).text
             assert not re.search(r"ncclt (env|run) --cluster|--allow", re.sub(r"</?span>", "", text)), page
@@ -72,8 +66,8 @@ def test_a_demonstration_lists_no_command_for_a_job(browser, store):
         assert origin in view["recommendation"]["label"].lower()
 
 
-def test_every_format_that_sets_something_has_its_command_and_output(browser, store):
-    address = measured(store, "0c0ffee7")
+def test_every_format_that_sets_something_has_its_command_and_output(browser, own_store):
+    address = measured(own_store, "0c0ffee7")
     snippets = browser.get(address, params={"format": "json"}).json()["snippets"]
     assert len(snippets) >= 5
     for one in snippets:
@@ -86,20 +80,20 @@ def test_every_format_that_sets_something_has_its_command_and_output(browser, st
     assert len(page) < 200_000
 
 
-def test_a_format_that_would_set_nothing_is_not_offered(browser, store):
+def test_a_format_that_would_set_nothing_is_not_offered(browser, own_store):
     assert browser.get("/recommendations/0c0ffee2", params={"format": "json"}).json()["snippets"] == []
-    address = measured(store, "0c0ffee7", variables=None)
+    address = measured(own_store, "0c0ffee7", variables=None)
     table_alone = browser.get(address, params={"format": "json"}).json()["snippets"]
     assert {one["format"] for one in table_alone} == {*TABLE_FORMATS, "json"}
 
 
-def test_the_permanent_link_shows_what_the_job_gets_now(browser, store):
+def test_the_permanent_link_shows_what_the_job_gets_now(browser, own_store):
     job = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3"}
     assert f"nodes={job['nodes']}" in browser.get(PAGE).text
     ids = []
     for publish in (None, newer):
         if publish:
-            publish(store)
+            publish(own_store)
         view = browser.get("/recommendations", params={**job, "format": "json"}).json()
         ids.append(view["recommendation"]["id"])
     assert ids == ["0c0ffee1", "0c0ffee9"]
@@ -108,8 +102,8 @@ def test_the_permanent_link_shows_what_the_job_gets_now(browser, store):
     assert browser.get("/recommendations").status_code == 422
 
 
-def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(browser, store):
-    newer(store)
+def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(browser, own_store):
+    newer(own_store)
     view = browser.get(PAGE, params={"format": "json"}).json()
     assert (view["served"], view["snippets"]) == ("0c0ffee9", [])
     assert view["differences"]
@@ -120,16 +114,16 @@ def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(b
     assert [row["id"] for row in view["revisions"]] == ["0c0ffee9", "0c0ffee1"]
 
 
-def test_a_revision_without_a_gain_says_why_before_anything_else(browser, store, samples):
+def test_a_revision_without_a_gain_says_why_before_anything_else(browser, own_store, samples):
     verdict = replace(samples.verdict(Decision.UNDECIDED, 1.0, (0.98, 1.03)), reason="neither proven nor refuted")
     table = PolicyVerdict(policy=samples.POLICY, verdict=verdict)
-    page = browser.get(measured(store, "0c0ffee7", table=table, variables=None)).text
+    page = browser.get(measured(own_store, "0c0ffee7", table=table, variables=None)).text
     assert "Neither proven nor refuted" in page[: page.index('<dl class="facts">')]
 
 
-def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):
-    store.revisions.set_rules(ClusterRules(cluster="leonardo", require_approval=True), Actor(who="ann"))
-    newer(store)
+def test_a_candidate_is_approved_by_name_and_rolled_back(browser, own_store):
+    own_store.revisions.set_rules(ClusterRules(cluster="leonardo", require_approval=True), Actor(who="ann"))
+    newer(own_store)
     assert "candidate" in browser.get("/recommendations/0c0ffee9").text
     answer = send(browser, "approve", "0c0ffee9", why="looked at the pilot", percent="100")
     assert (answer.status_code, answer.headers["location"]) == (303, "/recommendations/0c0ffee9")
@@ -138,35 +132,35 @@ def test_a_candidate_is_approved_by_name_and_rolled_back(browser, store):
         ("local user of the service", "looked at the pilot")
     ]
     assert send(browser, "rollback").status_code == 303
-    assert store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee1"
+    assert own_store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee1"
     refused = send(browser, "rollback")
     assert (refused.status_code, refused.headers["content-type"]) == (409, "text/html; charset=utf-8")
 
 
-def test_pin_unpin_and_retire(browser, store):
+def test_pin_unpin_and_retire(browser, own_store):
     for verb, state in (("pin", True), ("unpin", False)):
         assert send(browser, verb).status_code == 303
-        assert store.revisions.status("0c0ffee1").pinned is state
+        assert own_store.revisions.status("0c0ffee1").pinned is state
     assert send(browser, "retire").status_code == 303
-    assert store.revisions.status("0c0ffee1").state == "retired"
+    assert own_store.revisions.status("0c0ffee1").state == "retired"
     assert send(browser, "explode").status_code == 422
 
 
-def test_who_marks_it_stale_says_why_and_it_is_no_longer_served(browser, store):
+def test_who_marks_it_stale_says_why_and_it_is_no_longer_served(browser, own_store):
     assert send(browser, "stale").status_code == 422
-    assert store.recommendations.get("0c0ffee1").stale == ""
+    assert own_store.recommendations.get("0c0ffee1").stale == ""
     assert send(browser, "stale", why="hangs on rack 7").status_code == 303
-    assert "hangs on rack 7 (local user of the service)" in store.recommendations.get("0c0ffee1").stale
+    assert "hangs on rack 7 (local user of the service)" in own_store.recommendations.get("0c0ffee1").stale
     page = browser.get(PAGE).text
     assert "hangs on rack 7" in page
     assert "ncclt env" not in page
 
 
-def test_a_win_awaits_approval_on_the_page(browser, store):
-    store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
-    newer(store)
-    (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
-    settle(store, rollout, ArmState.WON, "steps are faster")
+def test_a_win_awaits_approval_on_the_page(browser, own_store):
+    own_store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=50), Actor(who="ann"))
+    newer(own_store)
+    (rollout,) = own_store.revisions.rollouts(recommendation="0c0ffee9")
+    settle(own_store, rollout, ArmState.WON, "steps are faster")
     page = browser.get(f"/roll-outs/{rollout.id}").text
     assert "<bdi>Steps are faster</bdi>. Awaits approval; the share is unchanged meanwhile" in page
     page = browser.get("/recommendations/0c0ffee9").text
@@ -174,23 +168,23 @@ def test_a_win_awaits_approval_on_the_page(browser, store):
     assert "serve it to all jobs" in page
     assert 'name="percent"' not in page, "a winner goes to all jobs"
     assert send(browser, "approve", "0c0ffee9").status_code == 303
-    assert store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee9"
+    assert own_store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee9"
 
 
-def test_approval_offers_the_share_of_the_rules(browser, store):
-    store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=25, require_approval=True), Actor(who="ann"))
-    newer(store)
+def test_approval_offers_the_share_of_the_rules(browser, own_store):
+    own_store.revisions.set_rules(ClusterRules(cluster="leonardo", percent=25, require_approval=True), Actor(who="ann"))
+    newer(own_store)
     assert 'max="100" value="25"' in browser.get("/recommendations/0c0ffee9").text
     for percent in ({}, {"percent": ""}):
         assert send(browser, "approve", "0c0ffee9", **percent).status_code == (409 if percent else 303)
-    (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
+    (rollout,) = own_store.revisions.rollouts(recommendation="0c0ffee9")
     assert rollout.percent == 25
 
 
-def test_forms_are_shown_to_those_who_may_use_them(store):
+def test_forms_are_shown_to_those_who_may_use_them(own_store):
     for role in (Role.READ, Role.APPROVE):
-        store.keys.add(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
-    with TestClient(create_app(store, fresh_s=0)) as client:
+        own_store.keys.add(ApiKey(id=role.value, role=role), digest=hash_secret(role.value))
+    with TestClient(create_app(own_store, fresh_s=0)) as client:
         verbs = [
             re.findall(rf'action="{PAGE}/([a-z]+)"', client.get(PAGE, headers={"Authorization": f"Bearer {role}"}).text)
             for role in ("read", "approve")
@@ -198,12 +192,12 @@ def test_forms_are_shown_to_those_who_may_use_them(store):
     assert verbs == [[], ["pin", "stale", "retire"]]
 
 
-def test_hostile_names_are_text(browser, store, samples):
+def test_hostile_names_are_text(browser, own_store, samples):
     for number, name in enumerate(("<script>alert('x')</script>", "\"'&amp;</bdi>", "a\u202eb", "w" * 5000)):
         study = samples.study(f"bad0001{number}", name=f"hostile {number}", model=name, cluster_name=name)
-        store.studies.open(study)
+        own_store.studies.open(study)
         found = samples.recommendation(study, f"0c0ffef{number}")
-        store.revisions.publish(found, by=Actor(who="ann", why="<script>alert('why')</script>"))
+        own_store.revisions.publish(found, by=Actor(who="ann", why="<script>alert('why')</script>"))
         for path in (f"/recommendations/{found.id}", "/jobs"):
             page = browser.get(path)
             assert page.status_code == 200
