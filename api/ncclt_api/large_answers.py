@@ -29,22 +29,11 @@ _MOST_WAITING = 32
 _RETRY_S = 2
 
 _PASSED_ON = (
-    "type",
-    "asgi",
-    "http_version",
-    "method",
-    "scheme",
-    "path",
-    "raw_path",
-    "query_string",
-    "root_path",
-    "headers",
-    "client",
-    "server",
-    "ncclt.request_id",
-    "ncclt.key",
-    "ncclt.session",
+    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path"),
+    *("headers", "client", "server", "ncclt.request_id", "ncclt.key", "ncclt.session"),
 )
+"""Entries of a request's scope that another process gets."""
+
 _Answer = list[Message]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
 from pydantic import Field
@@ -27,6 +27,8 @@ from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, T
 from ncclt_api.pages.cluster import find_cluster
 from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
 from ncclt_api.pages.results import ORIGIN_ORDER, REGRESSION, Result, build_result
+
+_Row = TypeVar("_Row", Recheck, HistoryEvent)
 
 router = page_router(dependencies=needs(Role.READ))
 
@@ -180,16 +182,8 @@ def gain_chart(
     if not points:
         return None
     by_id = {point.revision.id: point for point in points}
-    checked = [
-        _Event(created=row.created, point=by_id[row.recommendation], words=str(row.freshness))
-        for row in rechecks
-        if row.recommendation in by_id
-    ]
-    stale = [
-        _Event(created=row.created, point=by_id[row.recommendation], words=row.why)
-        for row in marks
-        if row.recommendation in by_id
-    ]
+    checked = _find_events(rechecks, by_id, lambda recheck: str(recheck.freshness))
+    stale = _find_events(marks, by_id, lambda mark: mark.why)
     tried = [row for row in rollouts if any(arm.recommendation in by_id for arm in row.arms)]
     times_us = [
         time for point in points for time in (point.default_us, *(point.policy_ends_us or (point.delivered_us,)))
@@ -219,6 +213,12 @@ def gain_chart(
         levels=levels,
         table=_list_events(points, checked, stale, tried),
     )
+
+
+def _find_events(rows: Iterable[_Row], by_id: Mapping[str, _Point], describe: Callable[[_Row], str]) -> list[_Event]:
+    """Return the rechecks or history entries that are of revisions in the chart."""
+    own = [row for row in rows if row.recommendation in by_id]
+    return [_Event(created=row.created, point=by_id[row.recommendation], words=describe(row)) for row in own]
 
 
 def _list_events(

@@ -179,7 +179,6 @@ def build_study_view(
     curves += [setting_times(searched, single, f"best single setting, {single.label}", "best")] if single else []
     curves += [arm_times(evidence, arm, "policy", "policy")] if evidence.times_us(arm) else []
     candidate_times = {setting: setting_times(searched, setting, setting.label, "quiet") for setting in candidates}
-    launched = {launch.arm for launch in evidence.launches}
     pairs = average_unchanged(evidence.whole_blocks(arm), study.workload)
     verdict = summary.use.proven.verdict if summary else None
     return StudyView(
@@ -190,7 +189,7 @@ def build_study_view(
         rows=rows,
         interpolated=interpolated_messages(proof if compared == "policy" else searched, study.workload),
         blocks=build_blocks(evidence, study.workload),
-        arms=tuple(arm for arm in Arm if arm in launched),
+        arms=tuple(arm for arm in Arm if any(launch.arm is arm for launch in evidence.launches)),
         history=search_chart(trials, scores.get(DEFAULT), evidence.launches, per=study.workload.per),
         summary=summary,
         cost=describe_cost(study, trials, summary.gain if summary else None),

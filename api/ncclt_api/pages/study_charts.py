@@ -103,16 +103,6 @@ class MessageLine:
             return None
         return self.calls.calls_per_step * (self.default_us - self.policy_us)
 
-    @property
-    def default_busbw_gbps(self) -> float | None:
-        """Return the bus bandwidth under the default, 1e9 bytes/s."""
-        return self.message.busbw_gbps(self.default_us) if self.default_us else None
-
-    @property
-    def policy_busbw_gbps(self) -> float | None:
-        """Return the bus bandwidth under the policy, 1e9 bytes/s."""
-        return self.message.busbw_gbps(self.policy_us) if self.policy_us else None
-
 
 def policy_rows(
     study: Study, evidence: LaunchEvidence, proven: PolicyVerdict, arm: Arm = Arm.TABLE

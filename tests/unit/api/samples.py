@@ -1,65 +1,44 @@
 """Small studies made by hand: loaded by path, because test files are no package."""
 
-import dataclasses
 import json
 import math
+from dataclasses import replace
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import CallOutcome as Outcomes
 from ncclt.core.attestation import DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recheck import Freshness, Recheck
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
+from ncclt.core.recommendation import Decision, PolicyVerdict, Verdict
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.verification import Side, StepLaunch, Verification
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.deliver.attest import attest
+from ncclt.testing.samples import sample_cluster, sample_recommendation
 
 HOSTILE = "<script>alert('x')</script>"
 
 TREE = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL128, channels=8)
 RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=16)
 LOW_LATENCY = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
+_ALL_REDUCE = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=16)
+PLAIN = Policy(rules=(_ALL_REDUCE,))
 POLICY = Policy(
     rules=(
-        Rule(
-            collective=Collective.ALL_REDUCE,
-            max_bytes=1 << 20,
-            algorithm=Algorithm.TREE,
-            protocol=Protocol.LL128,
-            channels=8,
-        ),
-        Rule(
-            collective=Collective.ALL_REDUCE,
-            min_bytes=(1 << 20) + 1,
-            algorithm=Algorithm.RING,
-            protocol=Protocol.SIMPLE,
-            channels=16,
-        ),
+        replace(_ALL_REDUCE, max_bytes=1 << 20, algorithm=Algorithm.TREE, protocol=Protocol.LL128, channels=8),
+        replace(_ALL_REDUCE, min_bytes=(1 << 20) + 1),
     )
-)
-PLAIN = Policy(
-    rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=16),)
 )
 
 
 def cluster(name="leonardo", nodes=2):
-    return Cluster(
-        name=name,
-        nodes=nodes,
-        gpus_per_node=4,
+    return replace(
+        sample_cluster(name, nodes=nodes),
         gpu="A100-SXM-64GB",
-        compute_capability=80,
-        link_class="nvlink",
         link_gbps=200.0,
-        fabric="infiniband",
-        nics_per_node=4,
-        nic_gbps=12.5,
-        gpudirect=True,
         nccl_version="2.22.3",
         description="Two nodes of the booster partition.",
         sources=("a data sheet",),
@@ -121,24 +100,23 @@ def time_us(message, setting, wobble=1.0):
 
 
 def trial(number, setting, of, *, phase=Phase.SEARCH, wobble=1.0, arm=None, block=0, messages=None, outcome=Outcome.OK):
-    calls = [c for c in of.workload.messages if messages is None or c.message in messages]
-    if outcome is not Outcome.OK:
-        result = TrialResult(outcome=outcome, detail=f"rank 3: {HOSTILE} unhandled cuda error", wall_s=31.0)
-        return Trial(
-            number=number, phase=phase, setting=setting, repeat=0, result=result, score_us=None, arm=arm, block=block
-        )
-    times = {c.message: time_us(c.message, setting, wobble) for c in calls}
-    measured = tuple(Measurement(message=m, samples_us=(t, 1.01 * t, 0.99 * t)) for m, t in times.items())
+    result, score_us = TrialResult(outcome=outcome, detail=f"rank 3: {HOSTILE} unhandled cuda error", wall_s=31.0), None
+    if outcome is Outcome.OK:
+        calls = [row for row in of.workload.messages if messages is None or row.message in messages]
+        times = {row.message: time_us(row.message, setting, wobble) for row in calls}
+        measured = tuple(Measurement(message=m, samples_us=(t, 1.01 * t, 0.99 * t)) for m, t in times.items())
+        result = TrialResult(outcome=Outcome.OK, measurements=measured, wall_s=4.2)
+        score_us = sum(row.calls_per_step * times[row.message] for row in calls)
     return Trial(
         number=number,
         phase=phase,
         setting=setting,
         repeat=0,
-        result=TrialResult(outcome=Outcome.OK, measurements=measured, wall_s=4.2),
-        score_us=sum(c.calls_per_step * times[c.message] for c in calls),
+        result=result,
+        score_us=score_us,
         arm=arm,
         block=block,
-        started="2026-11-20T10:01:00+00:00",
+        started="" if outcome is not Outcome.OK else "2026-11-20T10:01:00+00:00",
     )
 
 
@@ -186,11 +164,8 @@ def verdict(decision=Decision.TUNED, speedup=1.083, interval=(1.061, 1.104)):
 def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **changes):
     variables = PolicyVerdict(policy=PLAIN, verdict=verdict(decision, speedup=1.041, interval=(1.028, 1.055)))
     values = {
-        "id": id,
         "revision": 1,
         "study": of.id,
-        "cluster": of.cluster.name,
-        "model": of.workload.name,
         "workload_digest": of.workload.digest(),
         "collectives": of.workload.collectives,
         "fingerprint": of.cluster.fingerprint(),
@@ -201,17 +176,13 @@ def recommendation(of, id="0c0ffee1", decision=Decision.TUNED, plain=True, **cha
         "created": "2026-11-20T10:05:00+00:00",
         **changes,
     }
-    return Recommendation(**values)
+    return replace(sample_recommendation(id, cluster=of.cluster.name, model=of.workload.name), **values)
 
 
 def revised(found, id):
     """Return a revision with the same evidence that sets something else."""
-    rules = tuple(dataclasses.replace(rule, channels=7) for rule in found.table.policy.rules)
-    return dataclasses.replace(
-        found,
-        id=id,
-        table=dataclasses.replace(found.table, policy=dataclasses.replace(found.table.policy, rules=rules)),
-    )
+    policy = Policy(rules=tuple(replace(rule, channels=7) for rule in found.table.policy.rules))
+    return replace(found, id=id, table=replace(found.table, policy=policy))
 
 
 def attestation(of, *, differing=3, **changes):
@@ -226,16 +197,18 @@ def attestation(of, *, differing=3, **changes):
         form=Form.TABLE,
         policy=of.table.policy,
     )
-    uses = [
-        ObservedCall(
-            collective=Collective.ALL_REDUCE, size_bytes=size, group_size=8, choice=choice, outcome=outcome, calls=calls
-        )
-        for size, choice, outcome, calls in (
-            (1 << 16, "tree/ll128/8", Outcomes.APPLIED, 40),
-            (28_351_488, "ring/simple/16", Outcomes.UNAVAILABLE, differing),
-        )
-        if calls
-    ]
+    applied = ObservedCall(
+        collective=Collective.ALL_REDUCE,
+        size_bytes=1 << 16,
+        group_size=8,
+        choice="tree/ll128/8",
+        outcome=Outcomes.APPLIED,
+        calls=40,
+    )
+    other = replace(
+        applied, size_bytes=28_351_488, choice="ring/simple/16", outcome=Outcomes.UNAVAILABLE, calls=differing
+    )
+    uses = [call for call in (applied, other) if call.calls]
     source = LogEvidence(kind="plugin-report", nccl_version=table.nccl_version, table=of.id, checksum="0" * 16, count=8)
     seen = Observed(sources=(source,), calls=tuple(uses), variables={}, hosts=2, **changes)
     return attest(table, seen, created="2026-11-20T12:00:00+00:00")

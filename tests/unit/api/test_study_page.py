@@ -46,12 +46,6 @@ FAST = Setting(algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4)
 
 
 @pytest.fixture
-def empty_client(empty_store):
-    with TestClient(create_app(empty_store)) as client:
-        yield client
-
-
-@pytest.fixture
 def study(samples):
     return samples.study()
 
