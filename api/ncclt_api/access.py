@@ -162,30 +162,26 @@ class KnownKeys:
             self._look = None
 
 
+@dataclass(frozen=True, slots=True)
 class AccessMiddleware:
     """Find the key of a request; refuse one without a valid key (401), but for what is public.
 
-    While there are no keys, only requests that name one of `hosts` are answered: another name that resolves to this
-    machine may be that of a page in a browser here (DNS rebinding). None = any. With `users` no store is open: a
-    request needs a key or a user. `public` names methods and paths of routes that need no key.
+    Attributes:
+        app: that requests are passed on to.
+        keys: of the store.
+        sessions: of browsers.
+        public: methods and paths of routes that need no key.
+        hosts: names that requests have to name while there are no keys: another name that resolves to this machine may
+            be that of a page in a browser here (DNS rebinding). None = any.
+        users: of a trusted proxy; with them no store is open: a request needs a key or a user.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: KnownKeys,
-        sessions: Sessions,
-        public: Collection[tuple[str, str]] = (),
-        hosts: Collection[str] | None = None,
-        users: ProxyUsers | None = None,
-    ) -> None:
-        self.app = app
-        self._keys = keys
-        self._sessions = sessions
-        self._public = frozenset(public)
-        self._hosts = hosts
-        self._users = users
+    app: ASGIApp
+    keys: KnownKeys
+    sessions: Sessions
+    public: Collection[tuple[str, str]] = ()
+    hosts: Collection[str] | None = None
+    users: ProxyUsers | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
@@ -198,7 +194,7 @@ class AccessMiddleware:
         if method != "GET" and origin and urlsplit(origin).netloc != headers.get("host"):
             # A page of another host would write with the rights of this browser.
             refused = Problem(status=403, detail=f"a page of {origin[:100]} may not write here")
-        elif (method, path) not in self._public and not path.startswith(ASSETS):
+        elif (method, path) not in self.public and not path.startswith(ASSETS):
             refused = await self._refusal(scope, path, headers)
         if refused is None:
             await self.app(scope, receive, send)
@@ -213,14 +209,14 @@ class AccessMiddleware:
 
     async def _refusal(self, scope: Scope, path: str, headers: Headers) -> Problem | None:
         try:
-            keys = await self._keys.current()
+            keys = await self.keys.current()
         except StoreError as error:
             return problem_of(error)
-        if not keys and self._users is None:
+        if not keys and self.users is None:
             scope[_KEY] = None
             host = headers.get("host", "")
             # Without its port: `[::1]:8080` is `[::1]`.
-            if self._hosts is None or re.sub(r":[0-9]*$", "", host).lower() in self._hosts:
+            if self.hosts is None or re.sub(r":[0-9]*$", "", host).lower() in self.hosts:
                 return None
             return Problem(
                 status=421,
@@ -251,10 +247,10 @@ class AccessMiddleware:
         """
         if scope["method"] not in ("GET", "HEAD") and path.startswith("/v1/"):
             return None
-        if self._users is not None and (user := self._users.user(scope)) is not None:
+        if self.users is not None and (user := self.users.user(scope)) is not None:
             remember(scope, user.id)
             return user
-        if headers.get("authorization") or (session := self._sessions.read(headers.get("cookie", ""))) is None:
+        if headers.get("authorization") or (session := self.sessions.read(headers.get("cookie", ""))) is None:
             return None
         id, mark = session
         remember(scope, mark)

@@ -10,9 +10,6 @@ from typing import Literal, Self
 
 from markupsafe import Markup
 
-from ncclt.core.recommendation import Verdict
-from ncclt_api.pages.results import Result
-
 Unit = Literal["bytes", "us", "gbps", "ratio", "percent", "count", "hours", "number", "date"]
 Mark = Literal["line", "dashed", "step", "dot", "ring", "cross", "stem", "span"]
 Tone = Literal["default", "policy", "best", "quiet", "good", "failed", "warn", "c1", "c2", "c3", "c4", "c5", "c6"]
@@ -176,30 +173,3 @@ def _round(value: Number) -> Number:
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def interval_picture(result: Result | Verdict) -> Markup:
-    """Draw a speed-up with its 95 % interval beside the line of no change, in the size of a word.
-
-    The axis is the same on all pages, 0.9 to 1.25; an arrow points to what is outside. It has no text, since the
-    numbers stand beside it.
-
-    Args:
-        result: an interval without bounds gives nothing.
-    """
-    if result.interval is None or not math.isfinite(result.interval[1]):
-        return Markup("")
-    first, last = 3, 108
-    places = [4 + 300 * (value - 0.9) for value in (result.interval[0], result.speedup or 1.0, result.interval[1])]
-    low, middle, high = (min(max(place, first), last) for place in places)
-    tone = "gain" if result.interval[0] > 1 else "loss" if result.interval[1] < 1 else "open"
-    arrows = [Markup('<path class="filled" d="M0 9l6 -4v8z"/>')] if min(places) < first else []
-    arrows += [Markup('<path class="filled" d="M112 9l-6 -4v8z"/>')] if max(places) > last else []
-    is_inside = first <= places[1] <= last
-    dot = Markup('<circle class="filled" cx="{:.1f}" cy="9" r="3.4"/>').format(middle) if is_inside else ""
-    return Markup(
-        '<svg class="interval {}" viewBox="0 0 112 18" width="112" height="18" aria-hidden="true" focusable="false">'
-        '<line class="base" x1="34" x2="34" y1="1" y2="17"/>'
-        '<line class="whisker" x1="{:.1f}" x2="{:.1f}" y1="9" y2="9"/>'
-        "{}{}</svg>"
-    ).format(tone, low, high, dot, Markup("").join(arrows))

@@ -18,13 +18,13 @@ from ncclt.core.plural import count_noun
 from ncclt.core.trial import Outcome
 from ncclt.deliver.render.delivery import describe_channels
 from ncclt_api.pages import wording
-from ncclt_api.pages.charts import interval_picture
 from ncclt_api.pages.results import build_result, shade
 from ncclt_api.text import readable
 
 
 @cache
-def _environment() -> Environment:
+def build_environment() -> Environment:
+    """Return the environment of all templates."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -46,13 +46,11 @@ def _environment() -> Environment:
         "message": wording.describe_message,
         "middle": wording.cut_in_the_middle,
         "phase": wording.PHASES.__getitem__,
-        "picture": interval_picture,
         "quoted": shlex.quote,
         "result": build_result,
         "sentence": wording.write_sentence,
         "shade": shade,
         "size": format_bytes,
-        "use": wording.describe_use,
         # Jinja's own fails on text that is no Unicode.
         "urlencode": lambda text: quote(readable(str(text)), safe=""),
     }
@@ -72,5 +70,5 @@ def render_page(template: str, **values: Any) -> str:
         template: name of its file.
         values: of the template; `now`, for ages, is the current time unless it is among them.
     """
-    page: str = readable(_environment().get_template(template).render({"now": datetime.now(UTC), **values}))
+    page: str = readable(build_environment().get_template(template).render({"now": datetime.now(UTC), **values}))
     return page

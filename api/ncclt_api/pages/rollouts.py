@@ -1,4 +1,4 @@
-"""The pages of roll-outs: their list, the charts of the guard, and the actions that a state allows."""
+"""The pages of roll-outs: their list, and the charts of the guard."""
 
 from __future__ import annotations
 
@@ -126,21 +126,6 @@ class RollOutRow:
         return values | {"rollout": RollOutDocument.model_validate(self.rollout.to_document())}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollOutAction:
-    """Form of a roll-out.
-
-    Attributes:
-        address: that it posts to.
-        label: of its button.
-        effect: one sentence.
-    """
-
-    address: str
-    label: str
-    effect: str
-
-
 class RollOutsPageQuery(Filter):
     """Filter of the list, and its page; `open` = those that have not ended."""
 
@@ -181,14 +166,13 @@ def show_roll_out(id: str, query: Annotated[PageQuery, Query()], store: CurrentS
         return json_response({"rollout": get_roll_out(id, store)})
     times, starts = store.revisions.job_times(id), store.revisions.job_starts(id)
     ids = [arm.recommendation for arm in rollout.arms]
-    untried = [revision.id for revision in store.recommendations.find(id=ids) if revision.is_untried]
     answer = page.write_html(
         "rollout.html",
         rollout=rollout,
         row=judge_rows(store, [rollout], times, starts)[0],
         numerics=describe_cohort_bits(store, rollout),
         charts=[chart for draw in (gain_chart, starts_chart) if (chart := draw(rollout, times, starts))],
-        actions=list_rollout_actions(rollout, untried),
+        untried=[revision.id for revision in store.recommendations.find(id=ids) if revision.is_untried],
         events=store.revisions.history(recommendation=ids, limit=_EVENTS),
     )
     if not rollout.is_open:  # replace the whole page where it is open
@@ -259,32 +243,6 @@ def build_row(
         verdict=rollout.reason or (progress.reason if progress else ""),
         progress=progress,
     )
-
-
-def list_rollout_actions(rollout: RollOut, untried: Collection[str] = ()) -> list[RollOutAction]:
-    """Return the actions that the state of a roll-out allows; its untried arms cannot be activated."""
-    if not rollout.is_open:
-        return []
-    address = f"/roll-outs/{rollout.id}"
-    if rollout.state is RollOutState.PAUSED:
-        effect = "Serve the arms to their shares of jobs again."
-        actions = [RollOutAction(address=f"{address}/resume", label="Resume", effect=effect)]
-    else:
-        effect = "Jobs that start get the control until it is resumed. Running jobs keep their settings."
-        actions = [RollOutAction(address=f"{address}/pause", label="Pause", effect=effect)]
-    for arm in rollout.arms:
-        verbs = []
-        if arm.recommendation == rollout.winner:
-            verbs.append(("Approve", "Serve it to all jobs."))
-        elif arm.is_open and arm.recommendation not in untried:
-            verbs.append(("Activate", "Serve it to all jobs now, before the comparison ends."))
-        if arm.is_open or arm.is_served:
-            verbs.append(("Retire", "Stop serving it. The roll-out ends if no arm is left."))
-        name = f" {arm.recommendation}" if len(rollout.arms) > 1 else ""
-        for label, effect in verbs:
-            address = f"/recommendations/{arm.recommendation}/{label.lower()}"
-            actions.append(RollOutAction(address=address, label=f"{label}{name}", effect=effect))
-    return actions
 
 
 def gain_chart(rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart]) -> Chart | None:

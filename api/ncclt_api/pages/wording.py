@@ -13,8 +13,7 @@ from ncclt.core.cluster import Cluster, Fingerprint
 from ncclt.core.message import Message, format_bytes
 from ncclt.core.policy import Rule
 from ncclt.core.recommendation import Verdict
-from ncclt.core.study import Phase, Study, Trial
-from ncclt.core.trial import Measurement, Outcome
+from ncclt.core.study import Phase
 from ncclt.core.tuning_job import JobState, JobStatus, describe_worker
 
 NONE = "–"
@@ -217,17 +216,6 @@ def describe_message(message: Message) -> str:
     where = {True: " across nodes", False: " in a node", None: ""}[message.spans_nodes]
     ranks = f", {message.group_size} ranks" if message.group_size else ""
     return f"{message.collective.value} {format_bytes(message.size_bytes)} {message.dtype}{ranks}{where}"
-
-
-def describe_use(trial: Trial, study: Study, measurement: Measurement | None) -> str:
-    """Return the known choice of NCCL for a message: only a loaded plugin can have seen another one."""
-    if trial.result.outcome is Outcome.SUBSTITUTED:
-        return "another choice of NCCL: see the output"
-    if measurement is None:
-        return "not measured"
-    if study.label:
-        return "as forced (simulated)" if study.simulated else "as recorded"
-    return "as forced: no other choice reported" if trial.result.by_plugin else "not observed"
 
 
 def note_job(status: JobStatus) -> str:

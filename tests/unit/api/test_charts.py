@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ncclt.core.trial import Outcome
-from ncclt_api.pages.charts import Axis, Chart, Level, Line, Span, interval_picture
-from ncclt_api.pages.environment import render_page
+from ncclt_api.pages.charts import Axis, Chart, Level, Line, Span
+from ncclt_api.pages.environment import build_environment, render_page
 from ncclt_api.pages.study_charts import LEAST_RATIO, MOST_POINTS, search_chart
 
 
@@ -106,8 +106,10 @@ def test_a_name_is_in_the_legend_once():
 
 
 def test_the_picture_of_an_interval_has_its_colour_and_stays_on_its_axis(samples):
+    draw = build_environment().get_template("_names.html").module.picture
+
     def picture(speedup, interval):
-        return ElementTree.fromstring(interval_picture(samples.verdict(speedup=speedup, interval=interval)))
+        return ElementTree.fromstring(draw(samples.verdict(speedup=speedup, interval=interval)))
 
     colours = [
         picture(speedup, interval).get("class")
@@ -126,7 +128,7 @@ def test_the_picture_of_an_interval_has_its_colour_and_stays_on_its_axis(samples
         marks = of_class(picture(speedup, interval), "filled")
         paths = [mark.get("d").split()[0] for mark in marks if mark.get("d")]
         assert (len(marks) - len(paths), paths) == (dots, arrows), speedup
-    assert interval_picture(samples.verdict(speedup=1.0, interval=(0.0, math.inf))) == ""
+    assert not draw(samples.verdict(speedup=1.0, interval=(0.0, math.inf))).strip()
 
 
 def test_an_unknown_template_value_is_an_error():

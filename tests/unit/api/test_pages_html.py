@@ -194,3 +194,7 @@ def test_no_page_says_that_an_untried_candidate_was_measured(empty_store, empty_
     assert "Nothing to do" not in texts[2]
     assert "No evidence yet: jobs try it in a roll-out." in texts[2]
     assert "activate" not in empty_client.get(f"/recommendations/{candidate}?format=json").json()["actions"]
+    (rollout,) = empty_store.revisions.rollouts()
+    page = empty_client.get(f"/roll-outs/{rollout.id}").text
+    assert "/retire" in page
+    assert "/activate" not in page

@@ -12,7 +12,7 @@ from ncclt.core.rollout import ArmState, JobTime
 from ncclt.prove.rollout import fewest_pairs
 from ncclt.testing.samples import sample_roll_out, settle
 from ncclt_api.app import create_app
-from ncclt_api.pages.rollouts import Holds, build_row, list_rollout_actions
+from ncclt_api.pages.rollouts import Holds, build_row
 
 
 @pytest.fixture
@@ -92,11 +92,6 @@ def test_the_list_marks_an_arm_whose_jobs_lack_more_reports_than_the_control(bro
         counts = starts | {("f00d", "b"): (30, reported)}
         built = build_row(sample_roll_out("b", control=""), counts, None, Holds())
         assert (built.unreported, built.unreported_controls, built.lacks_reports) == (30 - reported, 10, lacks)
-
-
-def test_an_untried_arm_is_not_offered_for_all_jobs(rollout):
-    labels = [one.label for one in list_rollout_actions(rollout, ["0c0ffee9"])]
-    assert labels == ["Pause", "Retire"]
 
 
 def test_a_page_of_the_list_asks_the_store_as_often_for_many_roll_outs_as_for_few(browser, store, samples):
