@@ -143,7 +143,7 @@ def own_clusters() -> list[Cluster]:
     )
     hall_b = replace(hall_a, name="hall-b", gpu="H200-SXM5-141GB", driver="580.65.06", description="Hall B.")
     lab = replace(hall_a, name="lab", nodes=1, gpu="A100-SXM4-80GB", compute_capability=80, link_gbps=300.0)
-    lab = replace(lab, fabric="none", nics_per_node=0, nic_gbps=0.0, topology_hash="", description="The box in the lab.")
+    lab = replace(lab, fabric="none", nics_per_node=0, nic_gbps=0.0, topology_hash="", description="The lab.")
     hostile = replace(hall_a, nodes=2, gpus_per_node=4, description="A name like this happens.")
     return [hall_a, hall_b, lab, *(replace(hostile, name=name) for name in HOSTILE[:3])]
 
