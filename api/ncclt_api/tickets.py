@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from ncclt.core.rollout import SAME_START_S, JobStart, RollOut
+from ncclt.core.rollout import SAME_START_S, JobStart, RollOut, find_same_start
 from ncclt.core.ticket import sign_ticket
 from ncclt.deliver.variant import ServedRevision, build_ticket, claim_stored
 from ncclt.errors import StoreError
@@ -91,8 +91,7 @@ class Tickets:
 
     def _find_start(self, rollout: RollOut, job: str, *, now_s: float) -> JobStart | None:
         with self._changed:
-            start = self._starts.get((rollout.id, job))
-        return start if start is not None and start.is_same_start(now_s) else None
+            return find_same_start(self._starts.get((rollout.id, job)), now_s)
 
     def _note(self, start: JobStart) -> None:
         """Store a start a moment later."""

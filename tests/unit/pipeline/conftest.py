@@ -4,6 +4,7 @@ import optuna
 import pytest
 
 from ncclt.search import optuna_tables
+from ncclt.store import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +22,9 @@ def optuna_storages(request, monkeypatch):
 @pytest.fixture
 def optuna_database():
     """Let the studies of a test keep Optuna's tables in their database, as users' do."""
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as opened:
+        yield opened

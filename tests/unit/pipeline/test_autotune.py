@@ -20,7 +20,6 @@ from ncclt.pipeline.autotune import (
     record_job,
 )
 from ncclt.prove.comparison import Comparison
-from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation, sample_workload
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=4", "train.py")
@@ -123,8 +122,8 @@ def test_step_times_are_compared_where_a_measured_gain_meets_a_job():
     assert explain_no_comparison(replace(tuned, table=kept, variables=tuned.table), TORCHRUN) == ""
 
 
-def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
-    recommendation, how = sample_recommendation("a"), Comparison(min_effect=0.03)
+def test_a_comparison_counts_where_it_was_made_in_the_same_way(store):
+    recommendation, how, site = sample_recommendation("a"), Comparison(min_effect=0.03), {"NCCL_IB_HCA": "mlx5_0"}
     argv = (*TORCHRUN, "--api-key", "verysecret")
     made = Verification(
         id="v1",
@@ -135,6 +134,7 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
         base_env=(),
         tuned_env=(("X", "1"),),
         removed_env=(),
+        site_variables=tuple(site.items()),
         warmup=how.warmup,
         steps=how.steps,
         ranks=2,
@@ -144,48 +144,25 @@ def test_a_comparison_counts_where_it_was_made_in_the_same_way(tmp_path):
         notes=(),
         created="t",
     )
-    with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
-        assert "verysecret" not in made.argv
-        assert find_last_comparison(store, recommendation, argv, how, base_env={}, environ={}) is None
-        store.records.add_verification(replace(made, id="v0", base_argv=("old",)))
-        store.records.add_verification(made)
-        assert find_last_comparison(store, recommendation, argv, how, base_env={}, environ={}).id == "v1"
-        for other in (replace(how, steps=7), replace(how, warmup=7), replace(how, min_effect=0.01)):
-            assert find_last_comparison(store, recommendation, argv, other, base_env={}, environ={}) is None
-        assert find_last_comparison(store, recommendation, TORCHRUN, how, base_env={}, environ={}) is None
-        assert find_last_comparison(store, sample_recommendation("b"), argv, how, base_env={}, environ={}) is None
-        assert find_last_comparison(store, recommendation, argv, how, base_env={"NCCL_PROTO": "LL"}, environ={}) is None
 
+    def find(**changes):
+        asked = {"recommendation": recommendation, "argv": argv, "how": how, "base_env": {}, "environ": site} | changes
+        return find_last_comparison(store, **asked)
 
-def test_a_comparison_under_other_site_variables_is_not_shown_again(tmp_path):
-    site, how = {"NCCL_IB_HCA": "mlx5_0"}, Comparison()
-    recommendation = sample_recommendation("a")
-    made = Verification(
-        id="v1",
-        cluster="pair",
-        model="toy",
-        recommendation="a",
-        argv=TORCHRUN,
-        base_env=(),
-        tuned_env=(("X", "1"),),
-        removed_env=(),
-        site_variables=tuple(site.items()),
-        warmup=how.warmup,
-        steps=how.steps,
-        ranks=2,
-        hosts=1,
-        verdict=replace(recommendation.table.verdict, min_effect=how.min_effect),
-        launches=(),
-        notes=(),
-        created="t",
-    )
-    with open_store(f"sqlite:///{tmp_path / 's.db'}") as store:
-        store.records.add_verification(made)
-        (stored,) = store.records.verifications(recommendation="a")
-        assert stored == made
-        for environ, shown in ((site, True), ({}, False), ({"NCCL_IB_HCA": "mlx5_1"}, False)):
-            found = find_last_comparison(store, recommendation, TORCHRUN, how, base_env={}, environ=environ)
-            assert (found is not None) is shown, environ
+    assert "verysecret" not in made.argv
+    assert find() is None
+    store.records.add_verification(replace(made, id="v0", base_argv=("old",)))
+    store.records.add_verification(made)
+    assert find() == made
+    changes = [
+        *({"how": replace(how, **other)} for other in ({"steps": 7}, {"warmup": 7}, {"min_effect": 0.01})),
+        {"argv": TORCHRUN},
+        {"recommendation": sample_recommendation("b")},
+        {"base_env": {"NCCL_PROTO": "LL"}},
+        *({"environ": environ} for environ in ({}, {"NCCL_IB_HCA": "mlx5_1"})),
+    ]
+    for change in changes:
+        assert find(**change) is None, change
 
 
 def test_a_job_that_cannot_be_recorded_leaves_nothing(tmp_path, subtests):

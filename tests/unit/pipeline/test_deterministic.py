@@ -12,7 +12,7 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import TimesOrigin
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.deliver.render.delivery import compare_numerics
-from ncclt.deliver.render.formats import env_document, render
+from ncclt.deliver.render.formats import env_document
 from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.measure.testbed import Testbed, replayed_testbed
 from ncclt.nccl.numerics import SameBits
@@ -20,7 +20,6 @@ from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.proof import evidence_document
 from ncclt.prove.study_summary import summarize_study
 from ncclt.search.space import build_space, describe_space
-from ncclt.store import open_store
 from ncclt.testing.fakes import FakePolicyRunner, SilentWatcher
 from ncclt.testing.samples import sample_cluster
 from ncclt.user_dirs import recorded_tables
@@ -47,12 +46,6 @@ def ring_wins(setting, message, _number):
 
 def make_testbed(**more):
     return Testbed(runner=FakePolicyRunner(CLUSTER, ring_wins), reason="test", covers=lambda _: True, **more)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as opened:
-        yield opened
 
 
 def run(store, place=None, *, collectives=(AG, RS, AR), **budget):
@@ -120,12 +113,6 @@ def ring_has_other_bits(setting, message, _number):
     return message.collective is AG and bool(setting.algorithm)
 
 
-def test_equal_bits_are_told(store):
-    verdict, facts = prove_with(store, lambda _setting, message, _number: message.collective)
-    assert verdict.decision is Decision.TUNED
-    assert facts["Numerics"].endswith("; bits compared in the A/B test: 7 sizes equal")
-
-
 def test_a_policy_with_other_bits_is_refused(store):
     verdict, _ = prove_with(store, ring_has_other_bits)
     assert verdict.decision is not Decision.TUNED
@@ -141,25 +128,10 @@ def test_a_refusal_for_bits_is_recomputed_the_same(store):
     assert (table["same"], table["recomputed"]) == (True, table["verdict"])
 
 
-def test_a_result_says_that_its_search_was_deterministic(store):
-    result = run(store)
-    summary = summarize_study(result.study, result.trials, result.recommendation)
-    assert "sharded on pair (deterministic search)" in summary.headline
-    assert "on all_gather alone, all_reduce, reduce_scatter left to NCCL" in dict(summary.facts)["Searched"]
-    assert "deterministic search" in render(result.recommendation, format="tuner-csv").splitlines()[1]
-    assert result.recommendation.verdict_word(result.verdict).endswith(" (deterministic)")
-
-
 def test_bits_that_vary_under_the_default_refuse_nothing(store):
     verdict, facts = prove_with(store, lambda _setting, message, number: message.collective is AR and number)
     assert verdict.decision is Decision.TUNED
     assert "6 sizes equal, 1 not reproducible under the default (all_reduce of 1 MiB)" in facts["Numerics"]
-
-
-def test_a_benchmark_without_bits_is_named(store):
-    result = run(store)
-    facts = dict(summarize_study(result.study, result.trials, result.recommendation).facts)
-    assert facts["Numerics"].endswith("; bits not compared (torch_collectives does)")
 
 
 def test_a_study_keeps_the_option(store):

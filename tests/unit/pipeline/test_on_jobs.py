@@ -13,20 +13,13 @@ from ncclt.deliver.variant import serve_from_store
 from ncclt.errors import ConflictError
 from ncclt.pipeline.candidates import UNTRIED
 from ncclt.pipeline.on_jobs import describe_started, describe_study, plan_on_jobs, start_on_jobs
-from ncclt.store import open_store
 
 ADA, BOB = Actor(who="ada"), Actor(who="bob")
 
 
 @pytest.fixture
 def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'store.db'}"
-
-
-@pytest.fixture
-def store(url):
-    with open_store(url) as opened:
-        yield opened
+    return f"sqlite:///{tmp_path / 'ncclt.db'}"
 
 
 def plan_for(store, **how):

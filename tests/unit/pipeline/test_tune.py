@@ -21,7 +21,6 @@ from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.study_summary import summarize_study
-from ncclt.store import open_store
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, SilentWatcher
 
 CLUSTER = Cluster(
@@ -56,12 +55,6 @@ def per_size(setting, message, _number):
 
 def make_testbed(time_of):
     return Testbed(runner=FakeRunner(CLUSTER, time_of), reason="test", covers=lambda _: True)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as opened:
-        yield opened
 
 
 def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, printed_costs=None, **budget):
@@ -219,12 +212,6 @@ def test_an_earlier_proof_shows_no_saving_beside_a_verdict_without_one(store):
     result = run(store, min_effect=0.9)
     assert not result.recommendation.table.verdict.blocks
     assert [row.saved_us for row in result.messages] == [0.0] * len(result.messages)
-
-
-def test_a_proof_that_sums_launches_says_so(store):
-    result = run(store)
-    notes = summarize_study(result.study, result.trials, result.recommendation).notes
-    assert any("A/B test sums one launch per setting" in note for note in notes)
 
 
 def test_a_flat_landscape_keeps_the_default_without_a_proof(store):

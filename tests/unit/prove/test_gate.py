@@ -108,17 +108,10 @@ def test_equal_sides_are_not_slower(tmp_path):
     assert all(set(pair) == set(Side) for pair in zip(sides[::2], sides[1::2], strict=True))
 
 
-def test_small_messages_that_are_slower_alone_decide(tmp_path):
-    result, *_ = run(tmp_path, by_side({**EQUAL, SIZES[0]: 1.1}))
-    assert result.decision is GateDecision.SLOWER
-    assert result.reason.startswith("all_reduce up to 64 KiB takes +10.")
-    assert result.decision.is_regression
-
-
-def test_faster_sides_pass(tmp_path):
-    result, *_ = run(tmp_path, by_side(dict.fromkeys(SIZES, 0.9)))
-    assert result.decision is GateDecision.FASTER
-    assert not result.decision.is_regression
+def test_small_messages_that_are_slower_alone_decide_and_faster_sides_pass(tmp_path):
+    for ratios, decision in ((EQUAL | {SIZES[0]: 1.1}, "slower"), (dict.fromkeys(SIZES, 0.9), "faster")):
+        result, *_ = run(tmp_path, by_side(ratios))
+        assert (result.decision, result.decision.is_regression) == (decision, decision == "slower")
 
 
 def test_noise_leaves_it_undecided(tmp_path):
@@ -258,12 +251,6 @@ def test_output_that_was_not_kept_is_refused(tmp_path):
         run(tmp_path, fails_on_new(LaunchResult(exit_code=0, stdout="words", dropped_bytes=7000)))
 
 
-def test_secret_of_a_side_is_removed_from_its_failure(tmp_path):
-    env = (("MY_API_KEY", "correct horse"), ("X", "1"))
-    result, *_ = run(tmp_path, fails_on_new(LaunchResult(exit_code=1, stderr="no: correct horse")), tuned_env=env)
-    assert result.failure == "exit code 1\nno: [removed]"
-
-
 def test_full_disk_is_one_sentence(tmp_path, monkeypatch):
     def fail(*_arguments, **_options):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -296,8 +283,6 @@ def test_same_versions_are_refused_unless_a_difference_is_stated(tmp_path):
 
 
 def test_versions_that_are_not_seen_are_not_claimed(tmp_path):
-    with pytest.raises(UsageError, match="NCCL version: not seen on the side today"):
-        run(tmp_path, by_side(EQUAL), versions=("", ""))
     result, *_ = run(tmp_path, by_side(EQUAL), versions=("", ""), stated="firmware", cluster=DGX)
     assert "NCCL version: not seen (today and new)" in result.notes
     assert result.issues == (), "the cluster's version stands for today alone"

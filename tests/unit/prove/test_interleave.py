@@ -13,7 +13,7 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.budget import MIN_BLOCKS
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, Today, Verdict
+from ncclt.core.recommendation import Decision, Today
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
 from ncclt.core.trial import Outcome
@@ -97,23 +97,6 @@ def test_a_policy_that_hangs_other_groups_is_not_measured_on(cluster):
         verdict = judge_arm(Arm.TABLE, policy, trial_log.trials(), pipeline, min_effect=0.02)
         assert verdict.decision is decision, verdict
         assert all(t.result.outcome is Outcome.OK for t in trial_log.trials() if t.arm is Arm.DEFAULT)
-
-
-def test_a_passed_hang_gate_is_named(cluster, workload):
-    gated = Policy(rules=TABLE.rules, parameters=(("MIN_P2P_NCHANNELS", 32),))
-    trial_log = FakeTrialLog()
-    Proof(
-        runner=FakePolicyRunner(cluster, lambda setting, *_: 9.0 if setting.parameters else 10.0),
-        workload=workload,
-        trial_log=trial_log,
-        policies={Arm.DEFAULT: Policy(), Arm.TABLE: gated},
-        covers=lambda *_: True,
-        interrupted=lambda: "",
-        watch=lambda *_: None,
-    ).run()
-    found = build_policy_verdict(Arm.TABLE, gated, trial_log.trials(), workload, min_effect=0.02)
-    notes = describe_proof(trial_log.trials(), workload, found)
-    assert "hang gate passed: send_recv and all_to_all of other sizes in groups of 4 ranks" in notes
 
 
 def test_every_order_of_the_arms_is_equally_probable_in_every_pair(workload):
@@ -231,10 +214,6 @@ def test_noise_takes_more_blocks_and_a_decided_arm_is_launched_no_more(cluster, 
     assert judged(trial_log, workload, Arm.VARIABLES, same).decision is not Decision.TUNED
     assert MIN_BLOCKS <= len(launches_of(trial_log, Arm.TABLE)) / 2 < 10
     assert launches_of(trial_log, Arm.VARIABLES) == launches_of(trial_log, Arm.DEFAULT) == set(range(20))
-
-
-def test_a_proof_without_a_policy_launches_nothing(cluster, workload, landscape):
-    assert proof(cluster, workload, landscape, policies={Arm.DEFAULT: Policy()})[1].trials() == []
 
 
 def test_a_proof_that_was_cut_off_goes_on_and_ends_as_it_would_have(cluster, workload, landscape):
@@ -430,30 +409,6 @@ def test_settings_of_today_that_cost_time_are_found_without_any_policy(cluster, 
     assert re.fullmatch(said, today.words), today.words
 
 
-def test_what_today_costs_or_gains_is_said_as_it_was_seen(subtests):
-    def said(decision, speedup, interval, reason="", blocks=4):
-        numbers = {"speedup": speedup, "interval": interval, "blocks": blocks, "default_us": 1.0, "policy_us": 1.0}
-        verdict = Verdict(decision=decision, reason=reason, **numbers)
-        return Today(variables=(("NCCL_PROTO", "LL"), ("NCCL_ALGO", "Tree")), default=verdict).words
-
-    keep, names = Decision.KEEP_DEFAULT, "NCCL_PROTO, NCCL_ALGO"
-    cases = {
-        said(Decision.TUNED, 1.06, (1.05, 1.07)): f"cost 6.0 % (95 % CI 5.0 to 7.0): unset {names}",
-        said(
-            keep, 1.3, (1.2, 1.4), "64 KiB is 9 % slower"
-        ): f"({names}) cost 30.0 % (95 % CI 20.0 to 40.0) in all, but without them 64 KiB is 9 % slower",
-        said(keep, 0.8, (0.75, 0.85)): f"({names}) are 25.0 % faster than the NCCL default",
-        said(keep, 1.0, (0.99, 1.01)): f"({names}) cost less than 2 %",
-        said(keep, 1.0, (0.0, math.inf), "the policy failed: crashed\nmore", 0): f"({names}), compared with the NCCL "
-        "default: the policy failed: crashed",
-        said(Decision.UNDECIDED, 1.1, (0.9, 1.3), "inconclusive"): f"({names}), compared with the NCCL default: "
-        "inconclusive",
-    }
-    for words, expected in cases.items():
-        with subtests.test(expected=expected):
-            assert words == f"your settings {expected}"
-
-
 def test_a_policy_is_judged_by_what_the_job_runs_today(cluster, workload):
     """Both gains are known: that over the default holds for every job, that over today for this user."""
     alone = replace(
@@ -469,8 +424,3 @@ def test_a_policy_is_judged_by_what_the_job_runs_today(cluster, workload):
     found = build_policy_verdict(Arm.TABLE, TABLE, fast.trials(), alone, min_effect=0.02)
     assert (found.verdict.decision, found.over_today.decision) == (Decision.TUNED, Decision.KEEP_DEFAULT)
     assert not found.beats_today
-
-
-def test_without_settings_of_today_nothing_is_compared_with_them(cluster, workload, landscape):
-    _, trial_log = proof(cluster, workload, landscape)
-    assert build_policy_verdict(Arm.TABLE, TABLE, trial_log.trials(), workload, min_effect=0.02).over_today is None

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -165,3 +166,21 @@ def test_the_reason_for_an_end_inside_the_job_is_kept(tmp_path):
     job.director.end("rank 1 captured a CUDA graph")
 
     assert json.loads((tmp_path / STATE_FILE).read_text())["finished"] == "rank 1 captured a CUDA graph"
+
+
+def test_the_state_can_be_read_at_every_moment_of_a_write(tmp_path, monkeypatch):
+    """Also by whoever looks after each single character."""
+    job = Job(tmp_path, {"ring": 0.1})
+    moments = []
+
+    def write_slowly(path, text, **_options):
+        with path.open("w") as file:
+            for character in text:
+                file.write(character)
+                file.flush()
+                moments.append(json.loads((tmp_path / STATE_FILE).read_text())["step"])
+
+    monkeypatch.setattr(Path, "write_text", write_slowly)
+    job.boundary()
+    job.director.end("over")
+    assert {0, EVERY} <= set(moments)

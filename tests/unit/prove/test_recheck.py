@@ -396,21 +396,6 @@ def draws(seed, *, centre, sigma, count):
     return [centre * rng.lognormvariate(0, sigma) for _ in range(count)]
 
 
-def test_a_change_beyond_noise_and_tolerance_is_one():
-    change = compare(
-        "x", draws(1, centre=100, sigma=0.02, count=8), draws(2, centre=130, sigma=0.02, count=4), tolerance=0.1
-    )
-
-    assert change.changed
-    assert change.ratio == pytest.approx(1.3, abs=0.05)
-
-
-def test_the_direction_does_not_matter():
-    faster = compare("x", [100, 101, 99, 100], [60, 61, 60, 59], tolerance=0.1)
-
-    assert faster.changed
-
-
 def test_a_clear_but_small_change_is_tolerated():
     change = compare("x", [100.0, 100.1, 99.9, 100.0], [105.0, 105.1, 104.9, 105.0], tolerance=0.1)
 

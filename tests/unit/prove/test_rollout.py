@@ -11,8 +11,9 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.revision import Action, Actor, ClusterRules
-from ncclt.core.rollout import ArmState, JobStart, JobTime, RollOutArm, RollOutState, draw
+from ncclt.core.rollout import SAME_START_S, ArmState, JobStart, JobTime, RollOutArm, RollOutState, draw
 from ncclt.core.ticket import TICKET_LIFE_S
+from ncclt.deliver.variant import claim_stored
 from ncclt.errors import ConflictError, InputError, NotFoundError
 from ncclt.prove.confidence import log_capital
 from ncclt.prove.rollout import (
@@ -437,6 +438,16 @@ def test_a_job_that_had_something_else_does_not_count(store):
     with pytest.raises(NotFoundError):
         send(store, time, rollout="x")
     assert store.revisions.job_times(rollout.id) == ()
+
+
+def test_a_second_start_of_a_name_never_gets_the_first_ones_arm(store):
+    (rollout,) = store.revisions.rollouts()
+    job = next(name for name in map(str, range(99)) if rollout.find_arm(name) is not None)
+    first = claim_stored(store, rollout, job, now_s=BEGIN_S, has_ticket=True)
+    assert first.recommendation == "b"
+    for has_ticket in (True, False):
+        for age_s, start in ((SAME_START_S - 1, first), (SAME_START_S, None)):
+            assert claim_stored(store, rollout, job, now_s=BEGIN_S + age_s, has_ticket=has_ticket) == start
 
 
 def test_cohorts_differ_in_bits_unless_both_keep_those_of_the_default(tmp_path):

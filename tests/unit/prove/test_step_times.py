@@ -372,8 +372,3 @@ def test_secret_of_a_side_is_removed_from_its_failure(tmp_path):
     found, *_ = _verify(tmp_path, play, tuned_env=(("MY_API_KEY", "correct horse"), ("X", "1")))
     assert [launch.failure for launch in found.launches if launch.failure] == ["exit code 3\nno: [removed]"]
     assert found.tuned_env == (("MY_API_KEY", "[removed]"), ("X", "1"))
-
-
-def test_training_that_ends_early_is_told_both_options(tmp_path):
-    with pytest.raises(StudyStoppedError, match=r"ended after 9 steps.*; --warmup and --steps set how many"):
-        _verify(tmp_path, lambda _variables, _number: [[1.0]])

@@ -5,7 +5,6 @@ import json
 import math
 import runpy
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -98,38 +97,6 @@ def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     assert max(ours) <= 0.02
 
 
-def test_the_table_says_how_many_searches_stick_and_sums_up_each_noise(run, tmp_path):
-    table = write_table(tmp_path / "new.csv")
-    done = run(
-        "search.py",
-        "--landscape",
-        table,
-        "--seeds",
-        "2",
-        "--budget",
-        "8",
-        "--mixes",
-        "64KiB",
-        "--methods",
-        "ours,random",
-        "--noise",
-        "0.02",
-        "--noise",
-        "0.05",
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "> 1 % after 8 " in done.stdout
-    summed = [line.split() for line in done.stdout.splitlines() if line.startswith("all recorded")]
-    assert [(words[3], words[4]) for words in summed] == [
-        ("ours", "2%"),
-        ("random", "2%"),
-        ("ours", "5%"),
-        ("random", "5%"),
-    ]
-    assert "ours at 5% noise: mean above 0.5% after 8 launches in" in done.stdout
-
-
 def test_whoever_knows_the_best_settings_needs_one_launch_of_each(run, tmp_path):
     """Without noise nothing is left but what no setting can win."""
     table = write_table(tmp_path / "new.csv")
@@ -156,99 +123,7 @@ def test_whoever_knows_the_best_settings_needs_one_launch_of_each(run, tmp_path)
     assert all(row["regret_worst"] < 0.01 < row["default_regret"] for row in rows)
 
 
-def test_mistakes_are_named(run, subtests):
-    cases = [
-        (("--methods", "magic"), "no method magic"),
-        (("--noise", "2"), "--noise must be 0 to below 1"),
-        (("--landscape", "nowhere.csv"), "nowhere.csv"),
-    ]
-    for arguments, said in cases:
-        with subtests.test(arguments=arguments, said=said):
-            done = run("search.py", *arguments)
-
-            assert done.returncode == 2
-            assert said in done.stderr
-
-
 HEADER = "system,gpus,nodes,interconnect,collective,size_bytes,algo,proto,nchannels,time_us,other_env"
-
-
-def row(size, algo="", proto="", channels="", time_us="10", system="9x Q9", condition=""):
-    return f"{system},8,1,NVSwitch,all_reduce,{size},{algo},{proto},{channels},{time_us},{condition}"
-
-
-def test_a_table_that_cannot_be_searched_is_refused_with_its_reason(run, tmp_path, subtests):
-    cases = [
-        ([], "is empty"),
-        (["system,gpus", "a,8"], "lacks the columns"),
-        ([HEADER], "has no rows"),
-        ([HEADER, row(65536), row(65536, "Ring", "LL", time_us="nan")], "not a number above 0"),
-        ([HEADER, row(65536), row(65536, "Ring", "LL", time_us="-3")], "not a number above 0"),
-        ([HEADER, row(65536), row(65536, "Star", "LL")], "unknown algo"),
-        ([HEADER, row(65536), row(65536) + ",one,more"], "more fields than columns"),
-        ([HEADER, row(65536), row(65536, "Ring", "LL")], "fewer than 2 forced settings"),
-        ([HEADER, row(65536, "Ring", "LL"), row(65536, "Tree", "LL")], "the NCCL default"),
-        ([HEADER, row(65536), row(4096, "Ring", "LL"), row(1 << 26, "Tree", "LL")], "recorded at the same sizes"),
-    ]
-    for lines, said in cases:
-        with subtests.test(lines=lines, said=said):
-            (tmp_path / "bad.csv").write_text("\n".join(lines))
-            done = run("search.py", "--landscape", str(tmp_path / "bad.csv"), "--seeds", "1", "--budget", "5")
-
-            assert done.returncode == 2
-            assert said in done.stderr
-            assert done.stdout == ""
-
-
-def test_a_refusal_is_the_exit_code():
-    done = subprocess.run([sys.executable, BENCH / "search.py", "--landscape", "nowhere.csv"], capture_output=True)
-
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"nowhere.csv" in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
-def test_what_can_be_searched_in_a_table_is_searched_and_the_rest_is_named(run, tmp_path):
-    """Two systems of one size that no mix has, one condition without a default, columns that mean nothing here."""
-    lines = [HEADER + ",mood"]
-    for system, condition, default in (("9x Q9", "", True), ("8x P3", "", True), ("9x Q9", "hot", False)):
-        found = [row(300_000, time_us="20", system=system, condition=condition)] if default else []
-        found += [
-            row(300_000, a, p, c, str(t), system, condition)
-            for t, (a, p, c) in enumerate([("Ring", "LL", 2), ("Tree", "LL", 2), ("Tree", "LL", 8)], start=12)
-        ]
-        lines += [f"{line},good" for line in found]
-    (tmp_path / "mixed.csv").write_text("\n".join(lines))
-    done = run(
-        "search.py",
-        "--json",
-        "--landscape",
-        str(tmp_path / "mixed.csv"),
-        "--seeds",
-        "1",
-        "--budget",
-        "5",
-        "--methods",
-        "grid",
-    )
-
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
-    assert [row["workload"] for row in rows] == ["own", "own"]
-    assert len({row["landscape"] for row in rows}) == 2
-    assert all(row["regret_mean"] == 0 for row in rows)
-    assert "mixed 1x8 hot: no row is the NCCL default" in done.stderr
-
-
-def test_a_table_that_cannot_be_read_does_not_end_the_run_of_several(run, tmp_path):
-    (tmp_path / "bad.csv").write_text("system,gpus\na,8\n")
-    good = write_table(tmp_path / "good.csv")
-    files = ("--landscape", str(tmp_path / "bad.csv"), "--landscape", good)
-    done = run("search.py", "--json", *files, "--seeds", "1", "--budget", "5", "--mixes", "64KiB", "--methods", "grid")
-
-    assert done.returncode == 0, done.stderr
-    assert {row["landscape"] for row in json.loads(done.stdout)["rows"]} == {"good 1x8"}
-    assert "bad.csv: " in done.stderr
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The stored Optuna study is the one that ran, and agrees with our trials even after a worker was killed."""
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import optuna
@@ -156,17 +155,6 @@ def test_a_proposal_that_is_not_launched_leaves_no_trial(worker, trial_log, url)
     states = [trial.state.name for trial in kept(url)]
 
     assert states == ["COMPLETE"]
-
-
-def test_a_killed_worker_leaves_no_setting_behind_that_is_never_proposed(worker, trial_log, url):
-    """Neither where its successor is alone, nor where others go on and only its claim tells."""
-    dead = worker()
-    dead.resume(trial_log.trials()[0], trial_log.trials())
-    claim = ask(dead, trial_log)
-    with worker() as successor:
-        successor.resume(trial_log.trials()[0], trial_log.trials())
-        assert Counter(trial.state.name for trial in kept(url)) == {"COMPLETE": 1, "FAIL": 1}
-        assert successor.propose(trial_log.trials()).setting == claim.setting
 
 
 def test_a_worker_that_dies_beside_others_gives_its_setting_back(worker, trial_log, url):
@@ -376,34 +364,6 @@ def test_another_sampler_chooses_and_an_interrupted_study_goes_on_as_if_it_had_n
     assert len(set(settings)) > len(settings) // 2
 
 
-def test_another_sampler_asks_the_same_for_the_same_seed(cluster, workload, landscape):
-    space = cluster_space(workload.collectives, cluster, parameters={})
-    study = replace(sample_study("s"), cluster=cluster, workload=workload, seed=3)
-    found = []
-    for _ in range(2):
-        log = FakeTrialLog()
-        run(
-            lambda sampler: OptunaStudy(space, study, sampler=sampler),
-            FakeRunner(cluster, landscape),
-            workload,
-            log,
-            sampler=named_sampler("optuna.samplers:TPESampler"),
-        )
-        found.append([trial.setting for trial in log.trials()])
-
-    assert found[0] == found[1]
-
-
-def test_a_study_of_another_sampler_ends_when_the_patience_does(worker, cluster, workload):
-    runner = FakeRunner(cluster, lambda s, *_: 10.0 if s.is_default else 20.0)
-    end = run(
-        worker, runner, workload, FakeTrialLog(), trials=100, sampler=named_sampler("optuna.samplers:RandomSampler")
-    )
-
-    assert "beats the NCCL default" in end.reason
-    assert len(runner.launches) < 40
-
-
 @pytest.mark.parametrize(("startup", "least"), [(4, 17), (12, 23)])
 def test_patience_begins_after_the_random_trials_of_a_sampler_and_a_launch_per_pair(
     startup, least, worker, cluster, workload
@@ -413,20 +373,6 @@ def test_patience_begins_after_the_random_trials_of_a_sampler_and_a_launch_per_p
     end = run(worker, runner, workload, FakeTrialLog(), trials=100, sampler=sampler)
 
     assert end.reason == f"converged: none of {least} trials beats the NCCL default"
-
-
-def test_a_sampler_goes_on_where_it_was_in_its_sequence(worker, cluster, landscape, workload):
-    """QMCSampler counts its points in an attribute of the study."""
-    log = FakeTrialLog()
-    run(
-        worker,
-        FakeRunner(cluster, landscape),
-        workload,
-        log,
-        trials=12,
-        sampler=named_sampler("optuna.samplers:QMCSampler(qmc_type='halton')"),
-    )
-    assert len({trial.setting for trial in log.trials()}) > 8
 
 
 class Stubborn(optuna.samplers.RandomSampler):

@@ -6,16 +6,36 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
-from ncclt.cli.output import print_bold, print_json, say
+from ncclt.cli.render import print_headline, print_json, say
+from ncclt.cli.verify import print_verification
+from ncclt.core.nccl_version import NcclVersion
+from ncclt.core.recommendation import Decision
+from ncclt.deliver.job_info import read_shape
 from ncclt.errors import NccltError, UsageError, reason
+from ncclt.launch.mpi import is_open_mpi
+from ncclt.measure.target import Target
+from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.nccl.tuner_plugin.compact_table import TABLE_VARIABLE
-
-if TYPE_CHECKING:
-    from ncclt.measure.target import Target
-    from ncclt.pipeline.live import LiveRequest, LiveResult, TunedJob
-    from ncclt.prove.comparison import Comparison
+from ncclt.pipeline.autotune import build_job_name, choose_job_cluster
+from ncclt.pipeline.candidates import select_candidates
+from ncclt.pipeline.live import (
+    EXPERIMENTAL,
+    LiveRequest,
+    LiveResult,
+    TunedJob,
+    build_arms,
+    build_verification,
+    explain_obstacle,
+    plan_live,
+    publish_result,
+    read_live,
+    write_live,
+)
+from ncclt.profile.record.command import run_foreground
+from ncclt.prove.comparison import Comparison
+from ncclt.store import open_store, open_to_read
+from ncclt.store.clock import utc_now
 
 _OTHER_WAY = "`ncclt tune --on-jobs` tries settings on the starts of your jobs instead"
 
@@ -42,55 +62,46 @@ def run_live(
     Raises:
         UsageError: the folder cannot be written to.
     """
-    from ncclt.core.nccl_version import NcclVersion
-    from ncclt.deliver.job_info import read_shape
-    from ncclt.launch.mpi import is_open_mpi
-    from ncclt.nccl.tuner_plugin import find
-    from ncclt.pipeline.live import EXPERIMENTAL, LiveRequest, build_arms, explain_obstacle, plan_live, write_live
-    from ncclt.profile.record.command import run_foreground
-
     shape = read_shape(argv, os.environ, nodes=target.nodes, gpus_per_node=target.gpus_per_node)
     version = NcclVersion.parse(shape["nccl_version"].value) if "nccl_version" in shape else None
     nodes, gpus = (int(shape[part].value) if part in shape else 0 for part in ("nodes", "gpus_per_node"))
-    plugin, stdout = find(os.environ), 2 if as_json else None
+    plugin, stdout = find_plugin(os.environ), 2 if as_json else None
     obstacle = explain_obstacle(os.environ, plugin=plugin, version=version)
     if obstacle or plugin is None or version is None:
         say(f"ncclt: no live tuning: {obstacle}; the job runs without it; {_OTHER_WAY}")
         return run_foreground(argv, environ=os.environ, stdout=stdout)
     job, missing = _find_job(model, replace(target, nccl_version=str(version)), argv, storage)
+    request = LiveRequest(
+        argv=argv,
+        arms=build_arms(version, nodes=nodes, ranks=nodes * gpus, candidates=job.candidates if job else ()),
+        plugin=plugin,
+        folder=how.directory,
+        min_effect=how.min_effect,
+        max_cost=max_cost,
+        open_mpi=is_open_mpi(argv[0], environ=os.environ),
+    )
+    exit_code, result = _run(request, stdout=stdout)
+    cluster, ranks = target.cluster or "", nodes * gpus
+    _report(request, result, job, missing, storage=storage, cluster=cluster, ranks=ranks, as_json=as_json)
+    return exit_code
+
+
+def _run(request: LiveRequest, *, stdout: int | None) -> tuple[int, LiveResult]:
+    """Run the job in a new folder within that of the request; return its exit code and the result."""
+    parent = request.folder
     try:
-        with TemporaryDirectory(
-            prefix=".ncclt-live-", dir=how.directory.resolve(), ignore_cleanup_errors=True
-        ) as folder:
-            request = LiveRequest(
-                argv=argv,
-                arms=build_arms(version, nodes=nodes, ranks=nodes * gpus, candidates=job.candidates if job else ()),
-                plugin=plugin,
-                folder=Path(folder),
-                min_effect=how.min_effect,
-                max_cost=max_cost,
-                open_mpi=is_open_mpi(argv[0], environ=os.environ),
-            )
+        with TemporaryDirectory(prefix=".ncclt-live-", dir=parent.resolve(), ignore_cleanup_errors=True) as folder:
+            request = replace(request, folder=Path(folder))
             write_live(request)
             command, variables = plan_live(request, os.environ)
             say(f"ncclt: live tuning ({EXPERIMENTAL}): NCCL default, {', '.join(arm.name for arm in request.arms)}")
             if os.environ.get("NCCL_RUNTIME_CONNECT") != "0":
                 say("ncclt: only algorithms that the job uses already are tried; NCCL_RUNTIME_CONNECT=0 connects all")
             exit_code = run_foreground(command, environ=os.environ | variables, stdout=stdout)
-            _report(
-                request,
-                job,
-                missing,
-                storage=storage,
-                cluster=target.cluster or "",
-                ranks=nodes * gpus,
-                as_json=as_json,
-            )
-            return exit_code
+            return exit_code, read_live(request)
     except OSError as error:
-        raise UsageError(
-            f"cannot write to {how.directory}: {reason(error)}", hint="name a folder that all ranks share with --dir"
-        ) from error
+        hint = "name a folder that all ranks share with --dir"
+        raise UsageError(f"cannot write to {parent}: {reason(error)}", hint=hint) from error
 
 
 def _find_job(
@@ -101,11 +112,6 @@ def _find_job(
     Raises:
         NccltError: a named workload or its cluster is not known.
     """
-    from ncclt.pipeline.autotune import build_job_name, choose_job_cluster
-    from ncclt.pipeline.candidates import select_candidates
-    from ncclt.pipeline.live import TunedJob
-    from ncclt.store import open_to_read
-
     name = model or build_job_name(argv, environ=os.environ, folder=Path.cwd())
     try:
         with open_to_read(storage, would_be_made=True) as store:
@@ -122,6 +128,7 @@ def _find_job(
 
 def _report(
     request: LiveRequest,
+    result: LiveResult,
     job: TunedJob | None,
     missing: str,
     *,
@@ -131,23 +138,16 @@ def _report(
     as_json: bool,
 ) -> None:
     """Print the verdict and its use, store the comparison, and publish a winner."""
-    from ncclt.cli.verify import print_verification
-    from ncclt.core.recommendation import Decision
-    from ncclt.pipeline.live import EXPERIMENTAL, build_verification, publish_result, read_live
-    from ncclt.store import open_store
-    from ncclt.store.clock import utc_now
-
-    result = read_live(request)
     if not (result.launches and result.arm):
         if as_json:
-            print_json(_document(request, result))
+            print_json(_build_document(request, result))
         else:
             other_way = f"; {_OTHER_WAY}" if result.is_training else ""
             say(f"ncclt: live tuning: {result.verdict.decision}: {result.verdict.reason}{other_way}")
         return
     with open_store(storage) as store:
         revision, publication = publish_result(request, result, job, store, missing=missing, environ=os.environ)
-        stored = build_verification(
+        verification = build_verification(
             request,
             result,
             model=job.workload.name if job else "",
@@ -157,22 +157,22 @@ def _report(
             ranks=ranks,
             created=utc_now(),
         )
-        store.records.add_verification(stored)
+        store.records.add_verification(verification)
         where = store.shown
     if as_json:
-        print_json(_document(request, result, stored.to_document(), publication))
+        print_json(_build_document(request, result, verification.to_document(), publication))
         return
-    print_verification(stored, where, quiet=False)
+    print_verification(verification, where, quiet=False)
     if publication:
         print(publication)
-    if result.verdict.decision is not Decision.TUNED or result.other_backend:
-        print(f"Use:      nothing{f'; {_OTHER_WAY}' if result.is_training else ''}")
+    if result.verdict.decision is Decision.TUNED and not result.other_backend:
+        table = dict(verification.tuned_env)[TABLE_VARIABLE]
+        print_headline(f"Use:      NCCL_TUNER_PLUGIN={request.plugin} {TABLE_VARIABLE}={table} ({EXPERIMENTAL})")
     else:
-        table = dict(stored.tuned_env)[TABLE_VARIABLE]
-        print_bold(f"Use:      NCCL_TUNER_PLUGIN={request.plugin} {TABLE_VARIABLE}={table} ({EXPERIMENTAL})")
+        print(f"Use:      nothing{f'; {_OTHER_WAY}' if result.is_training else ''}")
 
 
-def _document(
+def _build_document(
     request: LiveRequest, result: LiveResult, verification: object = None, publication: str = ""
 ) -> dict[str, object]:
     return {

@@ -400,9 +400,13 @@ class JobStart:
     issued_s: float
     running: tuple[int, ...] = ()
 
-    def is_same_start(self, now_s: float) -> bool:
-        """Return True if a request for the job at a Unix time is of this start, and not of a later one."""
-        return abs(now_s - self.issued_s) < SAME_START_S
+
+def find_same_start(start: JobStart | None, now_s: float) -> JobStart | None:
+    """Return the noted start of a name if a request at a Unix time is of it; None = of none, or of a later start.
+
+    A second start of a name never gets the arm of the first one.
+    """
+    return start if start is not None and abs(now_s - start.issued_s) < SAME_START_S else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

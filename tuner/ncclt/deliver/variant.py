@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, select
-from ncclt.core.rollout import JobStart, Reason, RolledOut, RollOut, Variant
+from ncclt.core.rollout import JobStart, Reason, RolledOut, RollOut, Variant, find_same_start
 from ncclt.core.ticket import TICKET_LIFE_S, Ticket, is_job_name, shorten_name, sign_ticket
 from ncclt.errors import StoreError
 from ncclt.user_dirs import recorded_tables
@@ -125,8 +125,7 @@ def claim_stored(store: Store, rollout: RollOut, job: str, *, now_s: float, has_
     """
     if has_ticket:
         return store.revisions.claim_start(rollout.id, job, issued_s=now_s)
-    start = store.revisions.find_start(rollout.id, job)
-    return start if start is not None and start.is_same_start(now_s) else None
+    return find_same_start(store.revisions.find_start(rollout.id, job), now_s)
 
 
 def serve_from_store(url: str | None, request: Request, *, with_ticket: bool) -> tuple[ServedRevision, dict[str, str]]:

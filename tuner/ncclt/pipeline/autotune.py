@@ -42,7 +42,7 @@ def build_job_name(argv: Sequence[str], *, environ: Mapping[str, str], folder: P
         argv: the job's command.
     """
     scripts = [path for path in (folder / word for word in argv if word.endswith(".py")) if path.is_file()]
-    shape = {part: said.value for part, said in read_shape(argv, environ).items()}
+    shape = {part: sourced.value for part, sourced in read_shape(argv, environ).items()}
     content = [[*argv], str(folder), shape, [hashlib.sha256(path.read_bytes()).hexdigest() for path in scripts]]
     mark = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     stem = scripts[0].stem if scripts else PurePath(argv[0]).name
@@ -65,19 +65,19 @@ def choose_target(
     Raises:
         UsageError: nothing can be measured here, or the options contradict each other.
     """
-    found = target.resolved(environ, gpus_visible=gpus_visible)
-    if not found.is_launched:
-        return found
-    if found.lacks_allocation(environ):
+    chosen = target.resolved(environ, gpus_visible=gpus_visible)
+    if not chosen.is_launched:
+        return chosen
+    if chosen.lacks_allocation(environ):
         raise UsageError(
             "the job and the trials need nodes, and this is not a Slurm allocation",
             hint="run the same command in a batch script or under salloc",
         )
-    found = size_target(found, argv, environ=environ)
-    if not found.launcher_class.starts_ranks and not (target.launcher or target.benchmark or target.nccl_tests):
+    chosen = size_target(chosen, argv, environ=environ)
+    if not chosen.launcher_class.starts_ranks and not (target.launcher or target.benchmark or target.nccl_tests):
         # The job has brought PyTorch, nccl-tests may not be here, and only PyTorch's ranks take a table.
-        found = replace(found, launcher="torchrun", reason=f"{found.reason}, and the job uses PyTorch")
-    return found
+        chosen = replace(chosen, launcher="torchrun", reason=f"{chosen.reason}, and the job uses PyTorch")
+    return chosen
 
 
 def size_target(target: Target, argv: Sequence[str], *, environ: Mapping[str, str]) -> Target:
@@ -214,11 +214,10 @@ def find_last_comparison(
         argv: the job's command.
         environ: of this process, with the variables of the site.
     """
-    site = site_variables(environ)
-    for found in store.records.verifications(recommendation=recommendation.id):
-        made = (found.argv, found.base_argv, found.base_env, found.warmup, found.steps, found.verdict.min_effect)
-        today = variables_without_secrets(sorted_variables(base_env))
-        wanted = (words_without_secrets(argv), (), today, how.warmup, how.steps, how.min_effect)
-        if made == wanted and found.site_variables == site:
-            return found
+    today, site = variables_without_secrets(sorted_variables(base_env)), site_variables(environ)
+    wanted = (words_without_secrets(argv), (), today, site, how.warmup, how.steps, how.min_effect)
+    for stored in store.records.verifications(recommendation=recommendation.id):
+        sides = (stored.argv, stored.base_argv, stored.base_env, stored.site_variables)
+        if (*sides, stored.warmup, stored.steps, stored.verdict.min_effect) == wanted:
+            return stored
     return None

@@ -106,15 +106,15 @@ def propose_candidates(
     proposed = propose_policies(
         placed, cluster, most=_MOST_PROPOSED if deterministic else most, by_table=by_plugin, expressible=expressible
     )
-    found: dict[Policy, Recommendation] = {}
+    candidates: dict[Policy, Recommendation] = {}
     for policy in (*earlier, *proposed):
         candidate = _build(policy, placed, workload, cluster, study)
         if not by_plugin and candidate.variables is None:
             continue
         numerics = compare_numerics(candidate, policy, by_variables=not by_plugin)
         if not deterministic or numerics.same_bits is SameBits.YES:
-            found.setdefault(policy, candidate)
-    return tuple(found.values())[:most]
+            candidates.setdefault(policy, candidate)
+    return tuple(candidates.values())[:most]
 
 
 def _build(policy: Policy, placed: Workload, workload: Workload, cluster: Cluster, study: str) -> Recommendation:
@@ -154,8 +154,8 @@ def build_study(
         reason: of its end.
         deterministic: only policies that keep the bits of the NCCL default.
     """
-    what = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
-    mark = hashlib.sha256(what.encode()).hexdigest()[:6]
+    content = f"{workload.digest()} {cluster.fingerprint().digest()} {deterministic}"
+    mark = hashlib.sha256(content.encode()).hexdigest()[:6]
     size = f"{cluster.nodes}x{cluster.gpus_per_node}"
     name = f"{workload.name}-{cluster.name}-{size}-nccl{cluster.nccl_version}-{evidence}-{mark}"
     return Study(

@@ -163,7 +163,7 @@ class JobWorker:
         self._say(f"ncclt: job {job.id}: {job.model} on {job.cluster}, study {job.study}")
         write_event("started", worker=self.name, study=job.study, taken_over=status.taken_over)
         for _ in range(_MOST_TRIES):
-            exit_code, said, cancelled = self._tune(job)
+            exit_code, error, cancelled = self._tune(job)
             if self._lost.is_set():
                 return None
             if self.stop.is_set():
@@ -176,7 +176,7 @@ class JobWorker:
             self.stop.wait(_LOST_PAUSE_S)
         if exit_code == 0:
             return self._ended(job, JobState.DONE, "")
-        return self._ended(job, JobState.FAILED, said or f"`ncclt tune` ended with exit code {exit_code}")
+        return self._ended(job, JobState.FAILED, error or f"`ncclt tune` ended with exit code {exit_code}")
 
     def _tune(self, job: TuningJob) -> tuple[int, str, bool]:
         """Run `ncclt tune` once; return its exit code, its last words, and whether it was cancelled."""
@@ -186,12 +186,12 @@ class JobWorker:
             extra = (*extra, f"--launcher-option=sbatch-arg=--job-name={_batch_name(job.id)}")
         argv = (sys.executable, "-m", "ncclt", "tune", *job.arguments(), *extra)
         environment = {**os.environ, "NCCLT_STORAGE": self._store.url, "PYTHONUNBUFFERED": "1"}
-        said, cancelled, asked_s, seen = "", False, None, -1
+        error, cancelled, asked_s, last_trial = "", False, None, -1
         with FollowedProcess(argv, environment=environment) as process, self._registered(process):
             while (exit_code := process.wait(_TICK_S)) is None:
                 for line in process.lines():
-                    said = self._pass_on(line, said)
-                seen = self._pass_on_trials(job, seen)
+                    error = self._pass_on(line, error)
+                last_trial = self._pass_on_trials(job, last_trial)
                 if self.hurry.is_set():
                     process.kill()
                 with contextlib.suppress(StoreError):
@@ -202,11 +202,11 @@ class JobWorker:
                     process.signal(signal.SIGTERM)
                     asked_s = asked_s or time.monotonic()
             for line in process.lines():
-                said = self._pass_on(line, said)
-        self._pass_on_trials(job, seen)
+                error = self._pass_on(line, error)
+        self._pass_on_trials(job, last_trial)
         if in_batches and (cancelled or self.stop.is_set()):
             end_batches(job.id)
-        return exit_code, said, cancelled
+        return exit_code, error, cancelled
 
     @contextlib.contextmanager
     def _registered(self, process: FollowedProcess) -> Iterator[None]:
@@ -216,36 +216,36 @@ class JobWorker:
         finally:
             self._running.remove(process)
 
-    def _pass_on(self, line: str, said: str) -> str:
+    def _pass_on(self, line: str, error: str) -> str:
         """Write a line of output as an event; return the last error that was said."""
         line = hide_passwords(line)
         if line.strip():
             write_event("log", line=line)
         if line.startswith("ncclt: "):
             return line.removeprefix("ncclt: ")
-        return f"{said} ({line.strip()})" if line.startswith("  hint: ") else said
+        return f"{error} ({line.strip()})" if line.startswith("  hint: ") else error
 
-    def _pass_on_trials(self, job: TuningJob, seen: int) -> int:
+    def _pass_on_trials(self, job: TuningJob, last_trial: int) -> int:
         """Write the newest trials of the study as an event; return the number of the last one."""
         with contextlib.suppress(NotFoundError, StoreError):
             study = self._store.studies.get(job.study)
-            while page := self._store.trials.page(study.id, after=seen, limit=_PAGE):
-                last, seen = page[-1], page[-1].number
+            while page := self._store.trials.page(study.id, after=last_trial, limit=_PAGE):
+                last, last_trial = page[-1], page[-1].number
                 write_event(
                     "trials",
                     study=study.id,
-                    count=seen + 1,
+                    count=last_trial + 1,
                     phase=last.phase.value,
                     setting=last.label,
                     outcome=last.result.outcome.value,
                     score_us=last.score_us,
                 )
-        return seen
+        return last_trial
 
     def _ended(self, job: TuningJob, state: JobState, why: str) -> JobResult | None:
-        if (found := self._patiently(lambda: self._found(job))) is None:
+        if (outcome := self._patiently(lambda: self._found(job))) is None:
             return None
-        study, trials, published = found
+        study, trials, published = outcome
         ended = study.reason if study else ""
         if published is not None:
             ended = published.table.verdict.reason
@@ -295,10 +295,10 @@ def end_batches(id: str) -> None:
         StudyStoppedError: Slurm does not end them.
     """
     name, deadline_s = _batch_name(id), time.monotonic() + _BATCH_END_S
-    while left := _slurm("squeue", "--noheader", "--me", f"--name={name}", "--format=%i").split():
+    while batches := _slurm("squeue", "--noheader", "--me", f"--name={name}", "--format=%i").split():
         _slurm("scancel", "--me", f"--name={name}")
         if time.monotonic() > deadline_s:
-            raise StudyStoppedError(f"Slurm does not cancel batch job {left[0]} of an earlier worker")
+            raise StudyStoppedError(f"Slurm does not cancel batch job {batches[0]} of an earlier worker")
         time.sleep(_TICK_S)
 
 

@@ -180,24 +180,20 @@ def build_arms(
         nodes, ranks: of the job; 0 = unknown.
         candidates: published or proposed; those without a table, or with one above `MOST_BYTES`, are left out.
     """
-    texts = [(one, answer_from_recommendation(one).table) for one in candidates]
-    compact = [(one, encode_table(text)) for one, text in texts if text]
-    arms = tuple(LiveArm(name=one.id, table=table, candidate=one) for one, table in compact if len(table) <= MOST_BYTES)
-    return arms or tuple(
-        LiveArm(
-            name=f"{algorithm}/{protocol}",
-            table=encode_table(
-                table_text(
-                    [PluginRow(collective=one, algorithm=algorithm, protocol=protocol).text() for one in collectives],
-                    table_id=f"live-{algorithm}-{protocol}",
-                    version=version,
-                    nodes=nodes,
-                    ranks=ranks,
-                )
-            ),
-        )
-        for algorithm, protocol, collectives in _UNIFORM
-    )
+    arms = []
+    for candidate in candidates:
+        text = answer_from_recommendation(candidate).table
+        table = encode_table(text) if text else ""
+        if 0 < len(table) <= MOST_BYTES:
+            arms.append(LiveArm(name=candidate.id, table=table, candidate=candidate))
+    if arms:
+        return tuple(arms)
+    for algorithm, protocol, collectives in _UNIFORM:
+        rows = [PluginRow(collective=name, algorithm=algorithm, protocol=protocol).text() for name in collectives]
+        id = f"live-{algorithm}-{protocol}"
+        table = encode_table(table_text(rows, table_id=id, version=version, nodes=nodes, ranks=ranks))
+        arms.append(LiveArm(name=f"{algorithm}/{protocol}", table=table))
+    return tuple(arms)
 
 
 def write_live(request: LiveRequest) -> None:
@@ -207,13 +203,13 @@ def write_live(request: LiveRequest) -> None:
         OSError: they cannot be written there.
     """
     write_hook(hook_path(request.folder))
-    told = {
+    document = {
         "arms": [{"name": arm.name, "table": arm.table} for arm in request.arms],
         "min_effect": request.min_effect,
         "max_cost": request.max_cost,
         "min_block_s": request.min_block_s,
     }
-    (request.folder / ARMS_FILE).write_text(json.dumps(told), encoding="utf-8")
+    (request.folder / ARMS_FILE).write_text(json.dumps(document), encoding="utf-8")
 
 
 def plan_live(request: LiveRequest, environ: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -234,18 +230,18 @@ def plan_live(request: LiveRequest, environ: Mapping[str, str]) -> tuple[tuple[s
         STEPS_VARIABLE: str(SWITCH_STEPS + MIN_COUNTED),
         FOLDER_VARIABLE: str(request.folder),
     }
-    argv, more = forward_variables(
+    argv, forwarded = forward_variables(
         request.argv, tuple(sorted(variables)), environ={**environ, **variables}, open_mpi=request.open_mpi
     )
-    return argv, variables | more
+    return argv, variables | forwarded
 
 
 def read_live(request: LiveRequest) -> LiveResult:
     """Read the blocks of a job and judge them again, as rank 0 did."""
     proof = LiveProof(arms=len(request.arms), min_effect=request.min_effect, max_cost=request.max_cost)
     saved = read_blocks(request.folder)
-    for one in saved:
-        proof.add(one.block, elapsed_us=one.elapsed_us)
+    for block in saved:
+        proof.add(block.block, elapsed_us=block.elapsed_us)
     results = tuple((arm.name, proof.result(number)) for number, arm in enumerate(request.arms, start=1))
     best = proof.winner or max(
         (arm for arm in range(1, proof.arms + 1) if math.isfinite(proof.estimate(arm))),
@@ -275,17 +271,17 @@ def read_live(request: LiveRequest) -> LiveResult:
     )
 
 
-def _judge(proof: LiveProof, best: int, found: ArmResult | None, *, ended: str) -> Verdict:
+def _judge(proof: LiveProof, best: int, result: ArmResult | None, *, ended: str) -> Verdict:
     decision = Decision.UNDECIDED
     if proof.winner is not None:
         decision = Decision.TUNED
     elif proof.blocks and not proof.left:
         decision = Decision.KEEP_DEFAULT
-    if found is None:
+    if result is None:
         reason = ended or "the job ended before any arm was compared"
-        found = ArmResult(1.0, 0.0, math.inf, 0, "", is_proven=False)
+        result = ArmResult(1.0, 0.0, math.inf, 0, "", is_proven=False)
     else:
-        gain = describe_gain(found.speedup, (found.low, found.high), count_noun(found.blocks, "block"))
+        gain = describe_gain(result.speedup, (result.low, result.high), count_noun(result.blocks, "block"))
         is_slower = decision is Decision.KEEP_DEFAULT
         reason = (
             f"no arm is faster; the best one: {gain}"
@@ -296,14 +292,14 @@ def _judge(proof: LiveProof, best: int, found: ArmResult | None, *, ended: str) 
     verdict = Verdict(
         decision=decision,
         reason=reason,
-        speedup=found.speedup,
-        interval=(found.low, found.high),
-        blocks=found.blocks,
+        speedup=result.speedup,
+        interval=(result.low, result.high),
+        blocks=result.blocks,
         default_us=default_us,
         policy_us=_median_us(proof.blocks, best) or default_us,
         min_effect=proof.min_effect,
     )
-    return state_step_gain(verdict, f"{count_noun(found.blocks, 'block')} inside one job; live: {EXPERIMENTAL}")
+    return state_step_gain(verdict, f"{count_noun(result.blocks, 'block')} inside one job; live: {EXPERIMENTAL}")
 
 
 def _median_us(blocks: Sequence[StepBlock], arm: int) -> float:
@@ -314,19 +310,19 @@ def _median_us(blocks: Sequence[StepBlock], arm: int) -> float:
 def _build_launches(saved: Sequence[SavedBlock], best: int, request: LiveRequest) -> list[StepLaunch]:
     """Return the blocks of default and arm; those that tell something have the estimate that they led to."""
     proof, launches = LiveProof(arms=len(request.arms), min_effect=request.min_effect), list[StepLaunch]()
-    for one in saved:
-        block = one.block
-        proof.add(block, elapsed_us=one.elapsed_us)
+    for record in saved:
+        block = record.block
+        proof.add(block, elapsed_us=record.elapsed_us)
         if block.arm not in (DEFAULT, best):
             continue
-        tells = block.draw != Draw(DEFAULT) or one is saved[-1]
-        found = proof.result(best) if tells and math.isfinite(proof.estimate(best)) else None
+        tells = block.draw != Draw(DEFAULT) or record is saved[-1]
+        result = proof.result(best) if tells and math.isfinite(proof.estimate(best)) else None
         launches.append(
             StepLaunch(
                 side=Side.BASE if block.arm == DEFAULT else Side.TUNED,
                 order=len(launches),
                 step_us=block.step_us,
-                estimate=found and (found.speedup, found.low, found.high),
+                estimate=result and (result.speedup, result.low, result.high),
             )
         )
     return launches
@@ -393,7 +389,7 @@ def build_verification(
     """
     arm = result.find_arm(request)
     content = json.dumps([request.argv, [launch.step_us for launch in result.launches], created])
-    dropped = [f"dropped {name}: {found.dropped}" for name, found in result.results if found.dropped]
+    dropped = [f"dropped {name}: {arm_result.dropped}" for name, arm_result in result.results if arm_result.dropped]
     return Verification(
         id=hashlib.sha256(content.encode()).hexdigest()[:12],
         cluster=cluster,

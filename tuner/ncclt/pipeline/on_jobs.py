@@ -10,7 +10,7 @@ from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.revision import Actor
-from ncclt.core.rollout import share_equally
+from ncclt.core.rollout import RollOut, share_equally
 from ncclt.core.study import Study
 from ncclt.core.trial import ON_JOBS, TimesOrigin
 from ncclt.core.workload import Workload
@@ -42,7 +42,7 @@ class OnJobsPlan:
             f"jobs: {self.study.workload.name} on {where.name}: {where.nodes} x {where.gpus_per_node} {where.gpu}, "
             f"NCCL {where.nccl_version}"
         )
-        arms = [f"candidate {one.id}: {describe_policy(one.table.policy)}" for one in self.candidates]
+        arms = [f"candidate {candidate.id}: {describe_policy(candidate.table.policy)}" for candidate in self.candidates]
         return [jobs, *arms, f"control: {against}", "evidence: none yet; jobs will try the candidates"]
 
 
@@ -62,22 +62,26 @@ def plan_on_jobs(
         NoRecommendationError: there is no candidate.
     """
     published = store.recommendations.find(cluster=cluster.name, model=workload.name)
-    same = [one for one in published if one.fingerprint == cluster.fingerprint()]
-    active = [one for one in store.recommendations.newest(cluster=cluster.name, model=workload.name) if one in same]
-    measured = [one for one in active if one.origin is TimesOrigin.MEASURED and not one.is_untried]
+    fitting = [revision for revision in published if revision.fingerprint == cluster.fingerprint()]
+    active = [
+        revision
+        for revision in store.recommendations.newest(cluster=cluster.name, model=workload.name)
+        if revision in fitting
+    ]
+    measured = [revision for revision in active if revision.origin is TimesOrigin.MEASURED and not revision.is_untried]
     study = build_study(workload, cluster, evidence=ON_JOBS, deterministic=deterministic)
-    known = {policy for one in measured for policy in one.delivered} | {Policy()}
-    known |= {one.table.policy for one in same if store.revisions.rollouts(recommendation=one.id)}
-    found = propose_candidates(
+    tried = {policy for revision in measured for policy in revision.delivered} | {Policy()}
+    tried |= {revision.table.policy for revision in fitting if store.revisions.rollouts(recommendation=revision.id)}
+    proposed = propose_candidates(
         workload,
         cluster,
-        most=MOST_CANDIDATES + len(known),
+        most=MOST_CANDIDATES + len(tried),
         by_plugin=by_plugin,
         deterministic=deterministic,
-        earlier=_select_unproven(same),
+        earlier=_select_unproven(fitting),
         study=study.id,
     )
-    candidates = tuple(one for one in found if one.table.policy not in known)[:MOST_CANDIDATES]
+    candidates = tuple(revision for revision in proposed if revision.table.policy not in tried)[:MOST_CANDIDATES]
     if not candidates:
         raise NoRecommendationError(
             f"the model proposes nothing for {workload.name} on {cluster.name} that was not tried",
@@ -102,7 +106,7 @@ def start_on_jobs(plan: OnJobsPlan, store: Store, *, by: Actor, max_cost: float)
     Raises:
         ConflictError: another roll-out of these jobs is open, or a pin or a rule of the cluster is in the way.
     """
-    first, *others = [store.revisions.publish(one, by=by, study=plan.study).id for one in plan.candidates]
+    first, *others = [store.revisions.publish(candidate, by=by, study=plan.study).id for candidate in plan.candidates]
     if store.revisions.rules(plan.study.cluster.name).require_approval:
         return ""
     return store.revisions.approve(first, by, arms=others, percent=plan.percent, max_cost=max_cost)
@@ -110,7 +114,7 @@ def start_on_jobs(plan: OnJobsPlan, store: Store, *, by: Actor, max_cost: float)
 
 def describe_started(plan: OnJobsPlan, rollout: str) -> str:
     """Describe the next step in one line."""
-    ids = " ".join(one.id for one in plan.candidates)
+    ids = " ".join(candidate.id for candidate in plan.candidates)
     if not rollout:
         return f"awaits approval by another person: `ncclt admin recommendations approve {ids}`"
     return (
@@ -122,22 +126,23 @@ def describe_started(plan: OnJobsPlan, rollout: str) -> str:
 def describe_study(study: Study, store: Store) -> list[str]:
     """Describe the candidates of a study, one line each, then its roll-outs."""
     published = store.recommendations.find(study=study.id)[::-1]
-    lines = [
-        f"candidate {one.id} ({store.revisions.status(one.id).state}): {describe_policy(one.table.policy)}"
-        for one in published
-    ]
-    rollouts = {each.id: each for one in published for each in store.revisions.rollouts(recommendation=one.id)}
-    for each in rollouts.values():
-        kept, starts = each.control or "the jobs' own settings", len(store.revisions.job_starts(each.id))
-        if each.winner:
-            lines.append(f"roll-out {each.id} ({each.state}): {each.winner} won: {each.reason}")
-        elif each.is_open:
-            lines.append(f"roll-out {each.id} ({each.state}): {count_noun(starts, 'job start')} against {kept}")
+    lines: list[str] = []
+    rollouts: dict[str, RollOut] = {}
+    for revision in published:
+        state = store.revisions.status(revision.id).state
+        lines.append(f"candidate {revision.id} ({state}): {describe_policy(revision.table.policy)}")
+        rollouts |= {rollout.id: rollout for rollout in store.revisions.rollouts(recommendation=revision.id)}
+    for rollout in rollouts.values():
+        control = rollout.control or "the jobs' own settings"
+        starts = count_noun(len(store.revisions.job_starts(rollout.id)), "job start")
+        if rollout.winner:
+            progress = f"{rollout.winner} won: {rollout.reason}"
+        elif rollout.is_open:
+            progress = f"{starts} against {control}"
         else:
-            lines.append(
-                f"roll-out {each.id} ({each.state}): no candidate was faster by {each.min_effect * 100:g} % or more on "
-                f"{count_noun(starts, 'job start')}: keeping {kept}"
-            )
+            least = f"{rollout.min_effect * 100:g} %"
+            progress = f"no candidate was faster by {least} or more on {starts}: keeping {control}"
+        lines.append(f"roll-out {rollout.id} ({rollout.state}): {progress}")
     if published:
         lines.append(f"see `ncclt admin recommendations show {published[0].id}`")
     return lines
@@ -148,8 +153,8 @@ def _select_unproven(published: Sequence[Recommendation]) -> list[Policy]:
     return [
         form.policy
         for decision in (Decision.TUNED, Decision.UNDECIDED)
-        for one in published
-        if decision is Decision.UNDECIDED or one.origin is not TimesOrigin.MEASURED
-        for form in (one.table, one.variables)
+        for revision in published
+        if decision is Decision.UNDECIDED or revision.origin is not TimesOrigin.MEASURED
+        for form in (revision.table, revision.variables)
         if form is not None and form.verdict.decision is decision and not form.policy.is_default
     ]

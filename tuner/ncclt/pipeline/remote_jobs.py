@@ -9,14 +9,17 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from ncclt.client.fetch import ClientError, base_of, get, host_of
 from ncclt.client.report import posting
+from ncclt.core.documents import Documented
 from ncclt.core.tuning_job import JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.deliver.answer import api_key
 from ncclt.errors import ConflictError, NccltError, NotFoundError, ServerError, UsageError
+
+Record = TypeVar("Record", bound=Documented)
 
 _TIMEOUT_S = 30.0
 _PAGE = 200
@@ -68,30 +71,24 @@ class RemoteJobs:
         asked = {"cluster": cluster, **{name: getattr(limits, name) for name in _LIMITS}}
         answer = self._ask(posting(self._url("/v1/jobs/stale"), asked), pauses_s=_PAUSES_S)
         try:
-            return tuple(
-                StaleJob(
-                    **{field.name: item[field.name] for field in fields(StaleJob) if field.name != "status"},
-                    status=_status(item["job"]) if item["job"] else None,
-                )
-                for item in answer["items"]
-            )
+            return tuple(_read(StaleJob, {**item, "status": _join_status(item["job"])}) for item in answer["items"])
         except (LookupError, TypeError) as error:
             raise ServerError(f"unexpected answer of the service: {error}", hint=_OTHER) from error
 
     def statuses(self, *, cluster: str | None, state: JobState | None, limit: int) -> tuple[JobStatus, ...]:
         """Return jobs, newest first; of one cluster or state, or all."""
-        found: list[JobStatus] = []
+        statuses: list[JobStatus] = []
         cursor: str | None = None
-        while len(found) < limit:
-            page = min(limit - len(found), _PAGE)
+        while len(statuses) < limit:
+            page = min(limit - len(statuses), _PAGE)
             asked = {"cluster": cluster, "state": state and state.value, "limit": page, "cursor": cursor}
             query = urlencode({name: value for name, value in asked.items() if value is not None})
             answer = self._ask(self._url(f"/v1/jobs?{query}"))
-            found += [_status(item) for item in answer["items"]]
+            statuses += [_status(item) for item in answer["items"]]
             cursor = answer["next_cursor"]
             if cursor is None:
                 break
-        return tuple(found)
+        return tuple(statuses)
 
     def status(self, id: str) -> JobStatus:
         """Return a job with its state; NotFoundError if there is none of this id."""
@@ -124,8 +121,8 @@ class RemoteJobs:
             if number == before:
                 return
 
-    def _job(self, id: str, what: str = "") -> str:
-        return self._url(f"/v1/jobs/{quote(id, safe='')}{what}")
+    def _job(self, id: str, path: str = "") -> str:
+        return self._url(f"/v1/jobs/{quote(id, safe='')}{path}")
 
     def _url(self, path: str) -> str:
         try:
@@ -152,27 +149,27 @@ class RemoteJobs:
                 time.sleep(pause_s)
 
 
-def _status(document: Mapping[str, Any]) -> JobStatus:
-    """Return a job from the JSON of the service.
+def _join_status(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the document of a `JobStatus` from the answer of the service, where the job's fields stand beside it."""
+    if document is None:
+        return None
+    result = document["result"] and {"schema": JobResult.SHAPE.schema, **document["result"]}
+    return {**document, "job": {"schema": TuningJob.SHAPE.schema, **document}, "result": result}
 
-    Raises:
-        ServerError: it is not a job.
-    """
+
+def _status(document: Mapping[str, Any]) -> JobStatus:
+    """Return a job from the JSON of the service; ServerError if it is none."""
     try:
-        job = TuningJob(**{field.name: document[field.name] for field in fields(TuningJob)})
-        result = document["result"]
-        return JobStatus(
-            job=job,
-            state=JobState(document["state"]),
-            cancelling=document["cancelling"],
-            worker=document["worker"],
-            started=document["started"],
-            ended=document["ended"],
-            taken_over=document["taken_over"],
-            result=result and JobResult(**{**result, "state": JobState(result["state"])}),
-        )
-    except (LookupError, TypeError, ValueError) as error:
+        return _read(JobStatus, _join_status(document))
+    except (LookupError, TypeError) as error:
         raise ServerError(f"the answer of the service is no job: {error}", hint=_OTHER) from error
+
+
+def _read(kind: type[Record], document: Any) -> Record:
+    try:
+        return kind.from_document(document)
+    except NccltError as error:
+        raise ServerError(f"unexpected answer of the service: {error.message}", hint=_OTHER) from error
 
 
 def _events(text: str) -> Iterator[JobEvent]:

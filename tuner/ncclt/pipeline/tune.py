@@ -155,10 +155,10 @@ class TuneResult:
                 ("Details", f"ncclt studies show {self.study.id}{self.source}"),
             ]
         if self.recommendation.is_searched_enough:
-            more = f"blocks={2 * max(self.recommendation.table.verdict.blocks, MAX_BLOCKS)}"
+            budget = f"blocks={2 * max(self.recommendation.table.verdict.blocks, MAX_BLOCKS)}"
         else:
-            more = f"trials={2 * Budget().trials}"
-        lines = summary.lines(again=f"call tune() again with Budget({more})", details=True)
+            budget = f"trials={2 * Budget().trials}"
+        lines = summary.lines(again=f"call tune() again with Budget({budget})", details=True)
         ranked = sorted(lines, key=lambda line: _IMPORTANCE.index(line[0]))[: _LINES - 1]
         return summary.headline, [line for line in lines if line in ranked]
 
@@ -185,8 +185,8 @@ class TuneResult:
             pandas = import_module("pandas")
         except ModuleNotFoundError as error:
             raise missing_dependency("pandas") from error
-        more = {"label": self.study.label}  # a table without it would pass for a measured one
-        return pandas.DataFrame([row.to_document() | {"setting": row.setting.label} | more for row in self.messages])
+        label = {"label": self.study.label}  # a table without it would pass for a measured one
+        return pandas.DataFrame([row.to_document() | {"setting": row.setting.label} | label for row in self.messages])
 
 
 _LINES = 5
@@ -262,8 +262,8 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
     today = "" if testbed.inert else " ".join(f"{name}={value}" for name, value in testbed.today)
     names = ",".join(_process_wide(request, testbed, workload, cluster))
     order = "+deterministic" if budget.deterministic else ""
-    what = f"{workload.digest()}{place}{names}{testbed.way}{budget.sampler}{today}{order}"
-    mark = hashlib.sha256(what.encode()).hexdigest()[:6]
+    content = f"{workload.digest()}{place}{names}{testbed.way}{budget.sampler}{today}{order}"
+    mark = hashlib.sha256(content.encode()).hexdigest()[:6]
     size, seed = f"{cluster.nodes}x{cluster.gpus_per_node}", f"seed{budget.seed}" if budget.seed else ""
     words = (workload.name, cluster.name, size, f"nccl{cluster.nccl_version}", testbed.runner.name, mark)
     return "-".join(filter(None, (*words, budget.sampler.partition(":")[2].partition("(")[0], seed)))
@@ -281,14 +281,13 @@ def _process_wide(request: TuneRequest, testbed: Testbed, workload: Workload, cl
     chosen = default if names is None else names
     if not request.budget.deterministic:
         return chosen
-    kept = tuple(name for name in chosen if not may_change_order(name))
-    if names is not None and kept != names:
+    if names is not None and (reordering := [name for name in names if may_change_order(name)]):
         raise UsageError(
-            f"--deterministic: {', '.join(name for name in names if name not in kept)} may change the order of "
-            "additions in every reduction of the process",
+            f"--deterministic: {', '.join(reordering)} may change the order of additions in every reduction of the "
+            "process",
             hint="leave it out of --process-wide",
         )
-    return kept
+    return tuple(name for name in chosen if not may_change_order(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,37 +375,44 @@ def tune(
     if not request.budget.more and (published := _find_published(request, store, study)) is not None:
         return _load_finished(store, testbed, study, published, notes)
     with StudyTrialLog(store, study, now) as trial_log:
-        context = TuneContext(
-            request=request,
-            testbed=testbed,
-            store=store,
-            study=study,
-            workload=workload,
-            space=space,
-            trial_log=trial_log,
-            resumed=len(trial_log.trials()),
-            notes=notes,
-            watcher=watcher,
-            interrupted=interrupted,
-            clock=clock,
-            now=now,
+        return _run(
+            TuneContext(
+                request=request,
+                testbed=testbed,
+                store=store,
+                study=study,
+                workload=workload,
+                space=space,
+                trial_log=trial_log,
+                resumed=len(trial_log.trials()),
+                notes=notes,
+                watcher=watcher,
+                interrupted=interrupted,
+                clock=clock,
+                now=now,
+            )
         )
-        try:
-            end = _search(context)
-            if not end.interrupted and not _may_end(trial_log):
-                return context.result(stop=end.reason, left=True)
-            proof = _confirm_and_prove(context)
-            why = interrupted()
-            if end.interrupted or why or proof is None:
-                stop = why or end.reason
-                store.studies.set_state(study.id, StudyState.INTERRUPTED, stop)
-                return context.result(stop=stop)
-            return _publish(context, *proof, end)
-        except StudyStoppedError as error:
-            # Without this the study would be shown as running; with other workers it still is.
-            if trial_log.is_alone():
-                store.studies.set_state(study.id, StudyState.INTERRUPTED, error.message)
-            raise
+
+
+def _run(context: TuneContext) -> TuneResult:
+    """Search, confirm, prove and publish."""
+    set_state = context.store.studies.set_state
+    try:
+        end = _search(context)
+        if not end.interrupted and not _may_end(context.trial_log):
+            return context.result(stop=end.reason, left=True)
+        proof = _confirm_and_prove(context)
+        why = context.interrupted()
+        if end.interrupted or why or proof is None:
+            stop = why or end.reason
+            set_state(context.study.id, StudyState.INTERRUPTED, stop)
+            return context.result(stop=stop)
+        return _publish(context, *proof, end)
+    except StudyStoppedError as error:
+        # Without this the study would be shown as running; with other workers it still is.
+        if context.trial_log.is_alone():
+            set_state(context.study.id, StudyState.INTERRUPTED, error.message)
+        raise
 
 
 def _search(context: TuneContext) -> SearchEnd:
@@ -522,8 +528,8 @@ def _publish(context: TuneContext, times: Times, policies: dict[Arm, Policy], wh
         context, judged[Arm.TABLE], judged.get(Arm.VARIABLES), trials=len(trials), coverage=needed
     )
     # The same trials prove nothing new: a stale recommendation stays stale.
-    same = [r for r in earlier if r.id == recommendation.id]
-    recommendation = same[0] if same else store.revisions.publish(recommendation)
+    published = [r for r in earlier if r.id == recommendation.id]
+    recommendation = published[0] if published else store.revisions.publish(recommendation)
     record_verdict(store.optuna_url, study, recommendation.table.verdict)
     store.studies.set_state(study.id, StudyState.DONE, end.reason)
     return replace(
@@ -590,9 +596,11 @@ def find_finished(request: TuneRequest, testbed: Testbed, store: Store) -> TuneR
     cluster = testbed.runner.cluster
     for summary in store.studies.page(limit=500, cluster=cluster.name, model=workload.name).items:
         study = summary.study
-        same = build_study(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
-        is_same = same.id == study.id and same.deterministic == study.deterministic and study.way in (None, same.way)
-        if is_same and not request.budget.more:
+        wanted = build_study(request, testbed, workload, cluster=replace(cluster, driver=study.cluster.driver))
+        is_wanted = (
+            wanted.id == study.id and wanted.deterministic == study.deterministic and study.way in (None, wanted.way)
+        )
+        if is_wanted and not request.budget.more:
             published = _find_published(request, store, study)
             if published is not None:
                 return _load_finished(store, testbed, study, published, notes)
@@ -622,10 +630,10 @@ def _find_published(request: TuneRequest, store: Store, study: Study) -> Recomme
     return newest if as_asked and not (more_blocks or more_trials or unproven) else None
 
 
-def _search_exhaustively(testbed: Testbed, study: Study, found: Recommendation) -> tuple[float, float] | None:
+def _search_exhaustively(testbed: Testbed, study: Study, recommendation: Recommendation) -> tuple[float, float] | None:
     if testbed.landscape is None or study.deterministic:  # the best recorded policy may change the order of additions
         return None
-    return testbed.landscape.speedups(study.workload, found.table.policy)
+    return testbed.landscape.speedups(study.workload, recommendation.table.policy)
 
 
 def _load_finished(

@@ -68,8 +68,8 @@ def estimate_centre(log_ratios: Ratios) -> Ratios:
     Args:
         log_ratios: (..., pairs), one or more pairs.
     """
-    one, other = np.triu_indices(log_ratios.shape[-1])
-    middle: Ratios = np.median((log_ratios[..., one] + log_ratios[..., other]) / 2, axis=-1)
+    first, second = np.triu_indices(log_ratios.shape[-1])
+    middle: Ratios = np.median((log_ratios[..., first] + log_ratios[..., second]) / 2, axis=-1)
     return middle
 
 

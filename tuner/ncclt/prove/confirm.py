@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ncclt.core.algorithms import Protocol
 from ncclt.core.nccl_version import NcclVersion
@@ -65,17 +66,17 @@ def confirm(
         interrupted: called before every launch; returns why to stop, empty = continue.
         watch: called after every launch with the trial, launches done and planned in this round.
     """
-    launched, most = 0, 0
+    launched, max_launches = 0, 0
     while missing := _count_missing_launches(
         runner, workload, trial_log.trials(), with_variables=with_variables, min_effect=min_effect
     ):
-        most = most or _MOST_TIMES * missing.total()
-        if launched == most or interrupted():
+        max_launches = max_launches or _MOST_TIMES * missing.total()
+        if launched == max_launches or interrupted():
             break
-        setting, policy = max(missing, key=lambda one: missing[one])
+        setting, policy = max(missing, key=lambda candidate: missing[candidate])
         trial = launch(runner, workload, trial_log, setting, phase=Phase.CONFIRM, policy=policy)
         launched += 1
-        watch(trial, launched, min(launched - 1 + missing.total(), most))
+        watch(trial, launched, min(launched - 1 + missing.total(), max_launches))
     return confirmed_times(trial_log.trials())
 
 
@@ -180,66 +181,74 @@ def choose_arms(
     Returns:
         the policies by arm, the default first; and the reason why there is no other arm, empty where there is one.
     """
-    version = runner.cluster.version
-    expected = posterior_mean(times, workload, runner.cluster)
+    version, expected = runner.cluster.version, posterior_mean(times, workload, runner.cluster)
 
-    def allowed(arm: Arm, policy: Policy) -> bool:
-        by_variables = arm is Arm.VARIABLES
-        bits = compare_bits(policy, version=version, by_variables=by_variables).same_bits
+    def is_allowed(arm: Arm, policy: Policy) -> bool:
+        bits = compare_bits(policy, version=version, by_variables=arm is Arm.VARIABLES).same_bits
         return not deterministic or bits is SameBits.YES
-
-    def expressible(policy: Policy) -> bool:
-        complete = compile_policy(policy, version=version, collectives=workload.collectives).complete
-        return complete and allowed(Arm.VARIABLES, policy)
 
     confirmed_table = assemble(expected, workload, version=version, min_launches=CONFIRMED_LAUNCHES, keep=KEPT_GAIN)
     has_rows = version >= TUNER_API_SINCE and all(rule.algorithm and rule.protocol for rule in confirmed_table.rules)
-    found: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if has_rows else {}
+    policies: dict[Arm, Policy] = {Arm.TABLE: confirmed_table} if has_rows else {}
     if not confirmed_table.rules and not confirmed_table.is_default:
-        found = {Arm.VARIABLES: confirmed_table}  # parameters alone need no table, and so no plugin
-    by_sums = Arm.TABLE in found and not can_apply(runner, found[Arm.TABLE])
-    if Arm.VARIABLES not in found and (with_variables or by_sums or not found):
-        confirmed = Times(
-            by_setting={s: t for s, t in times.by_setting.items() if times.fewest(s) >= CONFIRMED_LAUNCHES},
-            launches=times.launches,
-        )
-        found[Arm.VARIABLES] = (
-            find_uniform_policy(confirmed, workload, version=version, expressible=expressible) or Policy()
-        )
+        policies = {Arm.VARIABLES: confirmed_table}  # parameters alone need no table, and so no plugin
+    by_sums = Arm.TABLE in policies and not can_apply(runner, policies[Arm.TABLE])
+    if Arm.VARIABLES not in policies and (with_variables or by_sums or not policies):
+        by_variables = partial(is_allowed, Arm.VARIABLES)
+        policies[Arm.VARIABLES] = _find_confirmed_uniform(times, workload, version=version, is_allowed=by_variables)
     gains = {
         arm: predicted_gain(policy, times, workload, version=version, by_variables=arm is Arm.VARIABLES)
-        for arm, policy in found.items()
-        if not policy.is_default and allowed(arm, policy)
+        for arm, policy in policies.items()
+        if not policy.is_default and is_allowed(arm, policy)
     }
     if by_sums and not with_variables and len(gains) > 1:
         del gains[Arm.TABLE if gains[Arm.VARIABLES] >= gains[Arm.TABLE] - MIN_GAIN else Arm.VARIABLES]
-    worth = {arm: found[arm] for arm, gain in gains.items() if gain >= min_effect}
-    why = ""
-    if not worth:
-        # Without a finalist, the prediction of all launches was already too low, or was not confirmed.
-        hoped = assemble(expected, workload, version=version, keep=KEPT_GAIN)
-        gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
-        if gain >= min_effect and not hoped.is_default and Arm.TABLE not in found and hoped == confirmed_table:
-            lost = compile_policy(hoped, version=version, collectives=workload.collectives).lost
-            no_table = (
-                "a table carries no channels alone"
-                if version >= TUNER_API_SINCE
-                else f"NCCL {version} reads no tuner table"
-            )
-            why = (
-                f"measured gain {gain * 100:.1f} %, but {no_table} and variables cannot deliver it "
-                f"({'; '.join(lost)}); validation skipped"
-            )
-        elif gain >= min_effect and not hoped.is_default:
-            why = f"predicted gain {gain * 100:.1f} % was not confirmed by further launches; validation skipped"
-        elif gains or not hoped.is_default:
-            step = step_gain(workload, 1 + gain)
-            at_step = "" if step is None else f", at most {step * 100:.2g} % of a step"
-            if least := step_gain(workload, 1 + min_effect):
-                at_step = f" ({least / (1 - least) * 100:.3g} % of a step){at_step}"
-            why = f"predicted gain {gain * 100:.1f} % < {min_effect * 100:.3g} % threshold{at_step}; validation skipped"
+    worth = {arm: policies[arm] for arm, gain in gains.items() if gain >= min_effect}
     default = {Arm.DEFAULT: Policy()} | ({Arm.TODAY: Policy()} if today else {})
-    return {**default, **worth}, why
+    if worth:
+        return {**default, **worth}, ""
+    # Without a finalist, the prediction of all launches was already too low, or was not confirmed.
+    hoped = assemble(expected, workload, version=version, keep=KEPT_GAIN)
+    gain = max(gains.values(), default=predicted_gain(hoped, times, workload, version=version))
+    if gain < min_effect or hoped.is_default:
+        return default, _explain_low_gain(workload, gain, min_effect) if gains or not hoped.is_default else ""
+    if Arm.TABLE in policies or hoped != confirmed_table:
+        return default, f"predicted gain {gain * 100:.1f} % was not confirmed by further launches; validation skipped"
+    return default, _explain_undeliverable(hoped, workload, gain, version)
+
+
+def _find_confirmed_uniform(
+    times: Times, workload: Workload, *, version: NcclVersion, is_allowed: Callable[[Policy], bool]
+) -> Policy:
+    """Return the best confirmed policy that variables can express; the default where none is worth it."""
+
+    def is_expressible(policy: Policy) -> bool:
+        complete = compile_policy(policy, version=version, collectives=workload.collectives).complete
+        return complete and is_allowed(policy)
+
+    by_setting = {s: t for s, t in times.by_setting.items() if times.fewest(s) >= CONFIRMED_LAUNCHES}
+    confirmed = Times(by_setting=by_setting, launches=times.launches)
+    return find_uniform_policy(confirmed, workload, version=version, expressible=is_expressible) or Policy()
+
+
+def _explain_undeliverable(policy: Policy, workload: Workload, gain: float, version: NcclVersion) -> str:
+    """Return the reason for which a measured gain can be delivered neither by a table nor by variables."""
+    lost = compile_policy(policy, version=version, collectives=workload.collectives).lost
+    has_api = version >= TUNER_API_SINCE
+    no_table = "a table carries no channels alone" if has_api else f"NCCL {version} reads no tuner table"
+    return (
+        f"measured gain {gain * 100:.1f} %, but {no_table} and variables cannot deliver it "
+        f"({'; '.join(lost)}); validation skipped"
+    )
+
+
+def _explain_low_gain(workload: Workload, gain: float, min_effect: float) -> str:
+    """Return the reason for which a gain is not proven, with its share of the step where that is known."""
+    step = step_gain(workload, 1 + gain)
+    at_step = "" if step is None else f", at most {step * 100:.2g} % of a step"
+    if least := step_gain(workload, 1 + min_effect):
+        at_step = f" ({least / (1 - least) * 100:.3g} % of a step){at_step}"
+    return f"predicted gain {gain * 100:.1f} % < {min_effect * 100:.3g} % threshold{at_step}; validation skipped"
 
 
 MIN_GAIN = 0.01

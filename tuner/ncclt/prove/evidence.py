@@ -78,7 +78,7 @@ class LaunchEvidence:
         pairs: list[tuple[ArmLaunch, ArmLaunch]] = []
         for first in range(0, last + 1, LAUNCHES_PER_BLOCK):
             halves = range(first, first + LAUNCHES_PER_BLOCK)
-            if all((one, half) in measured for one in (baseline, arm) for half in halves):
+            if all((side, half) in measured for side in (baseline, arm) for half in halves):
                 pairs += [(measured[baseline, half], measured[arm, half]) for half in halves]
         return tuple(pairs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -32,7 +33,7 @@ from ncclt.nccl.variables import VariableClass, classify
 from ncclt.profile.record.ranks import read_step_times
 from ncclt.prove.confidence import Interval, estimate_interval
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
-from ncclt.prove.step_times import VerifyRequest, describe_failure, launch_side
+from ncclt.prove.step_times import PROGRAM_HINT, VerifyRequest, describe_side_failure, launch_side
 from ncclt.prove.verdict import INTERVAL_ERROR, format_change
 
 SIDE_NAMES = {Side.BASE: "today", Side.TUNED: "new"}
@@ -196,7 +197,8 @@ class GateResult:
     @property
     def differences(self) -> tuple[tuple[str, str, str], ...]:
         """Return the properties that both sides logged and that differ: name, today, new."""
-        return find_differences(self.seen)
+        today, new = self.seen[Side.BASE], self.seen[Side.TUNED]
+        return tuple((name, today[name], new[name]) for name in today if new.get(name, today[name]) != today[name])
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -204,7 +206,7 @@ class GateResult:
             "decision": self.decision.value,
             "is_regression": self.decision.is_regression,
             "reason": self.reason,
-            "seen": {SIDE_NAMES[side]: dict(found) for side, found in self.seen.items()},
+            "seen": {SIDE_NAMES[side]: dict(facts) for side, facts in self.seen.items()},
             "differences": [dict(zip(("what", "today", "new"), row, strict=True)) for row in self.differences],
             "known_issues": [issue.to_document() for issue in self.issues],
             "groups": [
@@ -221,8 +223,13 @@ class GateResult:
                 for group in self.groups
             ],
             "launches": [
-                {"side": SIDE_NAMES[one.side], "order": one.order, "calls": one.calls, "failure": one.failure or None}
-                for one in self.launches
+                {
+                    "side": SIDE_NAMES[launch.side],
+                    "order": launch.order,
+                    "calls": launch.calls,
+                    "failure": launch.failure or None,
+                }
+                for launch in self.launches
             ],
             "failure": self.failure or None,
             "notes": list(self.notes),
@@ -233,18 +240,8 @@ def _list_ends(ratio: Interval) -> list[float | None]:
     return [ratio.low, ratio.high if math.isfinite(ratio.high) else None]
 
 
-def find_differences(seen: Mapping[Side, Mapping[str, str]]) -> tuple[tuple[str, str, str], ...]:
-    """Return the properties that both sides logged and that differ: name, today, new."""
-    today, new = seen[Side.BASE], seen[Side.TUNED]
-    return tuple((name, today[name], new[name]) for name in today if new.get(name, today[name]) != today[name])
-
-
 def run_gate(
-    request: GateRequest,
-    launcher: Launcher,
-    *,
-    environ: Mapping[str, str],
-    watch: Callable[[Side, int, str], None],
+    request: GateRequest, launcher: Launcher, *, environ: Mapping[str, str], watch: Callable[[Side, int, str], None]
 ) -> GateResult:
     """Launch a command under both environments, first with NCCL's log, then timed in pairs, until it is decided.
 
@@ -257,36 +254,37 @@ def run_gate(
         NotStartedError: a launch did not start.
         NodesLostError: the allocation is lost.
     """
+    gate = _Gate(request, launcher, environ, watch)
     looks: dict[Side, _Look] = {}
-    ends: list[tuple[Side, str]] = []
     for side in Side:
-        looks[side] = _look(request, side, launcher, environ)
-        ends.append((side, looks[side].failure))
-        watch(side, -1, looks[side].failure)
+        looks[side] = gate.look(side)
         if not (looks[side].failure or "NCCL" in looks[side].seen or request.stated or side in request.expected):
             raise _refuse_unseen(request, side)
+    today, new = looks[Side.BASE], looks[Side.TUNED]
     seen = {side: look.seen for side, look in looks.items()}
     # Without a version of the new side, the cluster's would stand in for it.
-    is_known = "NCCL" in seen[Side.TUNED] or Side.TUNED in request.expected
-    issues = _find_issues(looks[Side.BASE].facts, looks[Side.TUNED].facts) if is_known else ()
-    if failure := looks[Side.BASE].failure:
+    is_known = "NCCL" in new.seen or Side.TUNED in request.expected
+    issues = _find_issues(today.facts, new.facts) if is_known else ()
+    if today.failure:
         raise UsageError(
-            f"the command fails {'on both sides' if looks[Side.TUNED].failure else 'on the side of today'}: {failure}",
+            f"the command fails {'on both sides' if new.failure else 'on the side of today'}: {today.failure}",
             hint="it has to print a table of nccl-tests or make steps of a torch optimizer; run it alone first",
         )
-    if failure := looks[Side.TUNED].failure:
-        again = _look(request, Side.TUNED, launcher, environ).failure
-        watch(Side.TUNED, -1, again)
+    if new.failure:
+        failure = gate.look(Side.TUNED).failure
         return GateResult(
-            decision=GateDecision.FAILED if again else GateDecision.UNDECIDED,
-            reason=_describe_failures([*ends, (Side.TUNED, again)]),
+            decision=GateDecision.FAILED if failure else GateDecision.UNDECIDED,
+            reason=_describe_failures([(Side.BASE, ""), (Side.TUNED, new.failure), (Side.TUNED, failure)]),
             seen=seen,
             issues=issues,
-            failure=failure,
+            failure=new.failure,
         )
     unread = (f"log of {SIDE_NAMES[side]}: {problem}" for side, look in looks.items() for problem in look.unread)
     notes = (*_check_sides(request, seen), *unread)
-    return _compare(request, launcher, environ=environ, watch=watch, seen=seen, issues=issues, notes=notes)
+    comparison = _Comparison(margin=request.margin)
+    gate.time_pairs(comparison, seen)
+    result = comparison.judge()
+    return replace(result, seen=seen, issues=issues, notes=(*notes, *result.notes))
 
 
 def _find_issues(today: Facts, new: Facts) -> tuple[KnownIssue, ...]:
@@ -298,84 +296,73 @@ def _find_issues(today: Facts, new: Facts) -> tuple[KnownIssue, ...]:
     return tuple(dict.fromkeys(issue for view in views for issue in find_upgrade_issues(today, view)))
 
 
-def _compare(
-    request: GateRequest,
-    launcher: Launcher,
-    *,
-    environ: Mapping[str, str],
-    watch: Callable[[Side, int, str], None],
-    seen: Mapping[Side, Mapping[str, str]],
-    issues: tuple[KnownIssue, ...],
-    notes: tuple[str, ...],
-) -> GateResult:
-    """Launch timed pairs until the sizes are decided, a launch fails, or the last pair is done."""
-    launches: list[GateLaunch] = []
-    pairs: list[Mapping[ComparedCall, float]] = []
-    open_pair: dict[Side, Times] = {}
+@dataclass(slots=True, kw_only=True)
+class _Comparison:
+    """Timed launches of both sides.
+
+    Attributes:
+        margin: largest slowdown that passes, as a share.
+        launches: in order.
+        pairs: log of the new side's time over today's for each call, of each pair of launches.
+        groups: judged by the pairs.
+        added, lost: calls of the new side alone, and of today's side alone.
+        failure: of the launch that ended it; empty = none did.
+    """
+
+    margin: float
+    launches: list[GateLaunch] = field(default_factory=list)
+    pairs: list[Times] = field(default_factory=list)
     groups: tuple[SizeGroup, ...] = ()
-    added: set[ComparedCall] = set()
-    lost: set[ComparedCall] = set()
-    failure = ""
-    for order, side in enumerate(request.sides.order):
-        times, version, failure = _time_side(request, side, launcher, environ)
-        if version and version not in seen[side].get("NCCL", version).split(" and "):
-            raise UsageError(
-                f"{SIDE_NAMES[side]} loaded NCCL {seen[side]['NCCL']} at first and {version} later",
-                hint="both sides must be what they are during the whole comparison",
-            )
-        watch(side, order, failure)
-        launches.append(GateLaunch(side=side, order=order, calls=0 if failure else len(times), failure=failure))
-        if failure:
-            if side is Side.TUNED:
-                times, _, again = _time_side(request, side, launcher, environ)
-                watch(side, order + 1, again)
-                launches.append(GateLaunch(side=side, order=order + 1, calls=0 if again else len(times), failure=again))
-            break
-        open_pair[side] = times
-        if len(open_pair) < len(Side):
-            continue
-        today, new = open_pair[Side.BASE], open_pair[Side.TUNED]
-        pairs.append({call: math.log(new[call] / today[call]) for call in sorted(today.keys() & new.keys())})
-        added |= new.keys() - today.keys()
-        lost |= today.keys() - new.keys()
-        open_pair = {}
-        groups = judge_groups(pairs, margin=request.margin)
-        if not groups:
-            break
-        decision = decide_gate(groups)
-        is_open = decision is GateDecision.UNDECIDED or (
-            decision is not GateDecision.SLOWER and _name_suspects(groups, margin=request.margin)
+    added: set[ComparedCall] = field(default_factory=set)
+    lost: set[ComparedCall] = field(default_factory=set)
+    failure: str = ""
+
+    def add_pair(self, today: Times, new: Times) -> None:
+        """Compare a pair of launches."""
+        self.pairs.append({call: math.log(new[call] / today[call]) for call in sorted(today.keys() & new.keys())})
+        self.added |= new.keys() - today.keys()
+        self.lost |= today.keys() - new.keys()
+        self.groups = judge_groups(self.pairs, margin=self.margin)
+
+    @property
+    def is_decided(self) -> bool:
+        """Return True if no more pairs are needed, or none can decide."""
+        if not self.groups:
+            return True
+        decision = decide_gate(self.groups)
+        is_open = decision is not GateDecision.SLOWER and bool(_name_suspects(self.groups, margin=self.margin))
+        enough = len(self.pairs) >= MIN_BLOCKS * LAUNCHES_PER_BLOCK
+        return enough and not (is_open or decision is GateDecision.UNDECIDED)
+
+    def judge(self) -> GateResult:
+        """Return decision, reason and notes."""
+        decision, notes = decide_gate(self.groups), []
+        if self.added:
+            notes.append(f"not compared, measured on the new side only: {_name_calls(self.added)}")
+        if suspects := _name_suspects(self.groups, margin=self.margin):
+            notes.append(f"slower than the margin, but not with 95 % confidence: {', '.join(suspects)}")
+        if self.failure:
+            # A failure of the new side speaks against it only where it fails again.
+            is_failed = self.launches[-1].side is Side.TUNED and bool(self.launches[-1].failure)
+            decision = GateDecision.FAILED if is_failed else GateDecision.UNDECIDED
+            logged = [(side, "") for side in Side]
+            reason = _describe_failures([*logged, *((launch.side, launch.failure) for launch in self.launches)])
+        elif self.lost and decision is not GateDecision.SLOWER:
+            decision = GateDecision.UNDECIDED
+            reason = f"the new side did not measure {_name_calls(self.lost)}, which today's side did"
+        else:
+            reason = _describe_decision(decision, self.groups, margin=self.margin)
+            if self.lost:
+                notes.append(f"not compared, measured on today's side only: {_name_calls(self.lost)}")
+        return GateResult(
+            decision=decision,
+            reason=reason,
+            seen={},
+            groups=self.groups,
+            launches=tuple(self.launches),
+            failure=self.failure,
+            notes=tuple(notes),
         )
-        if len(pairs) >= MIN_BLOCKS * LAUNCHES_PER_BLOCK and not is_open:
-            break
-    if added:
-        notes = (*notes, f"not compared, measured on the new side only: {_name_calls(added)}")
-    if suspects := _name_suspects(groups, margin=request.margin):
-        notes = (*notes, f"slower than the margin, but not with 95 % confidence: {', '.join(suspects)}")
-    decision = decide_gate(groups)
-    if failure:
-        # A failure of the new side speaks against it only where it fails again.
-        is_failed = launches[-1].side is Side.TUNED and bool(launches[-1].failure)
-        decision = GateDecision.FAILED if is_failed else GateDecision.UNDECIDED
-        logged = [(side, "") for side in Side]
-        reason = _describe_failures([*logged, *((one.side, one.failure) for one in launches)])
-    elif lost and decision is not GateDecision.SLOWER:
-        decision = GateDecision.UNDECIDED
-        reason = f"the new side did not measure {_name_calls(lost)}, which today's side did"
-    else:
-        reason = _describe_decision(decision, groups, margin=request.margin)
-        if lost:
-            notes = (*notes, f"not compared, measured on today's side only: {_name_calls(lost)}")
-    return GateResult(
-        decision=decision,
-        reason=reason,
-        seen=seen,
-        issues=issues,
-        groups=groups,
-        launches=tuple(launches),
-        failure=failure,
-        notes=notes,
-    )
 
 
 def _name_suspects(groups: Iterable[SizeGroup], *, margin: float) -> list[str]:
@@ -401,73 +388,95 @@ class _Look:
     unread: tuple[str, ...]
 
 
-def _look(request: GateRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]) -> _Look:
-    def add(folder: Path) -> Mapping[str, str]:
-        variables = {name: LOG_VARIABLES[name] for name in LOG_NAMES}
-        return {**variables, "NCCL_DEBUG_FILE": f"{folder}/nccl/%h.%p.log"}
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    """The launches of a gate; for the attributes see `run_gate`."""
 
-    def read(folder: Path, result: LaunchResult) -> tuple[Facts, str, str, tuple[str, ...]]:
-        # Where the file cannot be written, NCCL logs to standard output (debug.cc).
-        (folder / "nccl" / "output").write_text(clean_text(result.stdout), encoding="utf-8", errors="replace")
-        log, unread = read_logs(sorted((folder / "nccl").iterdir()), ignored=LOG_NAMES)
-        _times, version, missing = _read_times(request, folder, result)
-        said = NcclVersion.parse(version) if version else request.expected.get(side)
-        return Facts(log=log, cluster=request.cluster, version=said), version, missing, unread
+    request: GateRequest
+    launcher: Launcher
+    environ: Mapping[str, str]
+    watch: Callable[[Side, int, str], None]
 
-    result, (facts, version, missing, unread) = launch_side(
-        request.sides, side, launcher, environ=environ, read=read, add=add
-    )
-    return _Look(
-        facts=facts,
-        seen=_describe_facts(facts, version),
-        failure=_describe_end(request, side, result, missing, environ),
-        unread=unread,
-    )
+    def look(self, side: Side) -> _Look:
+        """Launch a side with NCCL's log."""
+        request = self.request
 
+        def add(folder: Path) -> Mapping[str, str]:
+            variables = {name: LOG_VARIABLES[name] for name in LOG_NAMES}
+            return {**variables, "NCCL_DEBUG_FILE": f"{folder}/nccl/%h.%p.log"}
 
-def _time_side(
-    request: GateRequest, side: Side, launcher: Launcher, environ: Mapping[str, str]
-) -> tuple[Times, str, str]:
-    """Launch a side without a log; return its times, the NCCL version that it printed, and why it failed."""
-    result, (times, version, missing) = launch_side(
-        request.sides,
-        side,
-        launcher,
-        environ=environ,
-        read=lambda folder, result: _read_times(request, folder, result),
-        add=lambda _folder: {"NCCL_DEBUG": "VERSION"},
-    )
-    return times, version, _describe_end(request, side, result, missing, environ)
+        def read(folder: Path, result: LaunchResult) -> tuple[Facts, str, str, tuple[str, ...]]:
+            # Where the file cannot be written, NCCL logs to standard output (debug.cc).
+            (folder / "nccl" / "output").write_text(clean_text(result.stdout), encoding="utf-8", errors="replace")
+            log, unread = read_logs(sorted((folder / "nccl").iterdir()), ignored=LOG_NAMES)
+            _times, version, missing = _read_times(request, folder, result)
+            printed = NcclVersion.parse(version) if version else request.expected.get(side)
+            return Facts(log=log, cluster=request.cluster, version=printed), version, missing, unread
 
+        result, (facts, version, missing, unread) = launch_side(
+            request.sides, side, self.launcher, environ=self.environ, read=read, add=add
+        )
+        failure = self._describe_end(side, result, missing)
+        self.watch(side, -1, failure)
+        return _Look(facts=facts, seen=_describe_facts(facts, version), failure=failure, unread=unread)
 
-def _describe_end(
-    request: GateRequest, side: Side, result: LaunchResult, missing: str, environ: Mapping[str, str]
-) -> str:
-    """Describe the failure of a launch; empty = none.
+    def time_pairs(self, comparison: _Comparison, seen: Mapping[Side, Mapping[str, str]]) -> None:
+        """Launch timed pairs until the sizes are decided, a launch fails, or the last pair is done."""
+        open_pair: dict[Side, Times] = {}
+        for order, side in enumerate(self.request.sides.order):
+            times, version, comparison.failure = self._time(comparison, side, order)
+            if version and version not in seen[side].get("NCCL", version).split(" and "):
+                raise UsageError(
+                    f"{SIDE_NAMES[side]} loaded NCCL {seen[side]['NCCL']} at first and {version} later",
+                    hint="both sides must be what they are during the whole comparison",
+                )
+            if comparison.failure:
+                if side is Side.TUNED:
+                    self._time(comparison, side, order + 1)
+                return
+            open_pair[side] = times
+            if len(open_pair) == len(Side):
+                comparison.add_pair(open_pair[Side.BASE], open_pair[Side.TUNED])
+                open_pair = {}
+                if comparison.is_decided:
+                    return
 
-    Raises:
-        NotStartedError: it did not start for a reason that says nothing about the side.
-    """
-    failure = describe_failure(
-        result,
-        timeout_s=request.sides.how.timeout_s,
-        missing=missing,
-        environ={**environ, **dict(request.sides.side(side)[1])},
-    )
-    if not result.not_started:
-        return failure
-    if side is Side.TUNED and result.exit_code in CANNOT_START:  # today's side has started, so this one is at fault
-        return f"the command does not start: {failure}"
-    raise NotStartedError(
-        f"the command does not start: {failure}",
-        hint="its first word is the program: check its name and path, then run the command alone",
-    )
+    def _time(self, comparison: _Comparison, side: Side, order: int) -> tuple[Times, str, str]:
+        """Launch a side without a log; return its times, the NCCL version that it printed, and why it failed."""
+        result, (times, version, missing) = launch_side(
+            self.request.sides,
+            side,
+            self.launcher,
+            environ=self.environ,
+            read=lambda folder, result: _read_times(self.request, folder, result),
+            add=lambda _folder: {"NCCL_DEBUG": "VERSION"},
+        )
+        failure = self._describe_end(side, result, missing)
+        self.watch(side, order, failure)
+        comparison.launches.append(
+            GateLaunch(side=side, order=order, calls=0 if failure else len(times), failure=failure)
+        )
+        return times, version, failure
+
+    def _describe_end(self, side: Side, result: LaunchResult, missing: str) -> str:
+        """Describe the failure of a launch; empty = none.
+
+        Raises:
+            NotStartedError: it did not start for a reason that says nothing about the side.
+        """
+        failure = describe_side_failure(self.request.sides, side, result, missing=missing, environ=self.environ)
+        if not result.not_started:
+            return failure
+        # Today's side has started, so the new one is at fault.
+        if side is Side.TUNED and result.exit_code in CANNOT_START:
+            return f"the command does not start: {failure}"
+        raise NotStartedError(f"the command does not start: {failure}", hint=PROGRAM_HINT)
 
 
 def _read_times(request: GateRequest, folder: Path, result: LaunchResult) -> tuple[Times, str, str]:
     """Return the times of a launch, the NCCL version in its output, and what is missing or wrong."""
     text = clean_text(result.stdout)
-    version = next((found for line in text.splitlines() if (found := logged_version(line))), "")
+    version = next(filter(None, map(logged_version, text.splitlines())), "")
     try:
         tests = parse_text(text, errors=result.stderr)
     except BenchmarkError:
@@ -499,7 +508,7 @@ def _find_problem(tests: Sequence[NcclTest], output: str) -> str:
     """Return the fault of a table of nccl-tests that fails its side: wrong values, or rows without times."""
     wrong: dict[str, None] = {}
     untimed: dict[str, None] = {}
-    for call, half in (found for test in tests for found in _halves(test)):
+    for call, half in itertools.chain.from_iterable(map(_halves, tests)):
         words = f"{call.name} {format_bytes(call.size_bytes)}"
         if half.wrong:
             wrong[words] = None
@@ -519,7 +528,7 @@ def _find_problem(tests: Sequence[NcclTest], output: str) -> str:
 def _read_tables(tests: Sequence[NcclTest]) -> Times:
     """Return the time of each row of the tables of nccl-tests; of repeated rows the geometric mean."""
     logs: dict[ComparedCall, list[float]] = {}
-    for call, half in (found for test in tests for found in _halves(test)):
+    for call, half in itertools.chain.from_iterable(map(_halves, tests)):
         if half.time_us > 0:  # rows of size 0 may take none
             logs.setdefault(call, []).append(math.log(half.time_us))
     return {call: math.exp(statistics.fmean(values)) for call, values in logs.items()}
@@ -540,20 +549,20 @@ def _halves(test: NcclTest) -> Iterator[tuple[ComparedCall, NcclTestTiming]]:
 def _describe_facts(facts: Facts, version: str) -> dict[str, str]:
     """Return the properties in the log of a side, by name; one that the log lacks is left out."""
     processes = facts.log.processes
-    versions = {str(NcclVersion.parse(one.version.value)) for one in processes if one.version} or {version}
+    versions = {str(NcclVersion.parse(process.version.value)) for process in processes if process.version}
     variables: dict[str, set[str]] = {}
     for process in processes:
-        for name, said in process.variables.items():
+        for name, variable in process.variables.items():
             if classify(name)[0] is not VariableClass.DEBUG:
-                variables.setdefault(name, set()).add(said.value)
-    found = {
-        "NCCL": versions,
-        "CUDA driver": {_cuda_version(one.driver) for one in processes if one.driver},
-        "network": {one.network.value for one in processes if one.network},
-        "plugins": {line for one in processes for line in one.plugins if _LOADED.search(line)},
+                variables.setdefault(name, set()).add(variable.value)
+    properties = {
+        "NCCL": versions or {version},
+        "CUDA driver": {_cuda_version(process.driver) for process in processes if process.driver},
+        "network": {process.network.value for process in processes if process.network},
+        "plugins": {line for process in processes for line in process.plugins if _LOADED.search(line)},
         **dict(sorted(variables.items())),
     }
-    return {name: " and ".join(sorted(values)) for name, values in found.items() if any(values)}
+    return {name: " and ".join(sorted(values)) for name, values in properties.items() if any(values)}
 
 
 def _cuda_version(number: str) -> str:
@@ -567,7 +576,7 @@ def _check_sides(request: GateRequest, seen: Mapping[Side, Mapping[str, str]]) -
     Raises:
         UsageError: the sides cannot be compared.
     """
-    notes = [note for side, found in seen.items() for note in _check_version(request, side, found.get("NCCL", ""))]
+    notes = [note for side, facts in seen.items() for note in _check_version(request, side, facts.get("NCCL", ""))]
     today, new, cluster = seen[Side.BASE], seen[Side.TUNED], request.cluster
     version = today.get("NCCL", "")
     if version and cluster and Side.BASE not in request.expected and version != str(cluster.version):
@@ -575,7 +584,7 @@ def _check_sides(request: GateRequest, seen: Mapping[Side, Mapping[str, str]]) -
     for side, others in ((Side.BASE, new), (Side.TUNED, today)):
         if single := [name for name in seen[side] if name != "NCCL" and name not in others]:
             notes.append(f"logged on one side alone ({SIDE_NAMES[side]}): {', '.join(single)}")
-    missing = [SIDE_NAMES[side] for side, found in seen.items() if "NCCL" not in found]
+    missing = [SIDE_NAMES[side] for side, facts in seen.items() if "NCCL" not in facts]
     if request.stated:
         notes += [f"NCCL version: not seen ({' and '.join(missing)})"] if missing else []
         return (*notes, f"difference as stated, not seen: {request.stated}")
@@ -592,11 +601,11 @@ def _refuse_unseen(request: GateRequest, side: Side) -> UsageError:
     """Return the error on a side whose NCCL was not seen, which names the variables that differ."""
     today, new = dict(request.sides.base_env), dict(request.sides.tuned_env)
     names = [name for name in dict.fromkeys((*today, *new)) if today.get(name) != new.get(name)]
-    here = f", here {', '.join(names)}," if names else ""
+    differing = f", here {', '.join(names)}," if names else ""
     return UsageError(
         f"NCCL version: not seen on the side {SIDE_NAMES[side]}",
         hint="NCCL's log has to reach the folder of --dir or standard output; for a job without NCCL (gloo), or where "
-        f"it cannot be seen, state what differs{here} with --differs TEXT",
+        f"it cannot be seen, state what differs{differing} with --differs TEXT",
     )
 
 
@@ -656,23 +665,23 @@ def _judge_group(
         logs = ([pair[call] for call in members if call in pair] for pair in pairs)
         return estimate_interval([statistics.fmean(shared) for shared in logs if shared], error=error)
 
-    found = compare(calls, error)
+    ratio = compare(calls, error)
     by_size: dict[int, list[ComparedCall]] = {}
     for call in calls:
         by_size.setdefault(call.size_bytes, []).append(call)
     # A group of one size is that size.
-    sizes = {size: compare(members, size_error) if len(by_size) > 1 else found for size, members in by_size.items()}
+    sizes = {size: compare(members, size_error) if len(by_size) > 1 else ratio for size, members in by_size.items()}
     worst = max(sizes, key=lambda size: (sizes[size].low > 1 + margin, sizes[size].estimate))
-    if found.low > 1 + margin or sizes[worst].low > 1 + margin:
+    if ratio.low > 1 + margin or sizes[worst].low > 1 + margin:
         decision = GateDecision.SLOWER
-    elif found.high > 1 + margin:
+    elif ratio.high > 1 + margin:
         decision = GateDecision.UNDECIDED
     else:
-        decision = GateDecision.FASTER if found.high < 1 else GateDecision.NOT_SLOWER
+        decision = GateDecision.FASTER if ratio.high < 1 else GateDecision.NOT_SLOWER
     return SizeGroup(
         name=_name_group(*calls[0].group),
         decision=decision,
-        ratio=found,
+        ratio=ratio,
         pairs=sum(any(call in pair for call in calls) for pair in pairs),
         worst=format_bytes(worst) if len(sizes) > 1 else "",
         worst_ratio=sizes[worst],
@@ -701,7 +710,7 @@ def _describe_failures(ends: Sequence[tuple[Side, str]]) -> str:
     """Return the sentence on the launches that failed, from the side and failure of each launch."""
     counts = {}
     for side in Side:
-        failures = [failure for one, failure in ends if one is side]
+        failures = [failure for launched, failure in ends if launched is side]
         counts[side] = f"{sum(map(bool, failures))} of {len(failures)}"
     first = next(failure for _, failure in ends if failure).splitlines()[0]
     return f"failed in {counts[Side.TUNED]} launches of the new side, {counts[Side.BASE]} of today's: {first}"

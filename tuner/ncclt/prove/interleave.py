@@ -43,13 +43,13 @@ class PlannedLaunch:
 
     def matches(self, trial: Trial) -> bool:
         """Check that a stored trial is this launch."""
-        same = (self.arm, self.block, self.setting, self.policy) == (
+        is_same = (self.arm, self.block, self.setting, self.policy) == (
             trial.arm,
             trial.block,
             trial.setting,
             trial.policy,
         )
-        return same and {m.message for m in trial.result.measurements} <= set(self.messages)
+        return is_same and {m.message for m in trial.result.measurements} <= set(self.messages)
 
 
 def can_apply(runner: Runner, policy: Policy) -> bool:
@@ -177,16 +177,16 @@ class Proof:
             ]
             for arm, policy in policies.items()
         }
-        whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
+        is_whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
         # Only launches up to the current block are judged: a resumed proof decides as it did when it was launched.
-        seen: list[Trial] = []
+        judged: list[Trial] = []
         left: dict[Arm, Policy] = {arm: policy for arm, policy in policies.items() if arm is not Arm.DEFAULT}
         pairs: Pairs | None = None
         for block in range(self.blocks):
             if not left:
                 break
             arms = {Arm.DEFAULT: policies[Arm.DEFAULT], **left}
-            steps = list(plan_block(arms, workload, block, whole=whole, seed=self.seed, probes=probes, gates=gates))
+            steps = list(plan_block(arms, workload, block, whole=is_whole, seed=self.seed, probes=probes, gates=gates))
             while steps:
                 # Trials of an earlier run are taken in the order in which they were launched, whatever that was then.
                 step = next((s for s in steps if s.matches(held[0])), None) if held else steps[0]
@@ -205,13 +205,13 @@ class Proof:
                     )
                     trial = self.trial_log.add(replace(trial, arm=step.arm, block=step.block, proof=number))
                     self.watch(trial, block, pairs)
-                seen.append(trial)
+                judged.append(trial)
                 if trial.result.outcome is not Outcome.OK:
                     if step.arm is Arm.DEFAULT:
                         return True
                     del left[step.arm]
-                    steps = [other for other in steps if other.arm is not step.arm]
-            evidence = collect_evidence(seen)
+                    steps = [planned for planned in steps if planned.arm is not step.arm]
+            evidence = collect_evidence(judged)
             undecided = {arm: self._find_undecided_pairs(arm, left, evidence) for arm in left}
             is_compared = any(undecided[arm] for arm in left if arm is not Arm.TODAY)
             left = {arm: left[arm] for arm in left if undecided[arm] or (arm is Arm.TODAY and is_compared)}
@@ -225,8 +225,8 @@ class Proof:
         else:
             baselines = (Arm.DEFAULT, Arm.TODAY) if Arm.TODAY in left else (Arm.DEFAULT,)
             sides = [(arm, baseline, left[arm]) for baseline in baselines]
-        for one, baseline, policy in sides:
-            pairs = build_pairs(one, policy, evidence.whole_blocks(one, baseline=baseline), self.workload)
+        for side, baseline, policy in sides:
+            pairs = build_pairs(side, policy, evidence.whole_blocks(side, baseline=baseline), self.workload)
             decision = decide(pairs, min_effect=self.min_effect)
             if decision is not Decision.TUNED:
                 return pairs if decision is Decision.UNDECIDED else None

@@ -52,13 +52,13 @@ class LiveDirector:
     """
 
     def __init__(self, folder: Path, *, backend: str, ranks: int) -> None:
-        told = json.loads((folder / ARMS_FILE).read_text(encoding="utf-8"))
+        request = json.loads((folder / ARMS_FILE).read_text(encoding="utf-8"))
         self.finished = ""
         self._backend, self._ranks = backend, ranks
-        self._folder, self._min_block_us = folder, 1e6 * told["min_block_s"]
-        self._names: list[str] = [arm["name"] for arm in told["arms"]]
-        self._plans: list[str] = ["", *(arm["table"] for arm in told["arms"])]
-        self._proof = LiveProof(arms=len(self._names), min_effect=told["min_effect"], max_cost=told["max_cost"])
+        self._folder, self._min_block_us = folder, 1e6 * request["min_block_s"]
+        self._names: list[str] = [arm["name"] for arm in request["arms"]]
+        self._plans: list[str] = ["", *(arm["table"] for arm in request["arms"])]
+        self._proof = LiveProof(arms=len(self._names), min_effect=request["min_effect"], max_cost=request["max_cost"])
         for saved in read_blocks(folder):
             self._proof.add(saved.block, elapsed_us=saved.elapsed_us)
         self._before_us, self._elapsed_us = self._proof.elapsed_us, 0.0
@@ -162,10 +162,12 @@ def read_blocks(folder: Path) -> list[SavedBlock]:
     path, blocks = folder / BLOCKS_FILE, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            told = json.loads(line)
+            record = json.loads(line)
         except ValueError:
             break
-        draw = Draw(told["arm"], tuple(told["drawn_from"]), told["opens_pair"], told["closes_pair"])
-        block = StepBlock(draw=draw, step_us=tuple(told["step_us"]), first_us=told["first_us"], steps=told["steps"])
-        blocks.append(SavedBlock(block, told["elapsed_us"], told["step"]))
+        draw = Draw(record["arm"], tuple(record["drawn_from"]), record["opens_pair"], record["closes_pair"])
+        block = StepBlock(
+            draw=draw, step_us=tuple(record["step_us"]), first_us=record["first_us"], steps=record["steps"]
+        )
+        blocks.append(SavedBlock(block, record["elapsed_us"], record["step"]))
     return blocks

@@ -210,8 +210,8 @@ class LiveProof:
             return Draw(left[0] if last.arm == DEFAULT else DEFAULT, closes_pair=True)
         if not self.blocks or not left or self.cost_us() > self.max_cost * self._paying_us():
             return Draw(DEFAULT)
-        seen = {block.arm for block in self.blocks}
-        if untried := [arm for arm in left if arm not in seen]:
+        tried = {block.arm for block in self.blocks}
+        if untried := [arm for arm in left if arm not in tried]:
             return Draw(untried[0])
         choices = (DEFAULT, max(left, key=self.estimate))
         return Draw(self.coin.choice(choices), drawn_from=choices, opens_pair=self._is_paired())
@@ -331,8 +331,8 @@ class LiveProof:
 
     def _gains(self, arm: int, *, by_mean: bool = False) -> list[float]:
         """Return the log speed-up of each block of an arm over the default's closest ones before and after it."""
-        if (known := self._known_gains.get((arm, by_mean))) is not None:
-            return known
+        if (arm, by_mean) in self._known_gains:
+            return self._known_gains[arm, by_mean]
         gains: list[float] = []
         before: float | None = None
         waiting: list[float] = []
@@ -414,7 +414,7 @@ def _find_ratios(blocks: Sequence[StepBlock], arm: int, gain: float) -> list[flo
     ratios: list[float] = []
     level: float | None = None
     effects: dict[int, float] = {}
-    seen: dict[int, int] = {}
+    blocks_of_arm: dict[int, int] = {}
     before, before_arm = 0.0, DEFAULT
     for block in blocks:
         time = block.log_time + (gain if block.arm == arm else 0.0)
@@ -438,7 +438,7 @@ def _find_ratios(blocks: Sequence[StepBlock], arm: int, gain: float) -> list[flo
         share = 0.0
         if block.arm != DEFAULT:
             # The first block of an arm shows its effect, later ones share their error between effect and level.
-            seen[block.arm] = count = seen.get(block.arm, 0) + 1
+            blocks_of_arm[block.arm] = count = blocks_of_arm.get(block.arm, 0) + 1
             share = 1.0 if count == 1 else 1 / (count + 0.5)
             effects[block.arm] = effects.get(block.arm, 0.0) + share * error
         level += _LEVEL_GAIN * (1 - share) * error

@@ -37,8 +37,8 @@ def find_probes(
         covers: whether a message can be measured under a setting, and under the default.
     """
     own = {calls.message for calls in workload.messages}
-    found = (probe for rule in policy.rules for probe in _find_rule_probes(rule, sorted(filter(rule.matches, own))))
-    return tuple(sorted({probe for probe in found if probe not in own and covers(probe, policy.setting_for(probe))}))
+    probes = (probe for rule in policy.rules for probe in _find_rule_probes(rule, sorted(filter(rule.matches, own))))
+    return tuple(sorted({probe for probe in probes if probe not in own and covers(probe, policy.setting_for(probe))}))
 
 
 def find_hang_probes(policy: Policy, workload: Workload, cluster: Cluster) -> tuple[Message, ...]:
@@ -56,7 +56,7 @@ def find_hang_probes(policy: Policy, workload: Workload, cluster: Cluster) -> tu
     groups = {(m.group_size, m.spans_nodes) for m in (calls.message for calls in workload.messages)}
     groups |= {(cluster.world_size, cluster.nodes > 1)}
     own = {calls.message for calls in workload.messages}
-    found = {
+    probes = {
         Message(
             collective=collective,
             dtype="float32",
@@ -68,7 +68,7 @@ def find_hang_probes(policy: Policy, workload: Workload, cluster: Cluster) -> tu
         for ranks, spans in groups
         for size in _GATE_BYTES
     }
-    return tuple(sorted(found - own))
+    return tuple(sorted(probes - own))
 
 
 def compare_probes(
@@ -116,10 +116,10 @@ def _find_rule_probes(rule: Rule, messages: list[Message]) -> Iterator[Message]:
     for size in wanted:
         like = min(messages, key=lambda message: abs(math.log(message.size_bytes / size)))
         unit = DTYPE_SIZES[like.dtype] * max(1, like.group_size)
-        whole = size // unit * unit
-        if whole < rule.min_bytes:
-            whole += unit
-        probe = replace(like, size_bytes=max(unit, whole))
+        rounded = size // unit * unit
+        if rounded < rule.min_bytes:
+            rounded += unit
+        probe = replace(like, size_bytes=max(unit, rounded))
         if rule.matches(probe):
             yield probe
 

@@ -101,15 +101,15 @@ def average_unchanged(
     What is the same on both sides differs by noise alone, so both get its mean. That keeps what a bet needs: were the
     two launches alike, exchanging them would only change the sign of their log ratio.
     """
-    same = find_unchanged(blocks, workload)
-    calls = [c for c in workload.messages if c.message in same]
+    unchanged = find_unchanged(blocks, workload)
+    calls = [c for c in workload.messages if c.message in unchanged]
     more_us = [
         sum(c.calls_per_step * (launch.message_us[c.message] - default.message_us[c.message]) for c in calls) / 2
         for default, launch in blocks
     ]
     return tuple(
-        (replace(a, time_us=_time_us(a) + more), replace(b, time_us=_time_us(b) - more))
-        for (a, b), more in zip(blocks, more_us, strict=True)
+        (replace(a, time_us=_time_us(a) + shift_us), replace(b, time_us=_time_us(b) - shift_us))
+        for (a, b), shift_us in zip(blocks, more_us, strict=True)
     )
 
 
@@ -207,27 +207,31 @@ class SeenBits:
     @property
     def sentence(self) -> str:
         """Return the comparison in one sentence."""
-        found = [f"{count_noun(len(self.equal), 'size')} equal"] if self.equal else []
+        parts = [f"{count_noun(len(self.equal), 'size')} equal"] if self.equal else []
         if self.different:
-            found.append(f"{len(self.different)} different ({_name_some(self.different)})")
+            parts.append(f"{len(self.different)} different ({_name_some(self.different)})")
         if self.varying:
-            found.append(f"{len(self.varying)} not reproducible under the default ({_name_some(self.varying)})")
-        words = ", ".join(found)
+            parts.append(f"{len(self.varying)} not reproducible under the default ({_name_some(self.varying)})")
+        words = ", ".join(parts)
         return f"bits compared in the A/B test: {words}" if words else "bits not compared (torch_collectives does)"
 
 
 def compare_seen_bits(trials: Sequence[Trial], arm: Arm) -> SeenBits:
     """Compare the bits that an arm of the last proof and the NCCL default received, message by message."""
-    seen: dict[Message, dict[Arm, set[str]]] = {}
+    bits: dict[Message, dict[Arm, set[str]]] = {}
     for trial in last_proof(trials):
         if trial.arm in (arm, Arm.DEFAULT) and trial.result.outcome is Outcome.OK:
-            for measurement in filter(lambda one: one.bits, trial.result.measurements):
-                seen.setdefault(measurement.message, {}).setdefault(trial.arm, set()).add(measurement.bits)
-    both = {message: (sides[Arm.DEFAULT], sides[arm]) for message, sides in seen.items() if len(sides) > 1}
+            for measurement in filter(lambda measured: measured.bits, trial.result.measurements):
+                bits.setdefault(measurement.message, {}).setdefault(trial.arm, set()).add(measurement.bits)
+    sides_by_message = {message: (sides[Arm.DEFAULT], sides[arm]) for message, sides in bits.items() if len(sides) > 1}
     return SeenBits(
-        equal=tuple(message for message, (default, mine) in both.items() if len(default) == 1 and mine == default),
-        different=tuple(message for message, (default, mine) in both.items() if len(default) == 1 and mine != default),
-        varying=tuple(message for message, (default, _) in both.items() if len(default) > 1),
+        equal=tuple(
+            message for message, (default, tuned) in sides_by_message.items() if len(default) == 1 and tuned == default
+        ),
+        different=tuple(
+            message for message, (default, tuned) in sides_by_message.items() if len(default) == 1 and tuned != default
+        ),
+        varying=tuple(message for message, (default, _) in sides_by_message.items() if len(default) > 1),
     )
 
 
@@ -239,11 +243,11 @@ def refuse_other_bits(
     Args:
         arm, policy, trials, min_effect: as for `judge_arm`.
     """
-    seen = compare_seen_bits(trials, arm)
+    compared = compare_seen_bits(trials, arm)
     bits = compare_bits(policy, version=version, by_variables=arm is Arm.VARIABLES)
-    if not seen.different or bits.same_bits is not SameBits.YES:
+    if not compared.different or bits.same_bits is not SameBits.YES:
         return None
-    return keep_default(median_scores(trials)[DEFAULT], why=f"refused: {seen.sentence}", min_effect=min_effect)
+    return keep_default(median_scores(trials)[DEFAULT], why=f"refused: {compared.sentence}", min_effect=min_effect)
 
 
 def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVerdict) -> tuple[str, ...]:
@@ -255,9 +259,9 @@ def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVer
     launched = last_proof(trials)
     notes = [_BY_SUMS] if any(t.arm is Arm.TABLE and t.policy is None for t in launched) else []
     policies = {t.arm: t.policy for t in launched if t.arm is not None and t.policy is not None}
-    if table.verdict.decision is Decision.TUNED and (left := _find_dropped(launched, workload, table.policy)):
+    if table.verdict.decision is Decision.TUNED and (dropped := _find_dropped(launched, workload, table.policy)):
         notes.append(
-            f"left at the NCCL default: {', '.join(left)} (slower in the A/B test; the gain includes that loss)"
+            f"left at the NCCL default: {', '.join(dropped)} (slower in the A/B test; the gain includes that loss)"
         )
     if not table.verdict.blocks:  # the last proof was of a policy that is not delivered
         return tuple(notes)
@@ -277,8 +281,8 @@ def describe_proof(trials: Sequence[Trial], workload: Workload, table: PolicyVer
 
 
 def _name_some(messages: Sequence[Message], shown: int = 3) -> str:
-    more = len(messages) - shown
-    return _join_sizes(messages[:shown]) + (f" and {more} more" if more > 0 else "")
+    unnamed = len(messages) - shown
+    return _join_sizes(messages[:shown]) + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 def _join_sizes(messages: Sequence[Message]) -> str:
@@ -360,21 +364,21 @@ def _compare_with_today(
     }
 
 
-def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
+def evidence_document(recommendation: Recommendation, trials: Sequence[Trial], workload: Workload) -> dict[str, Any]:
     """Return the blocks of every arm, and its verdict recomputed from the trials.
 
     Args:
         workload: of its study, placed.
     """
     arms = []
-    for arm, published in ((Arm.TABLE, found.table), (Arm.VARIABLES, found.variables)):
+    for arm, published in ((Arm.TABLE, recommendation.table), (Arm.VARIABLES, recommendation.variables)):
         if published is None:
             continue
         verdict, policy, min_effect = published.verdict, published.policy, published.verdict.min_effect
         judged = refuse_other_bits(
-            arm, policy, trials, version=found.fingerprint.version, min_effect=min_effect
+            arm, policy, trials, version=recommendation.fingerprint.version, min_effect=min_effect
         ) or judge_arm(arm, policy, trials, workload, min_effect=min_effect)
-        again = require_coverage(judged, found.coverage)
+        again = require_coverage(judged, recommendation.coverage)
         # If the search found nothing to prove, there are no launches, and nothing to judge.
         measured = any(trial.arm is arm for trial in trials)
         arms.append(
@@ -389,15 +393,15 @@ def evidence_document(found: Recommendation, trials: Sequence[Trial], workload: 
         )
     return {
         "schema": EVIDENCE_SCHEMA,
-        "recommendation": found.id,
-        "study": found.study,
-        "origin": str(found.origin),
-        "stale": found.stale,
+        "recommendation": recommendation.id,
+        "study": recommendation.study,
+        "origin": str(recommendation.origin),
+        "stale": recommendation.stale,
         "arms": arms,
         "today": {
-            "variables": dict(found.today.variables),
-            **_compare_with_today(Arm.DEFAULT, Policy(), found.today.default, trials, workload),
+            "variables": dict(recommendation.today.variables),
+            **_compare_with_today(Arm.DEFAULT, Policy(), recommendation.today.default, trials, workload),
         }
-        if found.today
+        if recommendation.today
         else None,
     }

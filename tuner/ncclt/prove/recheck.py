@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ncclt.core.budget import MOST_LAUNCHES
@@ -119,92 +119,86 @@ def recheck(
         UsageError: it was measured in a simulation and the recheck would run on a machine, or vice versa.
         StudyStoppedError: the default itself fails.
     """
-    found = request.recommendation
-    if times_origin(runner.name, simulated=runner.simulated) is not found.origin:
-        raise UsageError(
-            f"the recommendation {found.id} was measured by the launcher {found.launcher!r}, not by {runner.name!r}: "
-            "measured, recorded and simulated times cannot be compared",
-            hint=f"use --launcher {found.launcher}",
-        )
-    then, here = found.fingerprint.site_variables, runner.cluster.site_variables
-    if then != here:
-        shown = [" ".join(f"{name}={value}" for name, value in one) or "none" for one in (then, here)]
-        raise UsageError(
-            f"the variables of the site are other ones here: {shown[1]}; {found.id} was measured with {shown[0]}",
-            hint="export those of the measurement, or tune again under these; nothing was recorded",
-        )
+    recommendation, place = request.recommendation, runner.cluster.fingerprint()
+    _require_same_kind(recommendation, runner)
     evidence = collect_evidence(request.trials)
-    arm, policy_verdict = find_served_arm(found, evidence)
-    if reasons := _find_changed_conditions(request, runner.cluster.fingerprint()):
+    arm, served = find_served_arm(recommendation, evidence)
+    if reasons := _find_changed_conditions(request, place):
         return _build_recheck(request, reasons, (), launches=0, launcher="", now=now())
-    before = _restore_dropped(evidence.whole_blocks(arm), policy_verdict.policy)
+    before = _restore_dropped(evidence.whole_blocks(arm), served.policy)
     if not before:
         raise NoRecommendationError(
-            f"the launches behind {found.id} are outdated: its study has searched on since",
+            f"the launches behind {recommendation.id} are outdated: its study has searched on since",
             hint="run the same `ncclt tune` to validate and publish it again",
         )
-    workload = _reduce_workload(request.study.workload, before, request.points)
-    measured: dict[Arm, list[Mapping[Message, float]]] = {Arm.DEFAULT: [], arm: []}
-    launches = 0
-    policies = {Arm.DEFAULT: Policy(), arm: policy_verdict.policy}
-    runners = dict.fromkeys(policies, runner)
-    today_before = {
-        launch.block: launch for launch in evidence.launches if launch.arm is Arm.TODAY and launch.message_us
-    }
-    if by_today and today_before:
-        policies[Arm.TODAY], runners[Arm.TODAY], measured[Arm.TODAY] = Policy(), by_today, []
-    for launch in _launch_all(request, runners, workload, policies, interrupted=interrupted, watch=watch):
+    comparison = _Comparison(
+        request=request,
+        arm=arm,
+        workload=_reduce_workload(request.study.workload, before, request.points),
+        before=before,
+        today_before={run.block: run for run in evidence.launches if run.arm is Arm.TODAY and run.message_us},
+        min_effect=served.verdict.min_effect,
+    )
+    policies, runners = {Arm.DEFAULT: Policy(), arm: served.policy}, {Arm.DEFAULT: runner, arm: runner}
+    if by_today and comparison.today_before:
+        policies[Arm.TODAY], runners[Arm.TODAY] = Policy(), by_today
+    failure = ""
+    for launch in _launch_all(request, runners, comparison.workload, policies, interrupted=interrupted, watch=watch):
         if launch is None:
             return None
-        one, message_us, failure = launch
-        if one is Arm.TODAY:
-            measured[one] += [] if failure else [message_us]
-            continue
-        launches += 1
-        measured[one].append(message_us)
-        if failure and one is Arm.DEFAULT:
-            raise StudyStoppedError(
-                f"the NCCL default does not run here: {failure}",
-                hint="repair the cluster or the benchmark first; nothing was recorded",
-            )
-        if failure:
-            return _build_recheck(
-                request, [f"the policy fails: {failure}"], (), launches=launches, launcher=runner.name, now=now()
-            )
-    min_effect = policy_verdict.verdict.min_effect
-    changes = _compare_all(request, workload, arm, before, today_before, measured, min_effect=min_effect)
-    reasons = [
-        f"{c.what}: {c.before:.3g} -> {c.now:.3g} ({(c.ratio - 1) * 100:+.1f} %, noise explains {c.noise * 100:.1f} %)"
-        for c in changes
-        if c.changed and c.what != TODAY_GAIN
-    ]
-    reasons = reasons or _find_open_reasons(
-        request, changes, runner.cluster.fingerprint(), launches=launches, min_effect=min_effect
-    )
+        if failure := comparison.add(*launch):
+            break
+    launches = comparison.launches + bool(failure)
+    changes = () if failure else comparison.compare()
+    reasons = [failure] if failure else comparison.list_reasons(changes, place)
     return _build_recheck(request, reasons, changes, launches=launches, launcher=runner.name, now=now())
 
 
-def find_served_arm(found: Recommendation, evidence: LaunchEvidence) -> tuple[Arm, PolicyVerdict]:
+def _require_same_kind(recommendation: Recommendation, runner: Runner) -> None:
+    """Refuse a runner whose times cannot be compared with those of the study.
+
+    Raises:
+        UsageError: they have another origin, or were measured under other variables of the site.
+    """
+    if times_origin(runner.name, simulated=runner.simulated) is not recommendation.origin:
+        launcher = recommendation.launcher
+        raise UsageError(
+            f"the recommendation {recommendation.id} was measured by the launcher {launcher!r}, not by "
+            f"{runner.name!r}: measured, recorded and simulated times cannot be compared",
+            hint=f"use --launcher {launcher}",
+        )
+    before, now = recommendation.fingerprint.site_variables, runner.cluster.site_variables
+    if before != now:
+        shown = [" ".join(f"{name}={value}" for name, value in variables) or "none" for variables in (before, now)]
+        raise UsageError(
+            f"the variables of the site are other ones here: {shown[1]}; {recommendation.id} was measured with "
+            f"{shown[0]}",
+            hint="export those of the measurement, or tune again under these; nothing was recorded",
+        )
+
+
+def find_served_arm(recommendation: Recommendation, evidence: LaunchEvidence) -> tuple[Arm, PolicyVerdict]:
     """Find the served arm, the per-size policy before the variables; NoRecommendationError if there is none.
 
     Where variables alone were launched, they are published as the per-size policy too.
     """
-    forms = {Arm.TABLE: found.table, Arm.VARIABLES: found.variables}
+    forms = {Arm.TABLE: recommendation.table, Arm.VARIABLES: recommendation.variables}
     tuned = {arm: form for arm, form in forms.items() if form and form.verdict.decision is Decision.TUNED}
     if tuned:
         arm = max(tuned, key=lambda arm: bool(evidence.whole_blocks(arm)))
         return arm, tuned[arm]
     raise NoRecommendationError(
-        f"there is nothing to recheck: the recommendation {found.id} says {found.table.verdict.decision}",
+        f"there is nothing to recheck: the recommendation {recommendation.id} says "
+        f"{recommendation.table.verdict.decision}",
         hint="jobs keep their own settings, which cannot become stale",
     )
 
 
-def _find_changed_conditions(request: RecheckRequest, here: Fingerprint) -> list[str]:
+def _find_changed_conditions(request: RecheckRequest, place: Fingerprint) -> list[str]:
     """List the differences between this cluster, with its driver, and that of the measurement."""
     changes = [
-        f"{what} is {now} here and was {before}"
-        for what, before, now in _list_facts(request.recommendation.fingerprint, here)
+        f"{name} is {now} here and was {before}"
+        for name, before, now in _list_facts(request.recommendation.fingerprint, place)
         if before and now and before != now
     ]
     before, now = request.driver_before, request.driver
@@ -213,16 +207,11 @@ def _find_changed_conditions(request: RecheckRequest, here: Fingerprint) -> list
     return changes
 
 
-def _list_facts(then: Fingerprint, here: Fingerprint) -> list[tuple[str, str, str]]:
+def _list_facts(before: Fingerprint, now: Fingerprint) -> list[tuple[str, str, str]]:
     """List the facts that must match: name, value at the measurement, value here; empty = not known."""
-    names = {
-        "gpu": "gpu",
-        "link_class": "link class",
-        "fabric": "fabric",
-        "nccl_version": "NCCL",
-        "topology_hash": "topology hash",
-    }
-    return [(what, getattr(then, name), getattr(here, name)) for name, what in names.items()]
+    names = {"gpu": "gpu", "link_class": "link class", "fabric": "fabric", "nccl_version": "NCCL"}
+    names["topology_hash"] = "topology hash"
+    return [(words, getattr(before, name), getattr(now, name)) for name, words in names.items()]
 
 
 def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -> str:
@@ -231,8 +220,8 @@ def driver_before(recommendation: Recommendation, rechecks: Sequence[Recheck]) -
     Args:
         rechecks: of it, newest first.
     """
-    found = (recheck.driver for recheck in rechecks if recheck.freshness is Freshness.FRESH and recheck.driver)
-    return next(found, recommendation.fingerprint.driver)
+    drivers = (recheck.driver for recheck in rechecks if recheck.freshness is Freshness.FRESH and recheck.driver)
+    return next(drivers, recommendation.fingerprint.driver)
 
 
 def _restore_dropped(
@@ -273,9 +262,9 @@ def _launch_all(
         the arm, the time of each message, µs, and why a launch failed; None if the user interrupted.
     """
     counts = Counter(trial.setting for trial in request.trials)
-    whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
+    is_whole = all(can_apply(runners[arm], policy) for arm, policy in policies.items())
     for block in range(request.blocks):
-        steps = plan_block(policies, workload, block, whole=whole, seed=request.recommendation.id)
+        steps = plan_block(policies, workload, block, whole=is_whole, seed=request.recommendation.id)
         for half in dict.fromkeys((step.arm, step.block) for step in steps):
             message_us: dict[Message, float] = {}
             failure = ""
@@ -295,85 +284,137 @@ def _launch_all(
             yield half[0], message_us, failure
 
 
-def _compare_all(
-    request: RecheckRequest,
-    workload: Workload,
-    arm: Arm,
-    before: Sequence[tuple[ArmLaunch, ArmLaunch]],
-    today_before: Mapping[int, ArmLaunch],
-    measured: Mapping[Arm, Sequence[Mapping[Message, float]]],
-    *,
-    min_effect: float,
-) -> tuple[Change, ...]:
-    def step_us(message_us: Mapping[Message, float]) -> float:
-        return sum(calls.calls_per_step * message_us[calls.message] for calls in workload.messages)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """Launches of a recheck, and those of the proof that they are compared with.
 
-    changes = [
-        compare(
-            _GAIN,
+    Attributes:
+        arm: which is served.
+        workload: the messages that are measured again.
+        before: pairs of the proof: default and arm.
+        today_before: launches of today's arm in the proof, by block.
+        min_effect: of the verdict.
+        measured: time of each message in each launch by arm, µs.
+    """
+
+    request: RecheckRequest
+    arm: Arm
+    workload: Workload
+    before: Sequence[tuple[ArmLaunch, ArmLaunch]]
+    today_before: Mapping[int, ArmLaunch]
+    min_effect: float
+    measured: defaultdict[Arm, list[Mapping[Message, float]]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def launches(self) -> int:
+        """Return the number of launches of default and arm."""
+        return len(self.measured[Arm.DEFAULT]) + len(self.measured[self.arm])
+
+    def add(self, arm: Arm, message_us: Mapping[Message, float], failure: str) -> str:
+        """Add a launch, and return the reason for which it makes the recommendation stale; empty = none.
+
+        Raises:
+            StudyStoppedError: the default fails.
+        """
+        if not failure:
+            self.measured[arm].append(message_us)
+        if failure and arm is Arm.DEFAULT:
+            raise StudyStoppedError(
+                f"the NCCL default does not run here: {failure}",
+                hint="repair the cluster or the benchmark first; nothing was recorded",
+            )
+        return f"the policy fails: {failure}" if failure and arm is self.arm else ""
+
+    def _compare_gain(
+        self,
+        name: str,
+        before: Iterable[tuple[ArmLaunch, ArmLaunch]],
+        baseline: Sequence[Mapping[Message, float]],
+    ) -> Change:
+        def step_us(message_us: Mapping[Message, float]) -> float:
+            return sum(calls.calls_per_step * message_us[calls.message] for calls in self.workload.messages)
+
+        return compare(
+            name,
             [step_us(a.message_us) / step_us(b.message_us) for a, b in before],
-            [step_us(a) / step_us(b) for a, b in zip(measured[Arm.DEFAULT], measured[arm], strict=True)],
-            tolerance=min_effect,
+            [step_us(a) / step_us(b) for a, b in zip(baseline, self.measured[self.arm], strict=True)],
+            tolerance=self.min_effect,
         )
-    ]
-    today = measured.get(Arm.TODAY, ())
-    pairs = [(today_before[policy.block], policy) for _, policy in before if policy.block in today_before]
-    if pairs and len(today) == len(measured[arm]):
-        changes.append(
-            compare(
-                TODAY_GAIN,
-                [step_us(a.message_us) / step_us(b.message_us) for a, b in pairs],
-                [step_us(a) / step_us(b) for a, b in zip(today, measured[arm], strict=True)],
-                tolerance=min_effect,
-            )
-        )
-    for calls in workload.messages:
-        message = calls.message
-        for position, one in enumerate((Arm.DEFAULT, arm)):
-            changes.append(
+
+    def compare(self) -> tuple[Change, ...]:
+        """Return the changes of the gains and of the time of each message."""
+        measured = self.measured
+        changes = [self._compare_gain(_GAIN, self.before, measured[Arm.DEFAULT])]
+        pairs = [
+            (self.today_before[policy.block], policy) for _, policy in self.before if policy.block in self.today_before
+        ]
+        if pairs and len(measured[Arm.TODAY]) == len(measured[self.arm]):
+            changes.append(self._compare_gain(TODAY_GAIN, pairs, measured[Arm.TODAY]))
+        sides = ((0, Arm.DEFAULT, "default"), (1, self.arm, "policy"))
+        return (
+            *changes,
+            *(
                 compare(
-                    f"{message.label} under the {'default' if one is Arm.DEFAULT else 'policy'}, us",
-                    [pair[position].message_us[message] for pair in before],
-                    [message_us[message] for message_us in measured[one]],
-                    tolerance=request.tolerance,
+                    f"{calls.message.label} under the {name}, us",
+                    [pair[position].message_us[calls.message] for pair in self.before],
+                    [message_us[calls.message] for message_us in measured[arm]],
+                    tolerance=self.request.tolerance,
                 )
+                for calls in self.workload.messages
+                for position, arm, name in sides
+            ),
+        )
+
+    def list_reasons(self, changes: Sequence[Change], place: Fingerprint) -> list[str]:
+        """List the changes for which it is stale, or else why earlier ones still count."""
+        reasons = [
+            f"{c.what}: {c.before:.3g} -> {c.now:.3g} ({(c.ratio - 1) * 100:+.1f} %, noise explains "
+            f"{c.noise * 100:.1f} %)"
+            for c in changes
+            if c.changed and c.what != TODAY_GAIN
+        ]
+        return reasons or self._find_open_reasons(changes, place)
+
+    def _find_open_reasons(self, changes: Sequence[Change], place: Fingerprint) -> list[str]:
+        """List why a recheck without findings does not clear earlier stale ones; empty = it clears them."""
+        request = self.request
+        standing = list(takewhile(lambda earlier: earlier.freshness is Freshness.STALE, request.earlier))
+        if not standing:
+            return []
+        facts = _list_facts(request.recommendation.fingerprint, place)
+        unknown = [name for name, before, now in facts if before and not now]
+        if request.driver_before and not request.driver and not request.driver_may_differ:
+            unknown.append("NVIDIA driver")
+        now = {change.what: change for change in changes}
+        doubts: list[str] = []
+        messages = len(request.study.workload.messages)
+        if request.blocks < BLOCKS or request.tolerance > TOLERANCE or request.points < min(POINTS, messages):
+            doubts.append(
+                f"give at least --points {POINTS} and --blocks {BLOCKS}, and at most --tolerance {TOLERANCE:g}"
             )
-    return tuple(changes)
+        for earlier in standing:
+            if not earlier.launches and unknown:
+                doubts.append(f"{', '.join(unknown)} not known here")
+            if not earlier.changes and self.launches < earlier.launches:
+                launches = count_noun(self.launches, "launch", "launches")
+                doubts.append(f"{launches}, the earlier recheck had {earlier.launches}")
+            for change in earlier.changes:
+                if change.changed and change.what != TODAY_GAIN:
+                    doubts += self._doubt_change(change, now.get(change.what))
+        if not doubts:
+            return []
+        reasons = [reason for reason in standing[0].reasons if not reason.startswith(_TOO_WEAK)]
+        return [f"{_TOO_WEAK}: {'; '.join(dict.fromkeys(doubts))}", *reasons]
 
-
-def _find_open_reasons(
-    request: RecheckRequest, changes: Sequence[Change], place: Fingerprint, *, launches: int, min_effect: float
-) -> list[str]:
-    """List why a recheck without findings does not clear earlier stale ones; empty = it clears them."""
-    standing = list(takewhile(lambda one: one.freshness is Freshness.STALE, request.earlier))
-    if not standing:
-        return []
-    facts = _list_facts(request.recommendation.fingerprint, place)
-    unknown = [what for what, before, now in facts if before and not now]
-    if request.driver_before and not request.driver and not request.driver_may_differ:
-        unknown.append("NVIDIA driver")
-    now = {change.what: change for change in changes}
-    doubts: dict[str, None] = {}
-    messages = len(request.study.workload.messages)
-    if request.blocks < BLOCKS or request.tolerance > TOLERANCE or request.points < min(POINTS, messages):
-        doubts[f"give at least --points {POINTS} and --blocks {BLOCKS}, and at most --tolerance {TOLERANCE:g}"] = None
-    for one in standing:
-        if not one.launches and unknown:
-            doubts[f"{', '.join(unknown)} not known here"] = None
-        if not one.changes and launches < one.launches:
-            doubts[f"{count_noun(launches, 'launch', 'launches')}, the earlier recheck had {one.launches}"] = None
-        for change in (change for change in one.changes if change.changed and change.what != TODAY_GAIN):
-            here, before = now.get(change.what), f"{change.what}, which changed by {(change.ratio - 1) * 100:+.1f} %"
-            if here is None:
-                doubts[f"{before}, was not measured again"] = None
-                continue
-            hidden = max(here.noise, min_effect if change.what == _GAIN else request.tolerance)
-            if math.log1p(hidden) >= abs(math.log(change.ratio)):
-                doubts[f"{before}, could change by {hidden * 100:.1f} % unnoticed"] = None
-    if not doubts:
-        return []
-    found = [reason for reason in standing[0].reasons if not reason.startswith(_TOO_WEAK)]
-    return [f"{_TOO_WEAK}: {'; '.join(doubts)}", *found]
+    def _doubt_change(self, change: Change, now: Change | None) -> list[str]:
+        """List why a change of an earlier recheck may still be there."""
+        before = f"{change.what}, which changed by {(change.ratio - 1) * 100:+.1f} %"
+        if now is None:
+            return [f"{before}, was not measured again"]
+        hidden = max(now.noise, self.min_effect if change.what == _GAIN else self.request.tolerance)
+        if math.log1p(hidden) < abs(math.log(change.ratio)):
+            return []
+        return [f"{before}, could change by {hidden * 100:.1f} % unnoticed"]
 
 
 def _build_recheck(
@@ -385,12 +426,12 @@ def _build_recheck(
     launcher: str,
     now: str,
 ) -> Recheck:
-    found = request.recommendation
+    recommendation = request.recommendation
     return Recheck(
-        id=hashlib.sha256(f"{found.id}{now}{reasons}{changes}".encode()).hexdigest()[:12],
-        recommendation=found.id,
-        cluster=found.cluster,
-        model=found.model,
+        id=hashlib.sha256(f"{recommendation.id}{now}{reasons}{changes}".encode()).hexdigest()[:12],
+        recommendation=recommendation.id,
+        cluster=recommendation.cluster,
+        model=recommendation.model,
         freshness=Freshness.STALE if reasons else Freshness.FRESH,
         reasons=tuple(reasons),
         changes=changes,
@@ -401,7 +442,7 @@ def _build_recheck(
     )
 
 
-def compare(what: str, before: Sequence[float], now: Sequence[float], *, tolerance: float) -> Change:
+def compare(name: str, before: Sequence[float], now: Sequence[float], *, tolerance: float) -> Change:
     """Compare the medians of two sets of positive values.
 
     Args:
@@ -417,7 +458,7 @@ def compare(what: str, before: Sequence[float], now: Sequence[float], *, toleran
     error = scatter * _MEDIAN_COST * math.sqrt(1 / len(before) + 1 / len(now))
     shift = abs(medians[1] - medians[0])
     return Change(
-        what=what,
+        what=name,
         before=math.exp(medians[0]),
         now=math.exp(medians[1]),
         noise=math.expm1(DEVIATIONS * error),

@@ -157,28 +157,28 @@ def judge_roll_out(
         now_s: Unix time.
     """
     jobs = _Jobs(rollout, times, starts, now_s=now_s)
-    found = [_Arm(jobs, number) for number in range(len(rollout.arms))]
+    arms = [_Arm(jobs, number) for number in range(len(rollout.arms))]
     budget = rollout.max_cost * jobs.hours
-    spent = sum(one.cost for one in found if not one.arm.is_open)
-    each = max(budget - spent, 0.0) / max(sum(one.arm.is_open for one in found), 1)
-    verdicts = [one.judge(each) for one in found]
-    won = next((one for one in verdicts if one.state is ArmState.WON), None)
-    is_over = not any(one.state in (ArmState.RUNNING, ArmState.PAUSED, ArmState.WON) for one in verdicts)
+    spent = sum(arm.cost for arm in arms if not arm.arm.is_open)
+    each = max(budget - spent, 0.0) / max(sum(arm.arm.is_open for arm in arms), 1)
+    verdicts = [arm.judge(each) for arm in arms]
+    winner = next((arm for arm in verdicts if arm.state is ArmState.WON), None)
+    is_over = not any(arm.state in (ArmState.RUNNING, ArmState.PAUSED, ArmState.WON) for arm in verdicts)
     state = RollOutState.RUNNING
-    if won is not None:
+    if winner is not None:
         state = RollOutState.WON
     elif is_over:
-        state = RollOutState.LOST if all(one.state is ArmState.LOST for one in verdicts) else RollOutState.ENDED
-    reasons = [one.reason if len(verdicts) == 1 else f"{one.recommendation}: {one.reason}" for one in verdicts]
+        state = RollOutState.LOST if all(arm.state is ArmState.LOST for arm in verdicts) else RollOutState.ENDED
+    reasons = [arm.reason if len(verdicts) == 1 else f"{arm.recommendation}: {arm.reason}" for arm in verdicts]
     hours = rollout.gpus / 3600
     return RollOutVerdict(
         state=state,
-        reason=won.reason if won is not None else "; ".join(reasons),
+        reason=winner.reason if winner is not None else "; ".join(reasons),
         arms=tuple(verdicts),
         controls=sum(time.recommendation == rollout.control for time in times),
         missing_controls=jobs.count_missing(rollout.control),
         gpu_h=jobs.hours * hours,
-        cost_gpu_h=sum(one.cost for one in found) * hours,
+        cost_gpu_h=sum(arm.cost for arm in arms) * hours,
         budget_gpu_h=budget * hours,
     )
 
@@ -220,8 +220,8 @@ class _Jobs:
         While an arm is paused its interval gets the control too: such jobs would say when it was paused, not what it
         does.
         """
-        given = (self.rollout.arms[number].recommendation, self.rollout.control)
-        return [job for job in jobs if job.recommendation in given and number in self.running.get(job.job, ())]
+        compared = (self.rollout.arms[number].recommendation, self.rollout.control)
+        return [job for job in jobs if job.recommendation in compared and number in self.running.get(job.job, ())]
 
 
 class _Arm:
@@ -334,16 +334,16 @@ class _Arm:
             (self.jobs.rollout.chance(self.number, start.running), start.recommendation != self.jobs.rollout.control)
             for start in self.jobs.compared(missing, self.number)
         )
-        found = []
+        capitals = []
         for odds in _HANG_ODDS:
             won = 0.0
             for (share, has_arm), number in counts.items():
                 if share < 1:
                     likelier = odds * share / (1 - share + odds * share)
                     won += number * math.log(likelier / share if has_arm else (1 - likelier) / (1 - share))
-            found.append(won)
-        best = max(found)
-        return best + math.log(sum(math.exp(one - best) for one in found) / len(found))
+            capitals.append(won)
+        best = max(capitals)
+        return best + math.log(sum(math.exp(capital - best) for capital in capitals) / len(capitals))
 
     def _log_return_capital(self) -> float:
         """Return the log of the capital won by betting that jobs with the arm report nearly as often as others.
@@ -351,10 +351,10 @@ class _Arm:
         A pair pays 1 + stake * (R - (1 - margin) * S), with R and S 1 where the job with the arm and the other one have
         reported: at most 1 on average if those with it report less often than others by `MISSING_MARGIN` or more.
         """
-        kept, reported = 1 - MISSING_MARGIN, self.jobs.reported
+        least, reported = 1 - MISSING_MARGIN, self.jobs.reported
         pairs = _pairs(self.jobs.rollout, self.number, self.jobs.compared(self.jobs.due, self.number))
         returns = np.array(
-            [(one.job in reported) - kept * (other.job in reported) for one, other in pairs], dtype=np.float64
+            [(job.job in reported) - least * (partner.job in reported) for job, partner in pairs], dtype=np.float64
         )
         if not len(returns):
             return 0.0
@@ -403,22 +403,24 @@ def trace_gains(
         most: max number of gains; the last one covers all reports, and each at least one pair.
     """
     compared = _Jobs(rollout, times, starts, now_s=0.0).compared(times, number)
-    found = []
+    trace = []
     # A power of two, so that later calls have the same points, which the cache holds.
-    every = 1 << max(math.ceil(len(compared) / most) - 1, 0).bit_length()
-    for reports in (*range(every, len(compared), every), len(compared)):
+    step = 1 << max(math.ceil(len(compared) / most) - 1, 0).bit_length()
+    for reports in (*range(step, len(compared), step), len(compared)):
         if gains := paired_gains(rollout, number, compared[:reports]):
-            found.append((reports, _estimate_gain(len(rollout.arms), tuple(gains))))
-    return found
+            trace.append((reports, _estimate_gain(len(rollout.arms), tuple(gains))))
+    return trace
 
 
 def describe_cohort_bits(store: Store, rollout: RollOut) -> str:
     """Warn that jobs of a roll-out may differ in the last bits; empty where all keep those of the NCCL default."""
     for id in filter(None, (*(arm.recommendation for arm in rollout.arms), rollout.control)):
-        found = store.recommendations.get(id)
-        forms = ((found.table, False), (found.variables, True))
-        compared = [compare_numerics(found, form.effective, by_variables=plain) for form, plain in forms if form]
-        if why := next((one.why for one in compared if one.same_bits is not SameBits.YES), ""):
+        recommendation = store.recommendations.get(id)
+        forms = ((recommendation.table, False), (recommendation.variables, True))
+        compared = [
+            compare_numerics(recommendation, form.effective, by_variables=plain) for form, plain in forms if form
+        ]
+        if why := next((numerics.why for numerics in compared if numerics.same_bits is not SameBits.YES), ""):
             return f"jobs of this roll-out may differ in the last bits: {why}"
     return ""
 
@@ -443,7 +445,7 @@ def paired_gains(rollout: RollOut, number: int, times: Sequence[JobTime]) -> lis
     Args:
         times: of jobs with the arm and of those that are compared with them, in their order of arrival.
     """
-    return [math.log(other.step_us / one.step_us) for one, other in _pairs(rollout, number, times)]
+    return [math.log(partner.step_us / job.step_us) for job, partner in _pairs(rollout, number, times)]
 
 
 def _pairs(rollout: RollOut, number: int, jobs: Sequence[_Job]) -> list[tuple[_Job, _Job]]:
@@ -460,7 +462,7 @@ def _pairs(rollout: RollOut, number: int, jobs: Sequence[_Job]) -> list[tuple[_J
             partner[place] = free.pop()
         elif not has_arm and waiting:
             partner[waiting.pop()] = place
-    return [(jobs[one], jobs[other]) for one, other in sorted(partner.items())]
+    return [(jobs[place], jobs[other_place]) for place, other_place in sorted(partner.items())]
 
 
 def report_job_time(store: Store, ticket: str, time: JobTime, *, now_s: float | None = None) -> RollOutVerdict:
@@ -480,7 +482,7 @@ def report_job_time(store: Store, ticket: str, time: JobTime, *, now_s: float | 
         StoreError: the store cannot be written.
     """
     now_s = clocks.time() if now_s is None else now_s
-    found = store.revisions.rollout(time.rollout)
+    rollout = store.revisions.rollout(time.rollout)
     started = read_ticket(ticket, store.ticket_secret(), now_s=now_s)
     started.require_job(time.job)
     start = JobStart(
@@ -490,34 +492,35 @@ def report_job_time(store: Store, ticket: str, time: JobTime, *, now_s: float | 
         issued_s=started.issued_s,
         running=started.running,
     )
-    noted = store.revisions.find_start(found.id, time.job) or start
-    if {(one.rollout, one.recommendation) for one in (start, noted)} != {(found.id, time.recommendation)}:
-        had, given, told = (one.recommendation or "nothing" for one in (start, noted, time))
+    noted = store.revisions.find_start(rollout.id, time.job) or start
+    if {(record.rollout, record.recommendation) for record in (start, noted)} != {(rollout.id, time.recommendation)}:
+        by_ticket, by_store, reported = (record.recommendation or "nothing" for record in (start, noted, time))
         raise ConflictError(
-            f"the job started with {had} by its ticket, and with {given} in the roll-out {found.id}; it reports {told}",
+            f"the job started with {by_ticket} by its ticket, and with {by_store} in the roll-out {rollout.id}; it "
+            f"reports {reported}",
             hint="a job that started from an older answer is no part of the comparison",
         )
     started.require_time_for(steps=time.steps, step_us=time.step_us, now_s=now_s)
-    if found.is_open:
+    if rollout.is_open:
         store.revisions.add_job_starts([start])
         store.revisions.add_job_time(replace(time, waited_s=now_s - started.issued_s))
-    verdict = _judge(store, found, now_s=now_s)
-    if found.is_open:
+    verdict = _judge(store, rollout, now_s=now_s)
+    if rollout.is_open:
         winner = next((arm for arm in verdict.arms if arm.state is ArmState.WON), None)
         arms = [
-            replace(arm.to_arm(), reason=_sign(store, found, arm.reason, verdict))
+            replace(arm.to_arm(), reason=_sign(store, rollout, arm.reason, verdict))
             if arm.state is not before.state and not arm.to_arm().is_open
             else arm.to_arm()
-            for before, arm in zip(found.arms, verdict.arms, strict=True)
+            for before, arm in zip(rollout.arms, verdict.arms, strict=True)
         ]
-        store.revisions.settle_arms(found.id, arms, Actor(who=GUARD), gain=winner.gain if winner else None)
+        store.revisions.settle_arms(rollout.id, arms, Actor(who=GUARD), gain=winner.gain if winner else None)
     return verdict
 
 
 def _sign(store: Store, rollout: RollOut, reason: str, verdict: RollOutVerdict) -> str:
     """Return a reason with the cost so far and the senders of the reports."""
     times = store.revisions.job_times(rollout.id)
-    keys, addresses = len({one.who for one in times}), len({one.address for one in times})
+    keys, addresses = len({report.who for report in times}), len({report.address for report in times})
     senders = f"{count_noun(keys, 'key')} and {count_noun(addresses, 'address', 'addresses')}"
     return f"{reason}; {describe_cost(verdict)}; reported by {senders}"
 
@@ -529,8 +532,8 @@ def describe_cost(verdict: RollOutVerdict) -> str:
 
 @lru_cache(maxsize=512)
 def _estimate_gain(arms: int, gains: tuple[float, ...]) -> PairedGain:
-    found = estimate_interval(gains, error=INTERVAL_ERROR / arms)
-    return PairedGain(estimate=found.estimate, interval=(found.low, found.high), pairs=len(gains))
+    interval = estimate_interval(gains, error=INTERVAL_ERROR / arms)
+    return PairedGain(estimate=interval.estimate, interval=(interval.low, interval.high), pairs=len(gains))
 
 
 def _describe_open(gain: PairedGain | None, reports: int) -> str:

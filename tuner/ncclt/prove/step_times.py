@@ -36,6 +36,8 @@ _TAIL_CHARACTERS = 4000
 
 Read = TypeVar("Read")
 
+PROGRAM_HINT = "its first word is the program: check its name and path, then run the command alone"
+
 _UNEVEN = 1.25
 """Mean over median of the step times above which a few long steps carry much of the time."""
 
@@ -124,54 +126,62 @@ def verify(
         StudyStoppedError: the base side fails, a launch does not start (NotStartedError), or the allocation is lost.
         UsageError: the folder or the command cannot be used.
     """
-    launches = list(earlier)
-    seen = StepTimes()
+    launches, times = list(earlier), StepTimes()
     try:
         for order, side in list(enumerate(request.order))[len(launches) :]:
-            result, times = launch_side(
-                request,
-                side,
-                launcher,
-                environ=environ,
-                read=lambda folder, _result: read_step_times(folder, steps=request.how.steps),
-            )
-            missing = f"no step times: {times.failure}" if times.failure else ""
-            failure = describe_failure(
-                result,
-                timeout_s=request.how.timeout_s,
-                missing=missing,
-                environ={**environ, **dict(request.side(side)[1])},
-            )
-            launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=failure)
-            watch(launch, result)
-            if launch.failure and (side is Side.BASE or result.not_started):
-                if side is Side.TUNED:
-                    failed = "training does not start"
-                elif request.base_argv:
-                    failed = "command of --against fails"
-                else:
-                    failed = "training fails in the environment to compare with"
-                raise (NotStartedError if result.not_started else StudyStoppedError)(
-                    f"the {failed}: {launch.failure}",
-                    hint="its first word is the program: check its name and path, then run the command alone"
-                    if result.not_started
-                    else "step times come from the steps of a torch optimizer; run the command alone, then with "
-                    "`ncclt profile record`",
-                )
-            launches.append(replace(launch, step_us=()) if launch.failure else launch)
-            if not launch.failure:
-                seen = times
+            launch, measured = _time_side(request, side, order, launcher, environ=environ, watch=watch)
+            launches.append(launch)
+            times = times if launch.failure else measured
             # A failure speaks against the tuned side only where the base has been launched.
-            if any(one.failure for one in launches) and any(one.side is Side.BASE for one in launches):
+            if any(launch.failure for launch in launches) and any(launch.side is Side.BASE for launch in launches):
                 break
-            whole = not launch.failure and len(launches) % _PER_BLOCK == 0
-            if whole and decide(_build_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED:
+            ends_block = not launch.failure and len(launches) % _PER_BLOCK == 0
+            if (
+                ends_block
+                and decide(_build_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED
+            ):
                 break
     except KeyboardInterrupt:
         del launches[len(launches) // _PER_BLOCK * _PER_BLOCK :]
-        done = _build_verification(request, launches, seen, now()) if len(launches) > len(earlier) else None
+        done = _build_verification(request, launches, times, now()) if len(launches) > len(earlier) else None
         raise InterruptedComparisonError(done) from None
-    return _build_verification(request, launches, seen, now())
+    return _build_verification(request, launches, times, now())
+
+
+def _time_side(
+    request: VerifyRequest,
+    side: Side,
+    order: int,
+    launcher: Launcher,
+    *,
+    environ: Mapping[str, str],
+    watch: Callable[[StepLaunch, LaunchResult], None],
+) -> tuple[StepLaunch, StepTimes]:
+    """Launch a side once; for arguments and errors see `verify`."""
+    steps = request.how.steps
+    result, times = launch_side(
+        request, side, launcher, environ=environ, read=lambda folder, _result: read_step_times(folder, steps=steps)
+    )
+    missing = f"no step times: {times.failure}" if times.failure else ""
+    failure = describe_side_failure(request, side, result, missing=missing, environ=environ)
+    launch = StepLaunch(side=side, order=order, step_us=times.step_us, failure=failure)
+    watch(launch, result)
+    if not failure:
+        return launch, times
+    if result.not_started:
+        problem = "training does not start" if side is Side.TUNED else _name_base_failure(request)
+        raise NotStartedError(f"the {problem}: {failure}", hint=PROGRAM_HINT)
+    if side is Side.BASE:
+        raise StudyStoppedError(
+            f"the {_name_base_failure(request)}: {failure}",
+            hint="step times come from the steps of a torch optimizer; run the command alone, then with "
+            "`ncclt profile record`",
+        )
+    return replace(launch, step_us=()), times
+
+
+def _name_base_failure(request: VerifyRequest) -> str:
+    return "command of --against fails" if request.base_argv else "training fails in the environment to compare with"
 
 
 class InterruptedComparisonError(KeyboardInterrupt):
@@ -186,14 +196,14 @@ class InterruptedComparisonError(KeyboardInterrupt):
         self.done = done
 
 
-def can_resume(found: Verification, how: Comparison) -> bool:
+def can_resume(stored: Verification, how: Comparison) -> bool:
     """Check that more launches may decide a stored comparison that is open."""
-    open_yet = found.verdict.decision is Decision.UNDECIDED and not any(launch.failure for launch in found.launches)
-    return open_yet and len(found.launches) < how.blocks * _PER_BLOCK
+    open_yet = stored.verdict.decision is Decision.UNDECIDED and not any(launch.failure for launch in stored.launches)
+    return open_yet and len(stored.launches) < how.blocks * _PER_BLOCK
 
 
 def _build_verification(
-    request: VerifyRequest, launches: Sequence[StepLaunch], seen: StepTimes, created: str
+    request: VerifyRequest, launches: Sequence[StepLaunch], times: StepTimes, created: str
 ) -> Verification:
     verdict = _verdict(request, launches)
     steps_us = [launch.step_us for launch in launches]
@@ -211,11 +221,11 @@ def _build_verification(
         site_variables=request.site_variables,
         warmup=request.how.warmup,
         steps=request.how.steps,
-        ranks=seen.ranks,
-        hosts=seen.hosts,
+        ranks=times.ranks,
+        hosts=times.hosts,
         launches=tuple(launches),
         verdict=verdict,
-        notes=(*request.notes, *_notes(launches, seen)),
+        notes=(*request.notes, *_notes(launches, times)),
         created=created,
     )
 
@@ -253,10 +263,10 @@ def launch_side(
         own = {**dict(variables_of_side), **add(folder)}
         recording = plan_recording(argv, options, folder=folder, environ={**environ, **own}, open_mpi=open_mpi)
         variables = own | dict(recording.set_env)
-        argv, more = forward_variables(
+        argv, forwarded = forward_variables(
             recording.argv, tuple(sorted(own)), environ={**environ, **variables}, open_mpi=open_mpi
         )
-        plan = launcher.plan(argv, variables=variables | more, timeout_s=request.how.timeout_s)
+        plan = launcher.plan(argv, variables=variables | forwarded, timeout_s=request.how.timeout_s)
         for path, content in recording.files:
             (folder / path).write_text(content, encoding="utf-8")
         result = launcher.run(plan)
@@ -292,6 +302,14 @@ def describe_failure(
     output = without_secrets(result.stderr.strip() or result.stdout.strip(), environ=environ)
     tail = "\n".join(output.splitlines()[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
     return f"{cause}\n{tail}".rstrip("\n")
+
+
+def describe_side_failure(
+    request: VerifyRequest, side: Side, result: LaunchResult, *, missing: str, environ: Mapping[str, str]
+) -> str:
+    """Describe the failure of a launch of a side; for the rest see `describe_failure` and `launch_side`."""
+    environ = {**environ, **dict(request.side(side)[1])}
+    return describe_failure(result, timeout_s=request.how.timeout_s, missing=missing, environ=environ)
 
 
 def _build_pairs(launches: Sequence[StepLaunch]) -> Pairs:
@@ -330,11 +348,11 @@ def _describe_command_ratio(verdict: Verdict, *, is_failed: bool) -> str:
     return f"{ratio}: {'slower' if high < 1 else f'below the {verdict.min_effect * 100:g} % threshold'}"
 
 
-def _notes(launches: Sequence[StepLaunch], seen: StepTimes) -> list[str]:
+def _notes(launches: Sequence[StepLaunch], times: StepTimes) -> list[str]:
     notes = []
-    if seen.ranks < seen.world_size:
+    if times.ranks < times.world_size:
         notes.append(
-            f"step times from {seen.ranks} of {seen.world_size} ranks; the others make no optimizer steps or cannot "
+            f"step times from {times.ranks} of {times.world_size} ranks; the others make no optimizer steps or cannot "
             "see the folder of --dir"
         )
     uneven = [x for x in launches if x.time_us and statistics.fmean(x.step_us) > _UNEVEN * x.time_us]

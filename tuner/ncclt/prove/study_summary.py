@@ -71,26 +71,26 @@ def measure_parts(use: DeliveredForm, trials: Sequence[Trial], workload: Workloa
 
 def _measure_part(part: WorkloadPart, blocks: Sequence[tuple[ArmLaunch, ArmLaunch]], workload: Workload) -> PartGain:
     sent = {calls.message for calls in workload.messages}
-    kept = tuple(calls for calls in part.messages if calls.message in sent)
-    if not blocks or not kept:
+    messages = tuple(calls for calls in part.messages if calls.message in sent)
+    if not blocks or not messages:
         why = "none of its messages can be measured here" if blocks else "no A/B test"
         return PartGain(name=part.name, weight=part.weight, note=f"not validated: {why}")
 
     def cut(launch: ArmLaunch) -> ArmLaunch:
-        return replace(launch, time_us=sum(c.calls_per_step * launch.message_us[c.message] for c in kept))
+        return replace(launch, time_us=sum(c.calls_per_step * launch.message_us[c.message] for c in messages))
 
     pairs = average_unchanged(
-        [(cut(default), cut(policy)) for default, policy in blocks], replace(workload, messages=kept)
+        [(cut(default), cut(policy)) for default, policy in blocks], replace(workload, messages=messages)
     )
     times_us = [(default.time_us or 0.0, policy.time_us or 0.0) for default, policy in pairs]
-    found = estimate_interval([math.log(default / policy) for default, policy in times_us], error=INTERVAL_ERROR)
-    lacking = len(part.messages) - len(kept)
+    interval = estimate_interval([math.log(default / policy) for default, policy in times_us], error=INTERVAL_ERROR)
+    lacking = len(part.messages) - len(messages)
     return PartGain(
         name=part.name,
         weight=part.weight,
         default_us=statistics.median(default for default, _ in times_us),
-        speedup=found.estimate,
-        interval=(found.low, found.high),
+        speedup=interval.estimate,
+        interval=(interval.low, interval.high),
         note=f"without {lacking} of its {len(part.messages)} messages, which cannot be measured here"
         if lacking
         else "",
@@ -183,7 +183,7 @@ class StudySummary:
 def summarize_study(
     study: Study,
     trials: Sequence[Trial],
-    found: Recommendation,
+    recommendation: Recommendation,
     *,
     use: DeliveredForm | None = None,
     steps_per_day: int | None = None,
@@ -196,10 +196,10 @@ def summarize_study(
         steps_per_day: as for `estimate_gain`.
         exhaustive: speed-ups of the best recorded policy and of the one that was found; None = nothing was recorded.
     """
-    use = use or choose_form(found)
+    use = use or choose_form(recommendation)
     verdict = use.proven.verdict
     # A demonstration saves nothing, and neither does what is no longer served.
-    is_used = not (study.label or found.stale)
+    is_used = not (study.label or recommendation.stale)
     # Savings count from what the job runs today.
     over = use.proven.over_today
     saving = over if over and verdict.decision is over.decision is Decision.TUNED else verdict
@@ -207,49 +207,51 @@ def summarize_study(
     gain = estimate_gain(study, trials, saving, steps_per_day=steps_per_day) if is_used else None
     numerics = ""
     if use.form:
-        numerics = compare_numerics(found, use.proven.effective, by_variables=use.form is Form.VARIABLES).sentence
-        seen = compare_seen_bits(trials, Arm.VARIABLES if use.form is Form.VARIABLES else Arm.TABLE)
-        numerics += f"; {seen.sentence}" if study.deterministic or seen != SeenBits() else ""
+        numerics = compare_numerics(
+            recommendation, use.proven.effective, by_variables=use.form is Form.VARIABLES
+        ).sentence
+        bits = compare_seen_bits(trials, Arm.VARIABLES if use.form is Form.VARIABLES else Arm.TABLE)
+        numerics += f"; {bits.sentence}" if study.deterministic or bits != SeenBits() else ""
     facts = {
         "Reason": "" if verdict.decision is Decision.TUNED else verdict.reason,
-        "Today": found.today.words if found.today else "",
+        "Today": recommendation.today.words if recommendation.today else "",
         "Saves": gain.words if gain else "",
         "Worth": gain.worth if gain else "",
         "Numerics": numerics if study.deterministic else "",
         "Limit": describe_ceiling(study.workload),
-        "Searched": _describe_search(found),
+        "Searched": _describe_search(recommendation),
         "Exhaustive search": f"{exhaustive[0]:.3f}x. Found: {exhaustive[1]:.3f}x." if exhaustive else "",
         "Cost": describe_cost(study, trials, gain),
     }
     left_out = study.workload.provenance.detail.get(LEFT_OUT, "")
     rounded = describe_rounded(find_rounded(trials, study.workload))
-    stale = f"stale, no longer served: {found.stale}" if found.stale else ""
+    stale = f"stale, no longer served: {recommendation.stale}" if recommendation.stale else ""
     return StudySummary(
         study=study.id,
         label=study.label,
-        headline=_build_headline(found, use, study.workload),
+        headline=_build_headline(recommendation, use, study.workload),
         use=use,
         gain=gain,
         facts=tuple((word, sentence) for word, sentence in facts.items() if sentence),
-        other=_describe_other_form(study, trials, found, use),
+        other=_describe_other_form(study, trials, recommendation, use),
         warnings=tuple(filter(None, (stale, left_out, rounded))),
-        notes=tuple(filter(None, (*describe_proof(trials, study.workload, found.table), numerics))),
+        notes=tuple(filter(None, (*describe_proof(trials, study.workload, recommendation.table), numerics))),
         parts=measure_parts(use, trials, study.workload),
     )
 
 
-def _describe_search(found: Recommendation) -> str:
-    if found.coverage is None or not found.deterministic:
-        return found.coverage.summary if found.coverage else ""
-    kinds = [sorted(c for c in found.collectives if c.is_reduction is adds) for adds in (False, True)]
-    searched, left = (", ".join(one) or "none" for one in kinds)
-    return f"{found.coverage.summary}; on {searched} alone, {left} left to NCCL (--deterministic)"
+def _describe_search(recommendation: Recommendation) -> str:
+    if recommendation.coverage is None or not recommendation.deterministic:
+        return recommendation.coverage.summary if recommendation.coverage else ""
+    kinds = [sorted(c for c in recommendation.collectives if c.is_reduction is adds) for adds in (False, True)]
+    searched, skipped = (", ".join(names) or "none" for names in kinds)
+    return f"{recommendation.coverage.summary}; on {searched} alone, {skipped} left to NCCL (--deterministic)"
 
 
 def find_rounded(trials: Iterable[Trial], workload: Workload) -> dict[Message, int]:
     """Return the messages of a workload that were measured at another size, with that size, bytes."""
-    found = {m.message: m.measured_bytes for t in trials for m in t.result.measurements if m.measured_bytes}
-    return {calls.message: found[calls.message] for calls in workload.messages if calls.message in found}
+    measured = {m.message: m.measured_bytes for t in trials for m in t.result.measurements if m.measured_bytes}
+    return {calls.message: measured[calls.message] for calls in workload.messages if calls.message in measured}
 
 
 def describe_rounded(rounded: Mapping[Message, int]) -> str:
@@ -287,14 +289,14 @@ def proven_times_us(
     if not verdict.blocks:
         return default_us, arm_us
     calls = {c.message: c.calls_per_step for c in workload.messages}
-    same = find_unchanged(evidence.whole_blocks(arm), workload)
-    both_us = {m: (default_us[m] + arm_us[m]) / 2 for m in same}
+    unchanged = find_unchanged(evidence.whole_blocks(arm), workload)
+    both_us = {m: (default_us[m] + arm_us[m]) / 2 for m in unchanged}
     default_us = scale_times(verdict.default_us, default_us | both_us, workload)
-    left_us = {m: default_us[m] for m in same}
+    left_us = {m: default_us[m] for m in unchanged}
     rest_us = verdict.paired_policy_us - sum(calls[m] * time_us for m, time_us in left_us.items())
     if rest_us <= 0:  # noise is larger than what the policy changes
         return default_us, scale_times(verdict.paired_policy_us, arm_us | both_us, workload)
-    changed_us = {m: time_us for m, time_us in arm_us.items() if m not in same}
+    changed_us = {m: time_us for m, time_us in arm_us.items() if m not in unchanged}
     return default_us, scale_times(rest_us, changed_us, workload) | left_us
 
 
@@ -304,45 +306,50 @@ def scale_times(total_us: float, times_us: Mapping[Message, float], workload: Wo
     return {message: time_us * total_us / (found_us or total_us) for message, time_us in times_us.items()}
 
 
-def _build_headline(found: Recommendation, use: DeliveredForm, workload: Workload) -> str:
-    search = " (deterministic search)" if found.deterministic else ""
-    verdict, what = use.proven.verdict, f"{found.model} on {found.cluster}{search}"
-    demonstration = f" (demonstration on {ORIGIN_WORDS[found.origin]} timings)" if found.label else ""
-    if verdict.decision is Decision.KEEP_DEFAULT and found.today and found.today.is_slower:
-        return f"{verdict.decision}: for {what}, {found.today.words}"
+def _build_headline(recommendation: Recommendation, use: DeliveredForm, workload: Workload) -> str:
+    search = " (deterministic search)" if recommendation.deterministic else ""
+    verdict, job = use.proven.verdict, f"{recommendation.model} on {recommendation.cluster}{search}"
+    demonstration = f" (demonstration on {ORIGIN_WORDS[recommendation.origin]} timings)" if recommendation.label else ""
+    if verdict.decision is Decision.KEEP_DEFAULT and recommendation.today and recommendation.today.is_slower:
+        return f"{verdict.decision}: for {job}, {recommendation.today.words}"
     if verdict.decision is Decision.KEEP_DEFAULT:
-        return f"{verdict.decision}: keeping the NCCL default for {what}{demonstration}"
+        return f"{verdict.decision}: keeping the NCCL default for {job}{demonstration}"
     if verdict.decision is Decision.UNDECIDED:
-        return f"{verdict.decision}: no verdict yet for {what}{demonstration}"
+        return f"{verdict.decision}: no verdict yet for {job}{demonstration}"
     if verdict.decision is Decision.UNTRIED:
-        return f"{verdict.decision}: no evidence yet for {what}"
-    if found.has_step_times:
-        return f"{verdict.decision}: {what}: {verdict.reason}"
+        return f"{verdict.decision}: no evidence yet for {job}"
+    if recommendation.has_step_times:
+        return f"{verdict.decision}: {job}: {verdict.reason}"
     low, high = verdict.interval
     faster = (
         f"communicates {verdict.speedup:.2f}x faster than the NCCL default "
         f"(95 % CI {low:.2f} to {high:.2f}, {verdict.blocks} blocks)"
     )
-    if found.label:
-        return f"demonstration: {what} {faster}, on {ORIGIN_WORDS[found.origin]} timings"
+    if recommendation.label:
+        return f"demonstration: {job} {faster}, on {ORIGIN_WORDS[recommendation.origin]} timings"
     over = use.proven.over_today
     if over is not None and not use.proven.beats_today:
         is_open = over.decision is Decision.UNDECIDED
         gain = "no verdict yet" if is_open else f"no gain of {over.min_effect * 100:.3g} % or more"
-        return f"{verdict.decision}: {what} {faster}; over what you run today, {gain}"
+        return f"{verdict.decision}: {job} {faster}; over what you run today, {gain}"
     if over is not None and over.decision is Decision.TUNED:
         faster = (
             f"communicates {over.speedup:.2f}x faster than what you run today (95 % CI {over.interval[0]:.2f} to "
             f"{over.interval[1]:.2f}, {over.blocks} blocks), {verdict.speedup:.2f}x faster than the NCCL default"
         )
     saved = step_gain(workload, (over if over and over.decision is Decision.TUNED else verdict).speedup)
-    most = "at most " if workload.exposed_us is None else ""
-    return f"{verdict.decision}: {what} {faster}{f'; steps are {most}{saved * 100:.2g} % shorter' if saved else ''}"
+    bound = "at most " if workload.exposed_us is None else ""
+    return f"{verdict.decision}: {job} {faster}{f'; steps are {bound}{saved * 100:.2g} % shorter' if saved else ''}"
 
 
-def _describe_other_form(study: Study, trials: Sequence[Trial], found: Recommendation, use: DeliveredForm) -> str:
+def _describe_other_form(
+    study: Study, trials: Sequence[Trial], recommendation: Recommendation, use: DeliveredForm
+) -> str:
     """Return the result of the form that is not used; empty where none is used."""
-    table, variables = found.table.verdict, found.variables.verdict if found.variables else None
+    table, variables = (
+        recommendation.table.verdict,
+        recommendation.variables.verdict if recommendation.variables else None,
+    )
     if use.form is Form.VARIABLES:
         if table.decision is not Decision.TUNED:
             return ""
@@ -423,7 +430,7 @@ class MessageRow:
 
 
 def build_message_rows(
-    found: Recommendation, trials: Sequence[Trial], workload: Workload, default_us: Mapping[Message, float]
+    recommendation: Recommendation, trials: Sequence[Trial], workload: Workload, default_us: Mapping[Message, float]
 ) -> tuple[MessageRow, ...]:
     """Build one row per message for the form in which a recommendation is used, most time per step first.
 
@@ -431,7 +438,7 @@ def build_message_rows(
         default_us: time of one call of each message by the default in search and confirmation, µs; it counts where the
             proof did not measure the policy.
     """
-    use = choose_form(found)
+    use = choose_form(recommendation)
     evidence, policy, verdict = collect_evidence(trials), use.proven.policy, use.proven.verdict
     proven_us, tuned_us = proven_times_us(evidence, evidence.proven_arm(use.form), verdict, workload)
     own_us = {**default_us, **proven_us}

@@ -48,7 +48,7 @@ def require_measurable(recommendation: Recommendation, argv: Sequence[str], *, g
 def has_gain(recommendation: Recommendation) -> bool:
     """Check that a gain of the table or of the variables is validated."""
     deliveries = (recommendation.table, recommendation.variables)
-    return any(one.verdict.decision is Decision.TUNED for one in deliveries if one)
+    return any(delivery.verdict.decision is Decision.TUNED for delivery in deliveries if delivery)
 
 
 def is_unmeasured(recommendation: Recommendation) -> bool:
@@ -77,9 +77,9 @@ def plan_tuned_arm(
     """
     answer = answer_from_recommendation(recommendation)
     if not (answer.table or answer.table_variables or answer.variables):
-        said = headline(recommendation, recommendation.table)
+        verdict = headline(recommendation, recommendation.table)
         raise NoRecommendationError(
-            f"there is nothing to verify: {said}{f' ({recommendation.label})' if recommendation.label else ''}",
+            f"there is nothing to verify: {verdict}{f' ({recommendation.label})' if recommendation.label else ''}",
             hint="compare two environments with --env NAME=VALUE and --base NAME=VALUE, or two commands with --against",
         )
     if plugin is None and answer.table and not answer.variables:
@@ -124,18 +124,18 @@ def prepare_comparison(
     with ExitStack() as stack:
         if not planned:
             try:
-                made = TemporaryDirectory(prefix=".ncclt-table-", dir=folder.parent, ignore_cleanup_errors=True)
+                temporary = TemporaryDirectory(prefix=".ncclt-table-", dir=folder.parent, ignore_cleanup_errors=True)
             except OSError as error:
                 raise UsageError(
                     f"cannot write to {folder.parent}: {reason(error)}",
                     hint="name a folder that all ranks share with --dir",
                 ) from error
-            folder = Path(stack.enter_context(made))
+            folder = Path(stack.enter_context(temporary))
             plugin = plugin and place_plugin(folder, plugin)
         plan = plan_tuned_arm(recommendation, argv, environ=inherited, plugin=plugin, folder=folder)
-        given = dict(plan.set_env)
-        if POLICY_VARIABLE in given and plan.answer is not None and not planned:
-            write_table(Path(given[POLICY_VARIABLE]), plan.answer.table)
+        variables = dict(plan.set_env)
+        if POLICY_VARIABLE in variables and plan.answer is not None and not planned:
+            write_table(Path(variables[POLICY_VARIABLE]), plan.answer.table)
         yield VerifyRequest(
             argv=argv,
             base_env=sorted_variables(today),

@@ -115,13 +115,13 @@ def block_speedups(default_us: Sequence[float], policy_us: Sequence[float]) -> t
     return tuple(float(ratio) for ratio in np.exp((gains[::2] + gains[1::2]) / 2))
 
 
-def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT, arms: int = 1) -> Decision:
+def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT) -> Decision:
     """Decide between default and policy, or return that the pairs do not suffice; may be called after each block.
 
     `tuned`: bets against "no gain" have won 1 / `FALSE_TUNED`, and a loss of `GRAVE_LOSS` is ruled out. The estimated
     gain must reach `min_effect`, and no message of weight be suspected to be slower by more than `MAX_MESSAGE_LOSS`,
     unless the policy is delivered without it (`find_dropped_messages`). The times as measured must bear it out too
-    (`_is_borne_out`). Policies that are compared with the same default at once share the error rate (`arms`).
+    (`_is_borne_out`).
     `keep-default`: a gain of `min_effect` is refuted at the level of the interval, or no more to be expected, or such a
     loss is shown of a message that cannot be left out (at `FALSE_VETO` shared among all messages).
     """
@@ -133,7 +133,7 @@ def decide(pairs: Pairs, *, min_effect: float = MIN_EFFECT, arms: int = 1) -> De
     harmed, suspected = _find_losers(pairs)
     if harmed and not pairs.separable:
         return Decision.KEEP_DEFAULT
-    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED / arms) and _rules_out_loss(gains)
+    proven = float(log_capital(gains)) >= -math.log(FALSE_TUNED) and _rules_out_loss(gains)
     if (
         proven
         and float(estimate_centre(gains)) >= worthwhile
@@ -238,7 +238,6 @@ def judge(
     baseline_failure: str = "",
     baseline_name: str = "the NCCL default",
     ended: bool = True,
-    arms: int = 1,
 ) -> Verdict:
     """Return the decision with its numbers and its reason.
 
@@ -250,7 +249,6 @@ def judge(
         failure: why a launch of the policy failed or gave wrong data; disqualifies.
         baseline_failure: why a launch of the baseline failed, which ends an undecided proof.
         ended: no more blocks will be launched.
-        arms: policies that are compared with the same default at once.
     """
     measured = pairs.blocks > 0
     interval = (
@@ -261,11 +259,11 @@ def judge(
     if failure:
         decision, reason = Decision.KEEP_DEFAULT, f"the policy failed: {failure}"
     else:
-        decision = decide(pairs, min_effect=min_effect, arms=arms)
+        decision = decide(pairs, min_effect=min_effect)
         settled = decision is not Decision.UNDECIDED or bool(baseline_failure)
         if ended and not settled and _is_immaterial(pairs, min_effect=min_effect):
             decision = Decision.KEEP_DEFAULT
-        reason = _reason(decision, pairs, interval, min_effect=min_effect, arms=arms)
+        reason = _reason(decision, pairs, interval, min_effect=min_effect)
         if decision is Decision.UNDECIDED and baseline_failure:
             reason = f"{baseline_name} failed in the A/B test: {baseline_failure}"
     return Verdict(
@@ -298,7 +296,7 @@ def describe_gain(speedup: float, interval: tuple[float, float], evidence: str) 
     return f"{format_change(speedup)} (95 % CI {low} to {high}, {evidence})"
 
 
-def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float, arms: int) -> str:
+def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect: float) -> str:
     gain = describe_gain(interval.estimate, (interval.low, interval.high), count_noun(pairs.blocks, "block"))
     threshold = f"{min_effect * 100:.3g} %"
     if decision is Decision.TUNED:
@@ -307,21 +305,21 @@ def _reason(decision: Decision, pairs: Pairs, interval: Interval, *, min_effect:
         return f"only {pairs.blocks} of at least {MIN_BLOCKS} blocks measured"
     harmed, suspected = _find_losers(pairs)
     if decision is Decision.UNDECIDED:
-        doubt = _describe_doubt(pairs, gain, suspected, min_effect=min_effect, arms=arms)
-        return f"{doubt}; {_estimate_more_blocks(pairs, min_effect=min_effect, arms=arms)}"
+        doubt = _describe_doubt(pairs, gain, suspected, min_effect=min_effect)
+        return f"{doubt}; {_estimate_more_blocks(pairs, min_effect=min_effect)}"
     if interval.high < 1.0:
         return f"the policy is slower: {gain}"
     if harmed and not pairs.separable:
         return f"{harmed[0].label} is {_loss(pairs, harmed[0])} slower, more than {MAX_MESSAGE_LOSS * 100:.0f} %"
     if interval.high < 1.0 + min_effect:
         return f"gain {gain} is below the {threshold} threshold"
-    if decide(pairs, min_effect=min_effect, arms=arms) is Decision.KEEP_DEFAULT:
+    if decide(pairs, min_effect=min_effect) is Decision.KEEP_DEFAULT:
         return f"gain {gain} is most likely below the {threshold} threshold"
     return f"gain {gain} does not reach the {threshold} threshold; twice the threshold is ruled out"
 
 
-def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float, arms: int) -> str:
-    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED / arms):
+def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, min_effect: float) -> str:
+    if float(log_capital(pairs.gains)) < -math.log(FALSE_TUNED):
         return f"inconclusive: {gain}"
     if not _rules_out_loss(pairs.gains):
         return f"gain {gain}, but noise does not rule out a loss of {GRAVE_LOSS * 100:g} %"
@@ -333,11 +331,11 @@ def _describe_doubt(pairs: Pairs, gain: str, suspected: Sequence[Message], *, mi
     return f"gain {gain} may be below the {min_effect * 100:.3g} % threshold"
 
 
-def _estimate_more_blocks(pairs: Pairs, *, min_effect: float, arms: int) -> str:
+def _estimate_more_blocks(pairs: Pairs, *, min_effect: float) -> str:
     blocks = pairs.blocks
     while blocks < _FORESIGHT:
         blocks += max(1, blocks // 8)
-        if decide(pairs.first(blocks), min_effect=min_effect, arms=arms) is not Decision.UNDECIDED:
+        if decide(pairs.first(blocks), min_effect=min_effect) is not Decision.UNDECIDED:
             return f"about {count_noun(blocks - pairs.blocks, 'more block')} should decide it (--blocks {blocks})"
     return "more blocks are unlikely to decide it"
 
@@ -367,9 +365,9 @@ def keep_default(default_us: float, *, why: str, min_effect: float = MIN_EFFECT)
 
 def format_interval(pairs: Pairs) -> str:
     """Return the gain so far with its 95 % interval, `1.030x (0.99 to 1.05)`; at first it has no ends."""
-    found = estimate_interval([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
-    bounded = found.low > 0 and found.high < math.inf
-    return f"{found.estimate:.3f}x{f' ({found.low:.2f} to {found.high:.2f})' if bounded else ''}"
+    interval = estimate_interval([float(gain) for gain in pairs.gains], error=INTERVAL_ERROR)
+    bounded = interval.low > 0 and interval.high < math.inf
+    return f"{interval.estimate:.3f}x{f' ({interval.low:.2f} to {interval.high:.2f})' if bounded else ''}"
 
 
 def format_change(ratio: float) -> str:

@@ -146,15 +146,15 @@ def estimate_gains(settings: Sequence[Setting], posterior: Posterior) -> Candida
     now = find_incumbent(own)
     best = now.share(posterior.weights)
     by_message = np.where(plain[:, None], estimate_launch_gains(own, now), 0.0)
-    members = {g: np.array([g == other for other in groups]) for g in dict.fromkeys(groups) if g}
+    members = {g: np.array([g == neighbour for neighbour in groups]) for g in dict.fromkeys(groups) if g}
     incumbents = {g: _find_group_incumbent(posterior, inside) for g, inside in members.items()}
     shares = {g: s.share(posterior.weights) for g, s in incumbents.items()}
     overall = min([best, *(share for share in shares.values() if share < best * (1 - MIN_GROUP_GAIN))])
     gains = np.maximum(by_message.sum(axis=1) - (best - overall), 0.0)
     for group, inside in members.items():
         if math.isfinite(shares[group]):
-            mine = replace(posterior, measured=posterior.measured & inside)
-            within = estimate_launch_gains(mine, incumbents[group]).sum(axis=1) - max(shares[group] - overall, 0.0)
+            own = replace(posterior, measured=posterior.measured & inside)
+            within = estimate_launch_gains(own, incumbents[group]).sum(axis=1) - max(shares[group] - overall, 0.0)
             gains = np.where(inside, np.maximum(within, 0.0), gains)
         gains = np.maximum(gains, _steps_towards(posterior, inside, overall))
     return CandidateGains(gains=gains, by_message=by_message, share=overall)
@@ -165,10 +165,10 @@ def _find_group_incumbent(posterior: Posterior, inside: np.ndarray) -> Incumbent
 
     Where no setting of a message was measured, its value is infinite and its choice means nothing.
     """
-    mine = np.where((inside & posterior.measured)[:, None], posterior.mean, np.inf)
-    padded = np.vstack([np.full((2, mine.shape[1]), np.inf), mine])
+    times = np.where((inside & posterior.measured)[:, None], posterior.mean, np.inf)
+    padded = np.vstack([np.full((2, times.shape[1]), np.inf), times])
     order = np.argsort(padded, axis=0, kind="stable")
-    columns = np.arange(mine.shape[1])
+    columns = np.arange(times.shape[1])
     value, second = padded[order[0], columns], padded[order[1], columns]
     return Incumbent(chosen=order[0] - 2, value=value, second=np.where(np.isfinite(second), second, value + 1.0))
 

@@ -85,15 +85,17 @@ def collect_times(trials: Iterable[Trial]) -> Times:
             succeeded[trial.setting] += 1 if fine else -1
             ruled_out |= {trial.setting} if trial.result.outcome is Outcome.WRONG_RESULT else set()
         for measurement in trial.result.measurements if fine else ():
-            mine = samples.setdefault(trial.setting_for(measurement.message), {})
-            mine.setdefault(measurement.message, []).append(measurement.time_us)
-    ruled_out |= {setting for setting, more in succeeded.items() if more <= 0}
-    repeated = [times for mine in samples.values() for times in mine.values() if len(times) > 1]
+            by_message = samples.setdefault(trial.setting_for(measurement.message), {})
+            by_message.setdefault(measurement.message, []).append(measurement.time_us)
+    ruled_out |= {setting for setting, successes in succeeded.items() if successes <= 0}
+    repeated = [times for by_message in samples.values() for times in by_message.values() if len(times) > 1]
     sigma = launch_sigma(repeated)
-    good = {s: mine for s, mine in samples.items() if s.is_default or s not in ruled_out}
+    good = {s: by_message for s, by_message in samples.items() if s.is_default or s not in ruled_out}
     return Times(
-        by_setting={s: {m: typical_us(times, sigma) for m, times in mine.items()} for s, mine in good.items()},
-        launches={s: {m: len(times) for m, times in mine.items()} for s, mine in good.items()},
+        by_setting={
+            s: {m: typical_us(times, sigma) for m, times in by_message.items()} for s, by_message in good.items()
+        },
+        launches={s: {m: len(times) for m, times in by_message.items()} for s, by_message in good.items()},
         sigma=sigma,
     )
 
@@ -202,14 +204,14 @@ def _reduce_rules(
     optimum is exact: for every number of rules the least time, size by size, then over the families of messages.
     """
     unforced = Setting(parameters=best.parameters)
-    known = [s for s in times.by_setting if s.parameters == best.parameters]
+    measured = [s for s in times.by_setting if s.parameters == best.parameters]
     families: dict[_Family, dict[int, dict[Setting, float]]] = {}
     for calls in workload.messages:
         message, chosen = calls.message, best.choices[calls.message]
         if not message.collective.is_tunable:
             continue
         own = times.by_setting.get(unforced, {}).get(message)
-        usable = {s: times.by_setting[s][message] for s in known if times.has_launches(s, message, min_launches)}
+        usable = {s: times.by_setting[s][message] for s in measured if times.has_launches(s, message, min_launches)}
         allowed = {
             s: calls.calls_per_step * time_us
             for s, time_us in usable.items()
@@ -218,8 +220,8 @@ def _reduce_rules(
         sizes = families.setdefault((message.collective, message.group_size, message.spans_nodes), {})
         # Two dtypes of one size are one case for NCCL's tuner: what suits only one of them is out.
         before = sizes.get(message.size_bytes)
-        both = allowed if before is None else {s: before[s] + us for s, us in allowed.items() if s in before}
-        sizes[message.size_bytes] = both or before or allowed
+        joined = allowed if before is None else {s: before[s] + us for s, us in allowed.items() if s in before}
+        sizes[message.size_bytes] = joined or before or allowed
     default_us = sum(c.calls_per_step * times.default.get(c.message, math.inf) for c in workload.messages)
     enough_us = default_us - keep * (default_us - best.time_us)
     fixed_us = best.time_us - sum(
@@ -263,24 +265,24 @@ def _find_cheapest(family: _Family, sizes: Mapping[int, Mapping[Setting, float]]
                 if joins and setting in states:
                     ends.append((rules, states[setting]))
                 for needed, (time_us, path) in ends:
-                    known = following[needed].get(setting)
-                    if known is None or time_us + us < known[0]:
+                    continuation = following[needed].get(setting)
+                    if continuation is None or time_us + us < continuation[0]:
                         following[needed][setting] = (time_us + us, (*path, setting))
         reached = following
-    found: list[_Way] = []
+    ways: list[_Way] = []
     for states in reached:
         time_us, path = min(states.values(), key=lambda way: way[0], default=(math.inf, ()))
-        found.append((time_us, {(*family, size): setting for size, setting in zip(ordered, path, strict=False)}))
-    return found
+        ways.append((time_us, {(*family, size): setting for size, setting in zip(ordered, path, strict=False)}))
+    return ways
 
 
-def _combine(ways: Sequence[_Way], more: Sequence[_Way]) -> list[_Way]:
+def _combine(ways: Sequence[_Way], others: Sequence[_Way]) -> list[_Way]:
     """Return the least time with every number of rules in all, once a family of messages is added."""
-    found: list[_Way] = [(math.inf, {})] * (len(ways) + len(more) - 1)
-    for (rules, (us, choices)), (added, (more_us, others)) in itertools.product(enumerate(ways), enumerate(more)):
-        if us + more_us < found[rules + added][0]:
-            found[rules + added] = (us + more_us, choices | others)
-    return found
+    combined: list[_Way] = [(math.inf, {})] * (len(ways) + len(others) - 1)
+    for (rules, (us, choices)), (added, (added_us, chosen)) in itertools.product(enumerate(ways), enumerate(others)):
+        if us + added_us < combined[rules + added][0]:
+            combined[rules + added] = (us + added_us, choices | chosen)
+    return combined
 
 
 def build_rules(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
@@ -293,10 +295,10 @@ def build_rules(choices: Mapping[Message, Setting]) -> tuple[Rule, ...]:
             families.setdefault(family, {}).setdefault(message.size_bytes, setting)
     # The largest group is the whole job, which has one placement; a smaller one is tuned where it was measured.
     largest = max((group_size for _, group_size, _ in families), default=0)
-    both = {(group_size, True) for _, group_size, spans in families if not spans} & {f[1:] for f in families}
+    shared = {(group_size, True) for _, group_size, spans in families if not spans} & {f[1:] for f in families}
     rules: list[Rule] = []
     for (collective, group_size, spans), sizes in families.items():
-        placed = group_size and (group_size < largest or (group_size, True) in both)
+        placed = group_size and (group_size < largest or (group_size, True) in shared)
         rules += _build_family_rules(collective, group_size, spans if placed else None, sizes)
     return tuple(rules)
 
@@ -331,8 +333,8 @@ def _build_family_rules(
         )
         if rules:
             last = rules[-1]
-            same = (last.algorithm, last.protocol, last.channels) == (rule.algorithm, rule.protocol, rule.channels)
-            if same and last.max_bytes is not None and last.max_bytes + 1 >= rule.min_bytes:
+            is_same = (last.algorithm, last.protocol, last.channels) == (rule.algorithm, rule.protocol, rule.channels)
+            if is_same and last.max_bytes is not None and last.max_bytes + 1 >= rule.min_bytes:
                 rule = replace(rule, min_bytes=rules.pop().min_bytes)
         rules.append(rule)
     return rules
@@ -344,8 +346,8 @@ def expected_us(
     """Return the time per step that the measurements predict for a policy, µs; infinite where one is missing."""
     total = 0.0
     for calls in workload.messages:
-        found = message_time_us(policy, times, calls, version=version, by_variables=by_variables)
-        total += calls.calls_per_step * found
+        time_us = message_time_us(policy, times, calls, version=version, by_variables=by_variables)
+        total += calls.calls_per_step * time_us
     return total
 
 
@@ -362,13 +364,13 @@ def message_time_us(
     """
     message = calls.message
     wanted = policy.setting_by_variables(message, version=version) if by_variables else policy.setting_for(message)
-    same: list[float] = []
+    alike_us: list[float] = []
     alike: list[float] = []
-    for setting, time_us in [(s, known[message]) for s, known in times.by_setting.items() if message in known]:
+    for setting, time_us in [(s, times_us[message]) for s, times_us in times.by_setting.items() if message in times_us]:
         applied = setting.applied_to(message.collective, version=version)
         if applied == wanted:
-            same.append(time_us)
+            alike_us.append(time_us)
         elif applied.confined != wanted.confined and replace(applied, confined=wanted.confined) == wanted:
             alike.append(time_us)
-    measured = same or alike
+    measured = alike_us or alike
     return statistics.median(measured) if measured else math.inf

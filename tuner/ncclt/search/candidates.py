@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, uniform_policy
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.workload import Workload
@@ -62,45 +64,62 @@ def propose_policies(
     default = Launch(setting=DEFAULT, times_us=tuple(times_us))
     weights = np.array([us * calls.calls_per_step for us, calls in zip(times_us, workload.messages, strict=True)])
 
-    def is_fast(among: NDArray[np.bool_], ratios: NDArray[np.float64]) -> bool:
-        """Check that messages are not expected to take much longer together."""
-        return float(weights[among] @ ratios[among]) <= MOST_EXPECTED_RATIO * float(weights[among].sum())
-
     chosen: list[Setting] = []
-    found: dict[object, Policy] = {}
+    proposed: dict[object, Policy] = {}
     for _ in range(_PROPOSALS):
         proposal = sampler.propose([default], running=chosen)
-        if proposal is None or len(found) == most or proposal.setting.is_default:
+        if proposal is None or len(proposed) == most or proposal.setting.is_default:
             break
         setting = proposal.setting
         chosen.append(setting)
         ratios = np.exp(expected_log_ratios([setting], messages, cluster)[0])
         own = match_expected_default([setting], messages, cluster)[0]
         if by_table:
-            applied = {}
-            for message, is_kept in zip(messages, (ratios <= MOST_EXPECTED_RATIO) & ~own, strict=True):
-                reaching = setting.applied_to(message.collective, version=version)
-                # A row of the table names algorithm and protocol.
-                applied[message] = reaching if is_kept and reaching.algorithm and reaching.protocol else DEFAULT
-            policy = Policy(rules=build_rules(applied), parameters=setting.parameters)
+            policy = _build_table(setting, messages, (ratios <= MOST_EXPECTED_RATIO) & ~own, version)
             key: object = policy
+        elif (form := None if np.all(own) else _find_form(setting, workload, weights, ratios, version)) is not None:
+            policy, key = form
         else:
-            whole = is_fast(np.ones(len(messages), dtype=np.bool_), ratios)
-            apart = {
-                c for c in workload.collectives if is_fast(np.array([m.collective is c for m in messages]), ratios)
-            }
-            # Variables of old versions, and caps of channels, reach all collectives or none.
-            tried = [apart, workload.collectives if whole else frozenset()]
-            policies = [uniform_policy(setting, some, version=version) for some in tried if not np.all(own)]
-            compiled = [compile_policy(one, version=version, collectives=workload.collectives) for one in policies]
-            complete = [(one, made) for one, made in zip(policies, compiled, strict=True) if made.complete]
-            if not complete:
-                continue
-            policy, made = complete[0]
-            key = made.variables
+            continue
         if not policy.is_default:
-            found.setdefault(key, policy)
-    return tuple(found.values())
+            proposed.setdefault(key, policy)
+    return tuple(proposed.values())
+
+
+def _build_table(
+    setting: Setting, messages: Sequence[Message], is_promising: NDArray[np.bool_], version: NcclVersion
+) -> Policy:
+    """Return the table that gives the promising messages a setting."""
+    applied = {}
+    for message, is_used in zip(messages, is_promising, strict=True):
+        reaching = setting.applied_to(message.collective, version=version)
+        # A row of the table names algorithm and protocol.
+        applied[message] = reaching if is_used and reaching.algorithm and reaching.protocol else DEFAULT
+    return Policy(rules=build_rules(applied), parameters=setting.parameters)
+
+
+def _find_form(
+    setting: Setting,
+    workload: Workload,
+    weights: NDArray[np.float64],
+    ratios: NDArray[np.float64],
+    version: NcclVersion,
+) -> tuple[Policy, object] | None:
+    """Return the policy of a setting that variables express, and these; None = there is none."""
+
+    def is_fast(among: NDArray[np.bool_]) -> bool:
+        """Check that messages are not expected to take much longer together."""
+        return float(weights[among] @ ratios[among]) <= MOST_EXPECTED_RATIO * float(weights[among].sum())
+
+    collectives, sent = workload.collectives, [calls.message.collective for calls in workload.messages]
+    fast = frozenset(c for c in collectives if is_fast(np.array([own is c for own in sent])))
+    # Variables of old versions, and caps of channels, reach all collectives or none.
+    for reached in (fast, collectives if is_fast(np.ones(len(sent), dtype=np.bool_)) else frozenset()):
+        policy = uniform_policy(setting, reached, version=version)
+        compiled = compile_policy(policy, version=version, collectives=collectives)
+        if compiled.complete:
+            return policy, compiled.variables
+    return None
 
 
 def _expected_default_us(workload: Workload, cluster: Cluster) -> list[float]:

@@ -110,16 +110,16 @@ class GaussianProcess:
         Args:
             covariance: with the same `smooth` and `rough`.
         """
-        other = copy(self)
-        other._decorrelate(covariance)
-        return other
+        resized = copy(self)
+        resized._decorrelate(covariance)
+        return resized
 
     def reweighted(self, prior: tuple[float, ...]) -> GaussianProcess:
         """Return the same with other weights of the cost model, without another decomposition."""
-        other = copy(self)
-        other._prior = prior
-        other._residual = self._values - prior_mean(prior, self._expected)
-        return other
+        reweighted = copy(self)
+        reweighted._prior = prior
+        reweighted._residual = self._values - prior_mean(prior, self._expected)
+        return reweighted
 
     def evidence(self) -> float:
         """Return the log marginal likelihood up to a constant."""
@@ -139,8 +139,8 @@ class GaussianProcess:
 
     def _predict_without_mean(self, settings: NDArray[np.intp]) -> tuple[Array, Array, Array]:
         """Return the parts of a prediction without the cost model: both covariances turned, and the variance."""
-        if (found := self._predicted.get(settings.tobytes())) is not None:
-            return found
+        if (predicted := self._predicted.get(settings.tobytes())) is not None:
+            return predicted
         rows, covariance = self._table.rows, self._covariance
         smooth = self._turn.T @ _solve(self._chol, covariance.smooth[np.ix_(rows, settings)])
         rough = self._turn.T @ _solve(self._chol, covariance.rough[np.ix_(rows, settings)])

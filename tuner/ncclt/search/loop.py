@@ -251,8 +251,8 @@ class Search:
         The policy is the one that would be confirmed: chosen by what the model believes, not by raw times.
         """
         cluster = self._cluster
-        for seen in range(len(self._history) + 1, len(trials) + 1):
-            times = posterior_mean(collect_times(trials[:seen]), self.workload, cluster)
+        for count in range(len(self._history) + 1, len(trials) + 1):
+            times = posterior_mean(collect_times(trials[:count]), self.workload, cluster)
             policy = assemble(times, self.workload, version=cluster.version)
             self._history.append(expected_us(policy, times, self.workload, version=cluster.version))
 

@@ -48,38 +48,38 @@ def named_sampler(text: str) -> NamedSampler | None:
     if not (place and colon and call):
         raise UsageError(f"--sampler must be MODULE:CLASS or MODULE:CLASS(KEY=VALUE), not {text!r}", hint=_EXAMPLE)
     name, options = _parse_call(text, call)
-    found = getattr(_module(place), name, None)
-    if found is None:
+    factory = getattr(_module(place), name, None)
+    if factory is None:
         classes = [n for n, value in vars(_module(place)).items() if _is_sampler(value)]
         close = get_close_matches(name, classes)
         hint = f"did you mean {place}:{close[0]}?" if close else f"it has {', '.join(classes) or 'no sampler'}"
         raise UsageError(f"--sampler {text}: the module {place} has no {name}", hint=hint)
-    if not _is_sampler(found):
+    if not _is_sampler(factory):
         raise UsageError(
             f"--sampler {text}: {name} is no class derived from optuna.samplers.BaseSampler", hint=_EXAMPLE
         )
-    parameters = inspect.signature(found).parameters
+    parameters = inspect.signature(factory).parameters
     _require_known(text, name, options, parameters)
     seeded = "seed" in parameters
     parameter = parameters.get("n_startup_trials")
     startup = options.get("n_startup_trials", None if parameter is None else parameter.default)
     if isinstance(startup, int) and startup < 0:
         raise UsageError(f"--sampler {text}: n_startup_trials must be 0 or more, not {startup}", hint=_EXAMPLE)
-    made = NamedSampler(
+    named = NamedSampler(
         name=name,
-        create=lambda seed: found(**options, seed=seed) if seeded else found(**options),
+        create=lambda seed: factory(**options, seed=seed) if seeded else factory(**options),
         startup_trials=startup if isinstance(startup, int) else 0,
     )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            made.create(0)
+            named.create(0)
     except Exception as error:
         raise UsageError(
             f"--sampler {text} cannot be created: {type(error).__name__}: {error}",
             hint=f"pass the arguments that it needs, {_EXAMPLE}",
         ) from error
-    return made
+    return named
 
 
 def _parse_call(text: str, call: str) -> tuple[str, dict[str, Any]]:
@@ -116,11 +116,11 @@ def _require_known(
         raise UsageError(f"--sampler {text}: the seed is not an argument here", hint="set --seed")
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
-    known = [p for p in parameters if p != "seed"]
+    accepted = [p for p in parameters if p != "seed"]
     for option in options:
-        if option not in known:
-            close = get_close_matches(option, known)
-            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known) or 'none'}"
+        if option not in accepted:
+            close = get_close_matches(option, accepted)
+            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(accepted) or 'none'}"
             raise UsageError(f"--sampler {text}: {name} has no argument {option}", hint=hint)
 
 

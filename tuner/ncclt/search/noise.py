@@ -54,6 +54,6 @@ def launch_sigma(repeated: Iterable[Sequence[float]]) -> float:
     if not squares:
         return USUAL_SIGMA
     # The median of a chi-square variable with one degree of freedom is 0.455.
-    seen = min(statistics.median(squares) / 0.455, _MOST_SIGMA**2)
+    variance = min(statistics.median(squares) / 0.455, _MOST_SIGMA**2)
     weight = _USUAL_WEIGHT + len(squares)
-    return math.sqrt((_USUAL_WEIGHT * USUAL_SIGMA**2 + len(squares) * seen) / weight)
+    return math.sqrt((_USUAL_WEIGHT * USUAL_SIGMA**2 + len(squares) * variance) / weight)

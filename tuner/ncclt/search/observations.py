@@ -36,7 +36,7 @@ class Launch:
 
 def collect_launches(trials: Iterable[Trial], workload: Workload) -> tuple[Launch, ...]:
     """Return the launches of a study that measured one setting, in order."""
-    found = []
+    launches = []
     for trial in trials:
         if trial.policy is not None:
             continue
@@ -44,14 +44,14 @@ def collect_launches(trials: Iterable[Trial], workload: Workload) -> tuple[Launc
         fine = trial.result.outcome is Outcome.OK and all(c.message in times for c in workload.messages)
         if not fine and trial.result.outcome is Outcome.OK:
             continue
-        found.append(
+        launches.append(
             Launch(
                 setting=trial.setting,
                 times_us=tuple(times[c.message] for c in workload.messages) if fine else None,
                 wrong=trial.result.outcome is Outcome.WRONG_RESULT,
             )
         )
-    return tuple(found)
+    return tuple(launches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

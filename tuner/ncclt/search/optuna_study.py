@@ -142,11 +142,11 @@ class OptunaStudy:
         self._lock(lambda: self._add_missing(trials))
 
     def _add_missing(self, trials: Sequence[Trial]) -> None:
-        kept = with_retries(lambda: self._study.get_trials(deepcopy=False))
-        live = [frozen for frozen in kept if frozen.state not in (TrialState.FAIL, TrialState.WAITING)]
-        known = {frozen.user_attrs.get(NUMBER) for frozen in live}
+        stored = with_retries(lambda: self._study.get_trials(deepcopy=False))
+        live = [frozen for frozen in stored if frozen.state not in (TrialState.FAIL, TrialState.WAITING)]
+        numbers = {frozen.user_attrs.get(NUMBER) for frozen in live}
         for trial in trials:
-            if trial.number not in known:
+            if trial.number not in numbers:
                 self._add(trial)
 
     @one_blas_thread()
@@ -166,8 +166,8 @@ class OptunaStudy:
         self._settle(trials, running)
         unfinished = self._load((TrialState.RUNNING, TrialState.WAITING))
         self._seen = [shown for shown in unfinished if shown.state is TrialState.RUNNING]
-        mine = (Setting.from_document(shown.user_attrs[SETTING]) for shown in self._launching.values())
-        busy = {*(claim.setting for claim in running), *mine}
+        own = (Setting.from_document(shown.user_attrs[SETTING]) for shown in self._launching.values())
+        busy = {*(claim.setting for claim in running), *own}
         self._drawn = _NOTHING_DRAWN
         if (setting := self._take_enqueued(unfinished, busy)) is not None:
             return Proposal(setting=setting, reason=ENQUEUED)
@@ -228,7 +228,7 @@ class OptunaStudy:
             self._storage.set_trial_user_attr(trial_id, REASON, why)
             self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
-    def _draw(self, named: NamedSampler, trials: Sequence[Trial], busy: set[Setting], what: str) -> Proposal | None:
+    def _draw(self, named: NamedSampler, trials: Sequence[Trial], busy: set[Setting], words: str) -> Proposal | None:
         """Ask another sampler, in a study in memory that holds the trials as points of `SearchSpace.distributions`.
 
         It is made for each ask, so that workers of one seed do not all ask for the same.
@@ -237,7 +237,7 @@ class OptunaStudy:
         useless = busy | ({trial.setting for trial in trials} - ran)
         storage, scratch, attributes = self._scratch(trials, busy)
         for attempt in range(MOST_ASKS):
-            seed = int.from_bytes(hashlib.sha256(f"{what}:{attempt}".encode()).digest()[:4], "big")
+            seed = int.from_bytes(hashlib.sha256(f"{words}:{attempt}".encode()).digest()[:4], "big")
             try:
                 with hide_experimental_warnings():
                     scratch.sampler = named.create(seed)
@@ -264,21 +264,21 @@ class OptunaStudy:
         """Return a study in memory, and what samplers have noted in the stored one."""
         storage = optuna.storages.InMemoryStorage()
         scratch = optuna.create_study(storage=storage)
-        kept = with_retries(lambda: self._study.get_trials(deepcopy=False))
-        noted = {shown.user_attrs.get(NUMBER): shown.system_attrs for shown in kept}
+        stored = with_retries(lambda: self._study.get_trials(deepcopy=False))
+        noted = {shown.user_attrs.get(NUMBER): shown.system_attrs for shown in stored}
         attributes = with_retries(lambda: self._storage.get_study_system_attrs(self._study._study_id))
         for name, value in attributes.items():
             storage.set_study_system_attr(scratch._study_id, name, value)
         for trial in trials:
             # The default of a recorded space has no point.
             if (value := self._value(trial)) is not None and (point := self._space.params(trial.setting)) is not None:
-                told = optuna.trial.create_trial(
+                ended = optuna.trial.create_trial(
                     value=value,
                     params=point,
                     distributions=dict(self._space.distributions),
                     system_attrs=noted.get(trial.number, {}),
                 )
-                scratch.add_trial(told)
+                scratch.add_trial(ended)
         for setting in sorted(busy, key=lambda setting: setting.digest()):
             if (point := self._space.params(setting)) is not None:
                 running = optuna.trial.create_trial(
@@ -336,14 +336,14 @@ class OptunaStudy:
         for frozen in self._seen:
             if (number := frozen.user_attrs.get(NUMBER)) is None:
                 continue
-            mine, trial = self._launching.get(number), stored.get(number)
-            if mine is not None and mine.number == frozen.number:
+            launching, trial = self._launching.get(number), stored.get(number)
+            if launching is not None and launching.number == frozen.number:
                 continue
-            same = trial is not None and frozen.user_attrs[SETTING] == trial.setting.to_document()
-            complete = {shown.user_attrs.get(NUMBER) for shown in self._load((TrialState.COMPLETE,))} if same else ()
-            if trial is not None and same and number not in complete:
+            is_same = trial is not None and frozen.user_attrs[SETTING] == trial.setting.to_document()
+            complete = {shown.user_attrs.get(NUMBER) for shown in self._load((TrialState.COMPLETE,))} if is_same else ()
+            if trial is not None and is_same and number not in complete:
                 with_retries(partial(self._finish, frozen, trial))
-            elif trial is not None or mine is not None or number not in claimed:
+            elif trial is not None or launching is not None or number not in claimed:
                 # If another launch has its number, a dead worker's claim was given away again.
                 self._fail(frozen.number)
 

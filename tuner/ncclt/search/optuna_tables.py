@@ -120,10 +120,10 @@ def record_proof(url: str, study: Study, space: SearchSpace, trials: Sequence[Tr
         return
     storage, proof = open_study(url, _proof_name(study.name), _TIME, study_attributes(study))
     try:
-        kept = with_retries(lambda: proof.get_trials(deepcopy=False))
-        known = {shown.user_attrs.get(NUMBER) for shown in kept}
+        stored = with_retries(lambda: proof.get_trials(deepcopy=False))
+        numbers = {shown.user_attrs.get(NUMBER) for shown in stored}
         for trial in launched:
-            if trial.number not in known:
+            if trial.number not in numbers:
                 with_retries(partial(proof.add_trial, _proof_trial(trial, space)))
     finally:
         close_storage(storage)
@@ -178,10 +178,10 @@ def forget_studies(url: str, names: Sequence[str]) -> None:
     """
     storage = _open_storage(url)
     try:
-        known = {study.study_name: study._study_id for study in with_retries(storage.get_all_studies)}
+        ids = {study.study_name: study._study_id for study in with_retries(storage.get_all_studies)}
         for name in (*names, *map(_proof_name, names)):
-            if name in known:
-                with_retries(partial(storage.delete_study, known[name]))
+            if name in ids:
+                with_retries(partial(storage.delete_study, ids[name]))
     finally:
         close_storage(storage)
 

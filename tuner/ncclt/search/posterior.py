@@ -111,8 +111,8 @@ class GaussianProcesses:
         key_of_settings, key, prior_weights = choice[:2], choice[:3], choice[3:]
         if key not in self._known:
             covariance, similar = self._kernel.covariance(*choice), self._known.get(key_of_settings)
-            found = GaussianProcess(self._table, covariance) if similar is None else similar.resized(covariance)
-            self._known[key_of_settings] = self._known[key] = found
+            process = GaussianProcess(self._table, covariance) if similar is None else similar.resized(covariance)
+            self._known[key_of_settings] = self._known[key] = process
         return self._known[key].reweighted((*prior_weights, *_SURE))
 
 
@@ -162,14 +162,16 @@ def build_kernel(settings: Sequence[Setting], messages: Sequence[Message], clust
     )
     effects = _parameter_effects(settings)
     message_doublings = np.array([math.log2(m.size_bytes) for m in messages])
-    same = (distance == 0) & (auto[:, None] == auto[None, :])
+    is_same = (distance == 0) & (auto[:, None] == auto[None, :])
     own_group = _build_indicator([s.parameters for s in settings])
     rough = (
-        algo_proto * own_group * ((1 - _OWN_SHARE) * _matern(distance / _ROUGH_DOUBLINGS) * likely + _OWN_SHARE * same)
+        algo_proto
+        * own_group
+        * ((1 - _OWN_SHARE) * _matern(distance / _ROUGH_DOUBLINGS) * likely + _OWN_SHARE * is_same)
     )
     return Kernel(
         smooth=smooth,
-        rough=rough + _OWN_SHARE_OF_ALGO_PROTO * algo_proto * same,
+        rough=rough + _OWN_SHARE_OF_ALGO_PROTO * algo_proto * is_same,
         parameters=_PARAMETER**2 * effects * np.where(algo_proto > 0, 1.0, _OTHER_ALGO_PROTO_PARAMETER),
         size_doublings=np.abs(message_doublings[:, None] - message_doublings[None, :]),
         kinds=np.where(_build_indicator([m.collective for m in messages]) > 0, 1.0, _OTHER_COLLECTIVE)
@@ -177,9 +179,9 @@ def build_kernel(settings: Sequence[Setting], messages: Sequence[Message], clust
     )
 
 
-def _own_doublings(setting: Setting, messages: Sequence[Message], cluster: Cluster, most: float) -> float:
+def _own_doublings(setting: Setting, messages: Sequence[Message], cluster: Cluster, limit: float) -> float:
     """Return log2 of the channels that NCCL would take by itself under a setting, in the mean over the messages."""
-    found = []
+    doublings = []
     for message in messages:
         choice = nccl_choice(
             message.collective,
@@ -188,15 +190,15 @@ def _own_doublings(setting: Setting, messages: Sequence[Message], cluster: Clust
             algorithm=setting.algorithm,
             protocol=setting.protocol,
         )
-        found.append(most if choice is None else math.log2(choice.channels))
-    return statistics.fmean(found)
+        doublings.append(limit if choice is None else math.log2(choice.channels))
+    return statistics.fmean(doublings)
 
 
 def _build_indicator(values: Sequence[object]) -> Array:
     order = {value: number for number, value in enumerate(dict.fromkeys(values))}
     codes = np.array([order[value] for value in values])
-    same: Array = (codes[:, None] == codes[None, :]).astype(np.float64)
-    return same
+    is_same: Array = (codes[:, None] == codes[None, :]).astype(np.float64)
+    return is_same
 
 
 def _matern(distance: Array) -> Array:
@@ -212,8 +214,8 @@ def _parameter_effects(settings: Sequence[Setting]) -> Array:
     for name in sorted({name for s in settings for name, _ in s.parameters}):
         values = [dict(s.parameters).get(name) for s in settings]
         position = np.array([0.0 if v is None else math.log2(1 + max(0, v)) for v in values])
-        there = np.array([v is not None for v in values], dtype=np.float64)
-        effects += np.outer(there, there) * _matern(np.abs(position[:, None] - position[None, :]) / 2)
+        is_set = np.array([v is not None for v in values], dtype=np.float64)
+        effects += np.outer(is_set, is_set) * _matern(np.abs(position[:, None] - position[None, :]) / 2)
     return effects
 
 
@@ -256,9 +258,9 @@ class Model:
         self._calls = np.array([calls.calls_per_step for calls in workload.messages])
         self._at = {setting: index for index, setting in enumerate(self.settings)}
         where = (self._messages, cluster, printed_costs)
-        whole = compress_losses(expected_log_ratios(self.settings, *where))
+        losses = compress_losses(expected_log_ratios(self.settings, *where))
         of_pairs = compress_losses(expected_log_ratios([replace(s, channels=None) for s in self.settings], *where))
-        of_channels = whole - of_pairs
+        of_channels = losses - of_pairs
         sure = channel_certainty(*where) * of_channels
         self._expected = np.array([of_pairs, of_channels - sure, sure])
         self._own = match_expected_default(self.settings, *where)
@@ -320,23 +322,23 @@ class Model:
 
     def _likely_choices(self, table: Table) -> list[tuple[float, Hyperparameters]]:
         """Return the likeliest hyperparameters; their weights add up to 1."""
-        kept = np.arange(len(table.rows))
-        if len(kept) > _FITTED_ROWS:
-            kept = np.linspace(0, len(kept) - 1, _FITTED_ROWS).round().astype(np.intp)
-        kernel = self._kernel.among(table.rows[kept])
+        rows_used = np.arange(len(table.rows))
+        if len(rows_used) > _FITTED_ROWS:
+            rows_used = np.linspace(0, len(rows_used) - 1, _FITTED_ROWS).round().astype(np.intp)
+        kernel = self._kernel.among(table.rows[rows_used])
         part = Table(
-            rows=np.arange(len(kept)),
-            values=table.values[kept],
-            noise=table.noise[kept],
-            expected=table.expected[:, table.rows[kept]],
+            rows=np.arange(len(rows_used)),
+            values=table.values[rows_used],
+            noise=table.noise[rows_used],
+            expected=table.expected[:, table.rows[rows_used]],
         )
 
         posteriors = GaussianProcesses(part, kernel)
         scores = [posteriors[choice].evidence() - neg_log_prior(choice) for choice in hyperparameter_grid()]
         final = np.round(scores, _EVIDENCE_DIGITS)
         rows = len(table.rows)
-        most = _CHOICES if rows <= _AVERAGED_ROWS else _FEW_CHOICES if rows <= _FEW_ROWS else 1
-        best = np.argsort(-final, kind="stable")[:most]  # a stable order: ties go to the most plausible ones
+        choices = _CHOICES if rows <= _AVERAGED_ROWS else _FEW_CHOICES if rows <= _FEW_ROWS else 1
+        best = np.argsort(-final, kind="stable")[:choices]  # a stable order: ties go to the most plausible ones
         weights = np.round(np.exp(final[best] - final[best[0]]), _WEIGHT_DIGITS)
         likely_enough = weights >= _LEAST_WEIGHT
         best, weights = best[likely_enough], weights[likely_enough]
@@ -346,8 +348,8 @@ class Model:
 
 def _average_mixture(mixture: Mixture) -> tuple[Array, Array]:
     """Return mean and variance of a mixture."""
-    mean: Array = np.sum([weight * mine for weight, mine, _ in mixture], axis=0)
-    square: Array = np.sum([weight * (variance + mine**2) for weight, mine, variance in mixture], axis=0)
+    mean: Array = np.sum([weight * component for weight, component, _ in mixture], axis=0)
+    square: Array = np.sum([weight * (variance + component**2) for weight, component, variance in mixture], axis=0)
     return mean, square - mean**2
 
 
@@ -380,11 +382,11 @@ def posterior_mean(
         printed_costs: NCCL's own tables, where a log held them.
     """
     messages = [calls.message for calls in workload.messages]
-    whole = {s: known for s, known in times.by_setting.items() if all(m in known for m in messages)}
+    complete = {s: times_us for s, times_us in times.by_setting.items() if all(m in times_us for m in messages)}
     default_us = np.array([times.default[message] for message in messages])
     ratios = {
-        s: np.log(np.array([known[message] for message in messages]) / default_us)
-        for s, known in whole.items()
+        s: np.log(np.array([times_us[message] for message in messages]) / default_us)
+        for s, times_us in complete.items()
         if not s.is_default
     }
     if not ratios:
@@ -392,16 +394,16 @@ def posterior_mean(
     observations = Observations(
         default_us=default_us,
         ratios=ratios,
-        launches={setting: times.fewest(setting) for setting in whole},
+        launches={setting: times.fewest(setting) for setting in complete},
         failures={},
         sigma=times.sigma,
     )
     posterior = Model(tuple(ratios), workload, cluster, printed_costs).compute_posterior(observations, ())
     known_ratios = np.array(list(ratios.values()))
     # Launches of policies told more about some messages than the rows of the model hold.
-    more = np.array([[times.launches[s][m] - times.fewest(s) for m in messages] for s in ratios]) / posterior.noise
+    extra = np.array([[times.launches[s][m] - times.fewest(s) for m in messages] for s in ratios]) / posterior.noise
     precision = 1 / posterior.variance
-    mean = (precision * posterior.mean + more * compress_losses(known_ratios)) / (precision + more)
+    mean = (precision * posterior.mean + extra * compress_losses(known_ratios)) / (precision + extra)
     expected = default_us * np.exp(expand_losses(mean))
     rows = {s: dict(zip(messages, row.tolist(), strict=True)) for s, row in zip(ratios, expected, strict=True)}
-    return replace(times, by_setting={s: {**known, **rows.get(s, {})} for s, known in times.by_setting.items()})
+    return replace(times, by_setting={s: {**times_us, **rows.get(s, {})} for s, times_us in times.by_setting.items()})

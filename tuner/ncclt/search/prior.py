@@ -151,8 +151,8 @@ class _Model:
         return min(latency.time_us, of.time_us)
 
     def _ratio(self, setting: Setting, table: PrintedTable | None) -> float | None:
-        own, mine = self._time_us(Setting(), table), self._time_us(setting, table)
-        return None if own is None or mine is None else math.log(mine / own)
+        own, forced = self._time_us(Setting(), table), self._time_us(setting, table)
+        return None if own is None or forced is None else math.log(forced / own)
 
     def _time_us(self, setting: Setting, table: PrintedTable | None) -> float | None:
         """Return the predicted time under a setting, µs; None where the model has no answer."""
@@ -162,8 +162,8 @@ class _Model:
         channels = setting.channels or self._channels_of(predicted, table)
         latency_us = self._latency_us(predicted, table)
         graph = _apply_logged_channels(self._graph, table)
-        most = graph.nvls_channels if predicted.algorithm in _NVLS else graph.channels
-        share = 1.0 if channels is None else min(channels / max(1, most), 1.0)
+        max_channels = graph.nvls_channels if predicted.algorithm in _NVLS else graph.channels
+        share = 1.0 if channels is None else min(channels / max(1, max_channels), 1.0)
         slower = math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2))
         return latency_us + (predicted.time_us - latency_us) * slower
 

@@ -97,8 +97,8 @@ class Sampler:
         if self._model is None or self._model.settings != settings:
             self._model = Model(settings, self._workload, self._cluster, self._printed_costs)
         posterior = self._model.compute_posterior(observations, running)
-        seen = estimate_gains(settings, posterior)
-        gains = np.round(seen.gains * _estimate_run_chance(settings, observations), _DIGITS)
+        candidates = estimate_gains(settings, posterior)
+        gains = np.round(candidates.gains * _estimate_run_chance(settings, observations), _DIGITS)
         out = {s for s in observations.failures if s not in observations.ratios}
         barred = np.array([s in running or s in out for s in settings])
         if all(launch.times_us is None for launch in launches[-_FAILURES_IN_A_ROW:]):
@@ -116,16 +116,16 @@ class Sampler:
             return Proposal(setting=DEFAULT, reason="the default again: every other setting is being launched")
         if best is None or (gains[best] < _MIN_GAIN and posterior.measured[best]):
             return None
-        reason = self._reason(seen.by_message[best], repeat=bool(posterior.measured[best]))
+        reason = self._reason(candidates.by_message[best], repeat=bool(posterior.measured[best]))
         return Proposal(setting=settings[best], expected_gain=float(gains[best]), reason=reason)
 
     def _reason(self, by_message: Array, *, repeat: bool) -> str:
         """Name the message for which the launch is made."""
-        what = "repeat to confirm" if repeat else "new"
+        kind = "repeat to confirm" if repeat else "new"
         if not by_message.any():
-            return f"{what}, as a step towards other process-wide parameters"
+            return f"{kind}, as a step towards other process-wide parameters"
         message = self._workload.messages[int(by_message.argmax())].message
-        return f"{what}, most for {message.label}"
+        return f"{kind}, most for {message.label}"
 
 
 def _bar_unproven_pairs(
@@ -168,12 +168,12 @@ def candidate_settings(
     Args:
         space: all settings that may be proposed, each once, in a fixed order.
     """
-    known = [s for s in dict.fromkeys([*observed.ratios, *observed.failures, *running]) if not s.is_default]
+    tried = [s for s in dict.fromkeys([*observed.ratios, *observed.failures, *running]) if not s.is_default]
     plain = [s for s in space if not s.parameters and not s.is_default]
     thinned = plain[:: -(-len(plain) // _MOST_PLAIN)] if plain else []
     allowed = space if isinstance(space, dict) else dict.fromkeys(space)
     steps = [s for s in _steps(allowed, observed) if s in allowed]
-    return tuple(dict.fromkeys([*thinned, *known, *steps]))
+    return tuple(dict.fromkeys([*thinned, *tried, *steps]))
 
 
 def _steps(space: Collection[Setting], observed: Observations) -> Iterator[Setting]:

@@ -75,8 +75,8 @@ class SearchSpace:
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
         """Return the setting of sampled values; where there is none, the nearest one."""
-        found = self.settings.get(tuple(params[name] for name in self.distributions))
-        return self.nearest(params, self.distinct) if found is None else found
+        setting = self.settings.get(tuple(params[name] for name in self.distributions))
+        return self.nearest(params, self.distinct) if setting is None else setting
 
     def params(self, setting: Setting) -> dict[str, Any] | None:
         """Return the last point that means a setting, or None where none does (the default of a recorded space)."""
@@ -141,16 +141,16 @@ def _values(setting: Setting) -> dict[str, str | int]:
 
 
 def _axes(settings: Iterable[Setting]) -> dict[str, CategoricalDistribution]:
-    found: dict[str, dict[str | int, None]] = {"algorithm": {}, "protocol": {}, "channels": {}}
+    axes: dict[str, dict[str | int, None]] = {"algorithm": {}, "protocol": {}, "channels": {}}
     for setting in settings:
         for name, value in _values(setting).items():
-            found.setdefault(name, {})[value] = None
+            axes.setdefault(name, {})[value] = None
     # Numbers in their order; words in that of the space.
     return {
         name: CategoricalDistribution(
             [*sorted(v for v in values if isinstance(v, int)), *(v for v in values if isinstance(v, str)), AUTO]
         )
-        for name, values in found.items()
+        for name, values in axes.items()
         if values
     }
 
@@ -189,7 +189,7 @@ def cluster_space(
     for name, values in sorted(parameters.items()):
         distributions[name] = IntDistribution(0, len(values))
     chosen = list(itertools.product([AUTO, *names], range(len(channels)) if counted else [0]))
-    combinations = _combinations(parameters, effect, fits, most=MAX_POINTS // len(chosen))
+    combinations = _combinations(parameters, effect, fits, limit=MAX_POINTS // len(chosen))
     settings: dict[tuple[Any, ...], Setting] = {}
     for (algo_proto, position), values in itertools.product(chosen, combinations):
         algorithm, protocol = names.get(algo_proto, (None, None))
@@ -207,25 +207,25 @@ def _combinations(
     effect: Callable[[Mapping[str, int]], Hashable],
     fits: Callable[[Mapping[str, int]], bool],
     *,
-    most: int,
+    limit: int,
 ) -> list[tuple[int, ...]]:
     """Return positions on the ladders of all parameters, by name, 0 = not set; only what makes sense together.
 
     Of combinations with the same effect the one with the fewest parameters and the smallest buffer is kept. As many
     parameters are set at once as leave no more than `most` combinations, but always two of them.
     """
-    found: dict[Hashable, tuple[int, ...]] = {}
-    every = itertools.product(*(range(len(parameters[name]) + 1) for name in sorted(parameters)))
-    settings = {values: dict(_set_parameters(parameters, values)) for values in every}
+    combinations: dict[Hashable, tuple[int, ...]] = {}
+    grid = itertools.product(*(range(len(parameters[name]) + 1) for name in sorted(parameters)))
+    settings = {values: dict(_set_parameters(parameters, values)) for values in grid}
     for values in sorted(settings, key=lambda v: (len(settings[v]), settings[v].get("BUFFSIZE", 0), v)):
         if fits(settings[values]):
-            found.setdefault(effect(settings[values]), values)
-    kept = sorted(found.values())
+            combinations.setdefault(effect(settings[values]), values)
+    ordered = sorted(combinations.values())
     for at_once in range(len(parameters), 2, -1):
-        if len(kept) <= most:
+        if len(ordered) <= limit:
             break
-        kept = [values for values in kept if sum(position > 0 for position in values) < at_once]
-    return kept
+        ordered = [values for values in ordered if sum(position > 0 for position in values) < at_once]
+    return ordered
 
 
 def _set_parameters(parameters: Mapping[str, tuple[int, ...]], values: Iterable[int]) -> tuple[tuple[str, int], ...]:
@@ -294,8 +294,8 @@ def build_space(
     if not deterministic:
         return space
     spared = {setting: _spare_reductions(setting, testbed, workload) for setting in space.distinct}
-    kept = {point: found for point, setting in space.settings.items() if (found := spared[setting]) is not None}
-    if all(setting.is_default for setting in kept.values()):
+    points = {point: reduced for point, setting in space.settings.items() if (reduced := spared[setting]) is not None}
+    if all(setting.is_default for setting in points.values()):
         movers = sorted(c for c in workload.collectives if c.is_tunable and not c.is_reduction)
         hints = ["leave out --deterministic"]
         if movers and not testbed.by_plugin:
@@ -306,7 +306,7 @@ def build_space(
             "--deterministic: every candidate changes the order of additions; keeping the NCCL default",
             hint="; or ".join(hints),
         )
-    return recorded_space(kept.values()) if testbed.recorded is not None else replace(space, settings=kept)
+    return recorded_space(points.values()) if testbed.recorded is not None else replace(space, settings=points)
 
 
 def _spare_reductions(setting: Setting, testbed: Testbed, workload: Workload) -> Setting | None:
@@ -373,8 +373,8 @@ def count_excluded(
         return "order of additions may change (--deterministic)" if is_left_out else why
 
     everything = build_space(replace(testbed, why_not=lambda _setting: ""), workload, process_wide).distinct
-    found = Counter(explain(setting) for setting in everything if not setting.is_default)
-    return {why: number for why, number in found.most_common() if why}
+    counts = Counter(explain(setting) for setting in everything if not setting.is_default)
+    return {why: number for why, number in counts.most_common() if why}
 
 
 def describe_space(
@@ -415,10 +415,12 @@ def process_wide_ladders(
     """
     version = cluster.version
     allowed = {p.name: p for p in searchable(version, beside_compute=beside_compute)}
-    known = {p.name: p for p in CATALOGUE}
+    parameters = {p.name: p for p in CATALOGUE}
     for name in names:
         if name not in allowed:
-            reason = _why_not_searched(known[name], version) if name in known else "ncclt knows no such parameter"
+            reason = (
+                _why_not_searched(parameters[name], version) if name in parameters else "ncclt knows no such parameter"
+            )
             close = get_close_matches(name, allowed)
             meant = f"did you mean {close[0]}? " if close else ""
             others = [n for n in allowed if n not in default]

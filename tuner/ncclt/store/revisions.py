@@ -39,6 +39,7 @@ from ncclt.core.rollout import (
     RollOut,
     RollOutArm,
     RollOutState,
+    find_same_start,
     prove_by_jobs,
     share_equally,
 )
@@ -571,7 +572,7 @@ class Revisions(StorePart):
             found = self._rollout(connection, rollout)
             known = _find_start(connection, rollout, job)
             if known is not None:
-                return known if known.is_same_start(issued_s) else None
+                return find_same_start(known, issued_s)
             if not found.is_open:
                 return None
             start = found.start(job, issued_s=issued_s)
