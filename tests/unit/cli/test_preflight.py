@@ -130,7 +130,10 @@ def test_a_dry_run_needs_no_nodes(call, monkeypatch, launcher):
 def test_a_dry_run_launches_and_stores_nothing(call):
     document = json.loads(call(*FLEET, "--dry-run", "--json", "--all-pairs").stdout)
     assert (document["launches_healthy"], [len(pairs) for pairs in document["rounds"]]) == (1, [4] * 7)
-    assert "launches: 1 if healthy" in call(*FLEET, "--dry-run").stdout
+    shown = call(*FLEET, "--dry-run", "--all-pairs").stdout
+    assert "launches: 1 if healthy" in shown
+    assert "round 4 of pairs, only if needed or with --full: n0+n3 n2+n4 n1+n5 n6+n7\n" in shown
+    assert "further rounds: 3\n" in shown
     assert not Path("ncclt.db").exists()
 
 

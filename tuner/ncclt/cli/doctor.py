@@ -199,8 +199,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     _print_settings(diagnosis)
     for comparison in diagnosis.published:
         total = len(comparison.same) + len(comparison.different)
-        same = f"{len(comparison.same)} of {total} variables are set as published"
-        print_text(f"network like that of {comparison.machine}: {same}")
+        equal = f"{len(comparison.same)} of {total} variables are set as published"
+        print_text(f"network like that of {comparison.machine}: {equal}")
         if comparison.different:
             rows = [(name, value, current or "not seen") for name, value, current in comparison.different]
             print_table(rows, [Column("variable"), Column("published"), Column("here")])

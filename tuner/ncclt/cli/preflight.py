@@ -286,10 +286,7 @@ def print_plan(request: PreflightRequest, target: Target, *, time_s: float | Non
             ("expected", gbps),
             ("launches", f"{healthy} if healthy, about {one_fault} with one slow node"),
             ("seconds", f"{durations}, {target.parallel} at a time"),
-            *(
-                (f"round {number} of pairs, with --full or if needed", text)
-                for number, text in enumerate(shown_rounds, 1)
-            ),
+            *((f"round {number} of pairs, only if needed or with --full", text) for number, text in shown_rounds),
             ("further rounds", str(len(rounds) - _ROUNDS) if len(rounds) > _ROUNDS else ""),
         ]
     )

@@ -6,11 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from played_launcher import PlayedLauncher
 
 from ncclt.errors import UsageError
 from ncclt.health.detect.detection import detect
 from ncclt.health.detect.nodes import SCRIPT, ask_nodes, count_nodes_to_examine, examine_nodes
-from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.launch.launcher import LaunchResult
 from ncclt.launch.local import LocalLauncher
 from ncclt.measure.target import ON_REQUEST, Target
 
@@ -38,24 +39,6 @@ def node(tmp_path):
         ).stdout
 
     return make
-
-
-class PlayedLauncher:
-    """A launcher whose command printed what it is given."""
-
-    name = "played"
-
-    def __init__(self, result):
-        self.result = result
-
-    def plan(self, argv, *, variables, timeout_s, files=()):
-        return LaunchPlan(argv=tuple(argv), timeout_s=timeout_s)
-
-    def run(self, plan):
-        return self.result
-
-    def kill(self):
-        raise AssertionError("no launch is ended")
 
 
 def test_lines_of_several_nodes_are_told_apart(node):

@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from played_launcher import PlayedLauncher
 
 from ncclt.health.doctor import Facts
 from ncclt.health.doctor.examine import LOG_VARIABLES, examine_files, examine_here, start_log
-from ncclt.launch.launcher import LaunchPlan, LaunchResult
+from ncclt.launch.launcher import LaunchResult
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.nccl.log.startup import LogReader
 from ncclt.store.shipped import profiles_folder, shipped_clusters
@@ -142,26 +143,6 @@ def test_log_of_one_of_two_nodes_is_named(tmp_path):
     assert "logs of other nodes were not examined (those of 1 of 2 nodes are here)" in diagnosis.summary
 
 
-class PlayedLauncher:
-    """A launcher whose command ends as it is told to."""
-
-    name = "played"
-
-    def __init__(self, result):
-        self.result, self.plans = result, []
-
-    def plan(self, argv, *, variables, timeout_s, files=()):
-        plan = LaunchPlan(argv=tuple(argv), set_env=tuple(sorted(variables.items())), timeout_s=timeout_s)
-        self.plans.append(plan)
-        return plan
-
-    def run(self, plan):
-        return self.result
-
-    def kill(self):
-        raise AssertionError("nobody is asked to end anything")
-
-
 def test_a_small_all_reduce_tells_how_nccl_starts():
     """Through any launcher; what was set only to get the log is not reported as the job's."""
     log = (GOLDEN / "sockets_a100" / "node1.log").read_text()
@@ -201,29 +182,20 @@ def test_an_all_reduce_that_fails_is_told(result, said):
 PRINTED = "+ curl -u ci:hunter2secret https://artifacts.example/x\nexporter --api-key hunter2secret --nodes 2\n"
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
+def test_output_of_what_failed_is_shown_without_its_secrets(smi, tmp_path):
+    environ, find = smi("echo login --api-key hunter2secret; exit 6")
+    shown = [line for line in _examine(environ, find, tmp_path).facts.missing if "login --api-key [removed]" in line]
+    assert len(shown) == 1
+    for result in (
         LaunchResult(exit_code=None, not_started=f"srun: {PRINTED}"),
         LaunchResult(exit_code=3, stdout=PRINTED),
         LaunchResult(exit_code=3, stderr=PRINTED),
-    ],
-    ids=["failure", "stdout", "stderr"],
-)
-def test_output_of_a_failed_all_reduce_is_shown_without_its_secrets(result):
-    _, missing = start_log(PlayedLauncher(result), NcclTests(), dataclasses.replace(LEONARDO, nodes=1))
-
-    assert "artifacts.example" in missing[0]
-    assert "[removed]" in missing[0]
-    assert "hunter2secret" not in missing[0]
-
-
-def test_output_of_a_failed_nvidia_smi_is_shown_without_its_secrets(smi, tmp_path):
-    environ, find = smi("echo login --api-key hunter2secret; exit 6")
-    missing = _examine(environ, find, tmp_path).facts.missing
-
-    assert any("login --api-key [removed]" in line for line in missing)
-    assert not any("hunter2secret" in line for line in missing)
+    ):
+        _, missing = start_log(PlayedLauncher(result), NcclTests(), dataclasses.replace(LEONARDO, nodes=1))
+        assert "artifacts.example" in missing[0]
+        assert "[removed]" in missing[0]
+        shown.append(missing[0])
+    assert not any("hunter2secret" in line for line in shown)
 
 
 def test_a_failed_all_reduce_leaves_the_examination_incomplete(tmp_path):

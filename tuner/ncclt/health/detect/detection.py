@@ -34,6 +34,7 @@ class FieldValue:
     """Value of a cluster's field with its source.
 
     Attributes:
+        value: an empty text counts as not seen.
         rank: 0 = the nearest source; others count only where no nearer one shows the field.
     """
 
@@ -49,8 +50,7 @@ def read_gpu_fields(facts: Facts) -> Iterator[FieldValue]:
         for model in dict.fromkeys(gpu.model for gpu in report.gpus):
             yield FieldValue("gpu", _name_gpu(model), report.source)
         yield FieldValue("gpus_per_node", len(report.gpus), report.source)
-        if report.driver:
-            yield FieldValue("driver", report.driver, report.source)
+        yield FieldValue("driver", report.driver, report.source)
     for matrix in facts.matrices:
         yield FieldValue("gpus_per_node", len(matrix.gpus), matrix.source)
         yield FieldValue("topology_hash", matrix.topology_hash(), matrix.source)
@@ -58,8 +58,7 @@ def read_gpu_fields(facts: Facts) -> Iterator[FieldValue]:
         yield FieldValue("gpus_per_node", len(topology.gpus), topology.source, rank=1)
         for capability in sorted({gpu.compute_capability for gpu in topology.gpus} - {0}):
             yield FieldValue("compute_capability", capability, f"{topology.source}: sm")
-    if facts.driver:
-        yield FieldValue("driver", facts.driver, "/proc/driver/nvidia/version")
+    yield FieldValue("driver", facts.driver, "/proc/driver/nvidia/version")
     for model in facts.log.gpu_models:
         yield FieldValue("gpu", _name_gpu(model), _name_log(facts.log))
 
@@ -73,15 +72,11 @@ def read_software_fields(facts: Facts) -> Iterator[FieldValue]:
     if log.announced is not None:
         version = str(NcclVersion.parse(log.announced.value))
         yield FieldValue("nccl_version", version, log.announced.evidence.source)
-    if facts.version is not None:
-        yield FieldValue("nccl_version", str(facts.version), "--nccl-version", rank=1)
-    if log.cpu:
-        yield FieldValue("cpu", log.cpu, _name_log(log))
+    yield FieldValue("nccl_version", str(facts.version or ""), "--nccl-version", rank=1)
+    yield FieldValue("cpu", log.cpu, _name_log(log))
     for topology in facts.topologies:
-        if topology.cpu:
-            yield FieldValue("cpu", topology.cpu, topology.source)
-    if facts.cpu:
-        yield FieldValue("cpu", facts.cpu, "/proc/cpuinfo")
+        yield FieldValue("cpu", topology.cpu, topology.source)
+    yield FieldValue("cpu", facts.cpu, "/proc/cpuinfo")
     nodes = max((start.nodes or 0 for start in log.starts), default=0)
     if nodes:
         ranks = max(start.ranks or 0 for start in log.starts if start.nodes == nodes)
@@ -210,8 +205,7 @@ def _read_adapter_fields(source: str, adapters: list[Adapter]) -> Iterator[Field
     ranked = sorted(kinds, key=lambda kind: (kind[0], len(kinds[kind])), reverse=True)
     shown = [f"{len(kinds[kind])} x {format_gbps(kind[0])}, {_shorten(kinds[kind])}" for kind in ranked]
     (gbps, fabric), *_ = ranked
-    if fabric:
-        yield FieldValue("fabric", fabric, source)
+    yield FieldValue("fabric", fabric, source)
     ports = f"{source}: {'; not counted: '.join(shown)}"
     yield FieldValue("nics_per_node", len(kinds[gbps, fabric]), ports, rank=1)
     if gbps:
@@ -225,14 +219,14 @@ def _read_log_fields(log: LogFacts) -> Iterator[FieldValue]:
     for process in log.processes:
         by_host[process.host] |= set(process.adapters)
         layers |= {Adapter(name="", link_layer=layer).fabric for layer in process.adapters.values()}
-        if process.provider and (fabric := _PROVIDERS.get(process.provider.value.partition(";")[0])):
-            provider = process.provider
+        if provider := process.provider:
+            fabric = _PROVIDERS.get(provider.value.partition(";")[0], "")
             yield FieldValue("fabric", fabric, f"{provider.evidence.source}: provider {provider.value}")
         if has_several_nodes and process.network and process.network.value.startswith("Socket"):
             yield FieldValue("fabric", "ethernet", f"{process.network.evidence.source}: Using network Socket")
     name = _name_log(log)
-    if len(layers) == 1 and (fabric := layers.pop()):
-        yield FieldValue("fabric", fabric, f"{name}: NET/IB")
+    if len(layers) == 1:
+        yield FieldValue("fabric", layers.pop(), f"{name}: NET/IB")
     for host, adapters in by_host.items():
         if adapters:
             yield FieldValue("nics_per_node", len(adapters), f"{name}: {host or '?'} uses {_shorten(sorted(adapters))}")
@@ -346,18 +340,18 @@ class Detection:
         }
 
 
-def detect(nodes: Sequence[Facts], given: Mapping[str, str], *, name: str = "") -> Detection:
+def detect(nodes: Sequence[Facts], values: Mapping[str, str], *, name: str = "") -> Detection:
     """Detect the fields of a cluster from facts.
 
     Args:
         nodes: facts of each node, or of all saved files; the cluster has nodes of one kind.
-        given: fields given by the user, as text; they override what was seen.
+        values: fields given by the user, as text; they override what was seen.
         name: of the cluster; empty = made of its GPUs.
 
     Raises:
         UsageError: a given field does not exist, or has an impossible value.
     """
-    settled = {field: FieldValue(field, value, "--set") for field, value in _parse_fields(given).items()}
+    settled = {field: FieldValue(field, value, "--set") for field, value in _parse_fields(values).items()}
     disputes: dict[str, str] = {}
     parts = (read_gpu_fields, read_software_fields, read_network_fields)
     _settle([row for facts in nodes for part in parts for row in part(facts)], settled, disputes)
@@ -389,6 +383,7 @@ def detect(nodes: Sequence[Facts], given: Mapping[str, str], *, name: str = "") 
 
 def _settle(rows: Sequence[FieldValue], settled: dict[str, FieldValue], disputes: dict[str, str]) -> None:
     """Add the fields on which the nearest sources agree to `settled`, and others with who says what to `disputes`."""
+    rows = [row for row in rows if row.value != ""]
     for field in dict.fromkeys(row.field for row in rows if row.field not in settled):
         of_field = [row for row in rows if row.field == field]
         nearest = min(row.rank for row in of_field)
@@ -412,12 +407,12 @@ def require_plausible_links(cluster: Cluster) -> None:
         InputError: with the figure that is most likely meant.
     """
     model = gpu_model(cluster.gpu.replace("-", " "))
-    most = model.nvlinks * model.nvlink_gbps if model else 0.0
-    if cluster.link_class in ("nvlink", "nvswitch") and 0 < most < cluster.link_gbps * (1 - _TOLERANCE):
+    maximum_gbps = model.nvlinks * model.nvlink_gbps if model else 0.0
+    if cluster.link_class in ("nvlink", "nvswitch") and 0 < maximum_gbps < cluster.link_gbps * (1 - _TOLERANCE):
         raise InputError(
-            f"link_gbps = {cluster.link_gbps:g} GB/s: the NVLinks of one {cluster.gpu} carry {most:g} GB/s at most in "
-            "one direction",
-            hint=f"did you mean {min(cluster.link_gbps / 2, most):g} GB/s? data sheets add up both directions",
+            f"link_gbps = {cluster.link_gbps:g} GB/s: the NVLinks of one {cluster.gpu} carry {maximum_gbps:g} GB/s at "
+            "most in one direction",
+            hint=f"did you mean {min(cluster.link_gbps / 2, maximum_gbps):g} GB/s? data sheets add up both directions",
         )
 
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
@@ -49,22 +49,23 @@ Find = Callable[[str], str | None]
 """Finds a program on the PATH, as shutil.which does."""
 
 
-def examine_files(paths: Sequence[Path], given: Facts = _NO_FACTS) -> Diagnosis:
+def examine_files(paths: Sequence[Path], context: Facts = _NO_FACTS) -> Diagnosis:
     """Judge what was saved on a cluster; this machine itself is not examined.
 
     Args:
         paths: outputs of `nvidia-smi topo -m` and `nvidia-smi -q -x`, NCCL's logs, nccl.conf files; or folders of them.
-        given: by the user: the cluster that they should come from, NCCL's version and the recommended variables.
+        context: of the user: the cluster that they should come from, NCCL's version, the recommended variables.
 
     Raises:
         InputError: a file is missing, damaged, or of an unknown kind.
     """
-    return diagnose(_with(read_files(paths), given))
+    facts = read_files(paths)
+    return diagnose(replace(facts, cluster=context.cluster, version=context.version, recommended=context.recommended))
 
 
 def examine_here(
     environ: Mapping[str, str],
-    given: Facts = _NO_FACTS,
+    context: Facts = _NO_FACTS,
     *,
     root: Path = Path("/"),
     home: Path | None = None,
@@ -75,18 +76,17 @@ def examine_here(
     Without a log it takes seconds and starts nothing but nvidia-smi.
 
     Args:
-        given: as for `examine_files`; besides, the log that `start_log` or `run_job` returns, or why it is missing.
+        context: as for `examine_files`; besides, the log that `start_log` or `run_job` returns, or why it is missing.
         root: of the file system, another one in tests.
         home: where ~/.nccl.conf is looked for, None = the account's.
     """
     facts = machine_facts(environ, root=root, home=home)
-    if find(NVIDIA_SMI) is None:
-        facts = replace(facts, smi_problem="nvidia-smi missing")
-    else:
-        facts = _with_gpus(facts, LocalLauncher(environment=environ))
-    return diagnose(
-        _with(replace(facts, log=given.log, job=given.job, missing=(*facts.missing, *given.missing)), given)
-    )
+    gpus: dict[str, Any] = {"smi_problem": "nvidia-smi missing", "missing": ()}
+    if find(NVIDIA_SMI) is not None:
+        gpus = _read_gpus(LocalLauncher(environment=environ))
+    gpus["missing"] = (*gpus["missing"], *context.missing)
+    facts = replace(facts, cluster=context.cluster, version=context.version, recommended=context.recommended, **gpus)
+    return diagnose(replace(facts, log=context.log, job=context.job))
 
 
 def build_unknown_cluster(*, nodes: int, gpus_per_node: int) -> Cluster:
@@ -146,41 +146,36 @@ def _launch_problems(launcher: Launcher, result: LaunchResult) -> list[str]:
     return []
 
 
-def _with_gpus(facts: Facts, launcher: Launcher) -> Facts:
-    """Add what nvidia-smi prints; what it does not print is listed as missing."""
+def _read_gpus(launcher: Launcher) -> dict[str, Any]:
+    """Return fields of Facts from what nvidia-smi prints; what it does not print is listed as missing."""
     missing: list[str] = []
-    source = f"{NVIDIA_SMI} topo -m"
-    matrix = _smi(launcher, ("topo", "-m"), lambda text: parse_matrix(text.splitlines(), source), missing)
-    source = f"{NVIDIA_SMI} -q -x"
-    report = _smi(launcher, ("-q", "-x"), lambda text: parse_gpu_report(io.BytesIO(text.encode()), source), missing)
-    return replace(
-        facts,
-        matrices=(matrix,) if matrix else (),
-        gpu_reports=(report,) if report else (),
-        missing=(*facts.missing, *missing),
-        smi_problem="nvidia-smi failed" if missing else "",
+    matrix = _run_smi(launcher, "topo -m", lambda text, source: parse_matrix(text.splitlines(), source), missing)
+    report = _run_smi(
+        launcher, "-q -x", lambda text, source: parse_gpu_report(io.BytesIO(text.encode()), source), missing
     )
+    return {
+        "matrices": (matrix,) if matrix else (),
+        "gpu_reports": (report,) if report else (),
+        "missing": tuple(missing),
+        "smi_problem": "nvidia-smi failed" if missing else "",
+    }
 
 
-def _smi(
-    launcher: Launcher, arguments: tuple[str, ...], parse: Callable[[str], _Parsed], missing: list[str]
+def _run_smi(
+    launcher: Launcher, arguments: str, parse: Callable[[str, str], _Parsed], missing: list[str]
 ) -> _Parsed | None:
     """Run nvidia-smi and parse what it prints; None and a line in `missing` where that fails."""
-    shown = " ".join((NVIDIA_SMI, *arguments))
-    result = launcher.run(launcher.plan((NVIDIA_SMI, *arguments), variables={}, timeout_s=_SMI_TIMEOUT_S))
+    command = f"{NVIDIA_SMI} {arguments}"
+    result = launcher.run(launcher.plan(tuple(command.split()), variables={}, timeout_s=_SMI_TIMEOUT_S))
     if result.not_started or result.timed_out or result.exit_code != 0:
         first_line = f"{result.stdout}\n{result.stderr}".strip().splitlines()[:1]
         why = result.not_started or (
             "it hangs: is the driver healthy?" if result.timed_out else f"exit code {result.exit_code}"
         )
-        missing.append(f"`{shown}` failed: {without_secrets('; '.join([why, *first_line]))}")
+        missing.append(f"`{command}` failed: {without_secrets('; '.join([why, *first_line]))}")
         return None
     try:
-        return parse(result.stdout)
+        return parse(result.stdout, command)
     except InputError as error:
-        missing.append(f"`{shown}` cannot be read: {error.message}")
+        missing.append(f"`{command}` cannot be read: {error.message}")
         return None
-
-
-def _with(facts: Facts, given: Facts) -> Facts:
-    return replace(facts, cluster=given.cluster, version=given.version, recommended=given.recommended)

@@ -107,14 +107,14 @@ def _warp_speed(facts: Facts) -> Iterator[Observation]:
     pinned = [variable for name in _PINNING if (variable := facts.value(name))]
     lines = [variable.evidence for variable in pinned]
     settings = " and ".join(f"{variable.name}={variable.value}" for variable in pinned)
-    count, most = facts.value("RCCL_WARP_SPEED_CU_COUNT"), facts.value("NCCL_MAX_NCHANNELS")
+    count, maximum = facts.value("RCCL_WARP_SPEED_CU_COUNT"), facts.value("NCCL_MAX_NCHANNELS")
     enabled, disabled = facts.log.rccl.get("warp_speed"), facts.log.rccl.get("no_warp_speed")
     if disabled:
         cause = f", with {settings}" if settings else ""
         yield observe(f"RCCL runs without WarpSpeed{cause}: {disabled.value}", disabled.evidence, *lines)
-    elif enabled and most and as_nccl_reads(most.value)[0] > _WARP_SPEED_CHANNELS:
-        problem = f"{most.name}={most.value} is more than the {_WARP_SPEED_CHANNELS} that WarpSpeed takes"
-        yield observe(problem, most.evidence, enabled.evidence)
+    elif enabled and maximum and as_nccl_reads(maximum.value)[0] > _WARP_SPEED_CHANNELS:
+        problem = f"{maximum.name}={maximum.value} is more than the {_WARP_SPEED_CHANNELS} that WarpSpeed takes"
+        yield observe(problem, maximum.evidence, enabled.evidence)
     if pinned and count:
         problem = f"RCCL_WARP_SPEED_CU_COUNT={count.value} is ignored because of {settings}"
         yield observe(problem, count.evidence, *lines)

@@ -42,19 +42,6 @@ _SAMPLE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultCandidates:
-    """Parts and links that would explain the slow pairs.
-
-    Attributes:
-        parts: the first explains the most.
-        links: pairs of parts that are fast with others.
-    """
-
-    parts: tuple[str, ...] = ()
-    links: tuple[Pair, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowPart:
     """A slow part or link.
 
@@ -139,8 +126,8 @@ def eliminate(
     blamed: Collection[str] = (),
     innocent: Collection[str] = (),
     good: Collection[str] = (),
-) -> FaultCandidates:
-    """Find the fewest parts that explain most slow pairs; the links are what remains unexplained.
+) -> tuple[list[str], list[Pair]]:
+    """Return the fewest parts that explain most slow pairs, and the slow links between parts that are fast with others.
 
     A part that was measured with one partner only, slowly, is suspected, and so is its partner: which of them it is,
     or whether it is their link, needs other partners. So is a part with two slow links.
@@ -159,8 +146,7 @@ def eliminate(
     fast = {*good, *chain(*(shares.keys() - slow))}
     ends = Counter(part for part in chain(*unexplained) if part not in innocent)
     unclear = [part for part, count in ends.items() if part not in fast or count > 1]
-    links = tuple(pair for pair in unexplained if not set(pair) & set(unclear))
-    return FaultCandidates(parts=(*suspects, *unclear), links=links)
+    return [*suspects, *unclear], [pair for pair in unexplained if not set(pair) & set(unclear)]
 
 
 def _find_worst(
@@ -189,7 +175,7 @@ class Bisection:
         share: what all of them together reached.
         measure: launches groups.
         cut: share by which a part may fall short of its peers.
-        known: shares of pairs that were measured before.
+        measured: shares of pairs that were measured before.
     """
 
     def __init__(
@@ -199,14 +185,14 @@ class Bisection:
         measure: Measure,
         *,
         cut: float,
-        known: Mapping[Pair, Sequence[float]] | None = None,
+        measured: Mapping[Pair, Sequence[float]] | None = None,
     ) -> None:
         self._parts = tuple(parts)
         self._order = {part: index for index, part in enumerate(self._parts)}
         self._share = share
         self._measure = measure
         self._cut = cut
-        self._pairs: dict[Pair, list[float]] = {pair: list(shares) for pair, shares in (known or {}).items()}
+        self._pairs: dict[Pair, list[float]] = {pair: list(shares) for pair, shares in (measured or {}).items()}
         self._good: dict[str, None] = {}
 
     def run(self, *, all_pairs: bool = False) -> BisectionResult:
@@ -228,9 +214,9 @@ class Bisection:
         if is_even and max(self._medians().values()) * (1 - self._cut) > self._share:
             # Nothing stands out, although pairs are better than the whole: many parts are slow, or few pairs were met.
             self._add_new(chain(*every_round) if len(self._parts) <= _TOURNAMENT else self._sample(every_round[1]))
-        candidates, limit = self._find_candidates(), self._limit()
+        (suspects, _), limit = self._find_candidates(), self._limit()
         fast = [pair for pair, share in self._medians().items() if share >= limit]
-        self._praise(part for part in chain(*fast) if part not in candidates.parts)
+        self._praise(part for part in chain(*fast) if part not in suspects)
         return self._confirm()
 
     def _sample(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
@@ -271,7 +257,7 @@ class Bisection:
         """Launch suspects again, with other partners if there are any, and name those that stay slow."""
         named: dict[Group, SlowPart] = {}
         acquitted: list[Group] = []
-        while suspects := self._find_candidates(named, acquitted).parts:
+        while suspects := self._find_candidates(named, acquitted)[0]:
             for part in suspects:
                 slow = self._judge(part, suspects=suspects)
                 if slow is not None:
@@ -280,7 +266,7 @@ class Bisection:
                 else:
                     acquitted.append((part,))
                     self._praise([part])
-        for pair in self._find_candidates(named, acquitted).links:
+        for pair in self._find_candidates(named, acquitted)[1]:
             while len(self._pairs[pair]) < LAUNCHES:
                 self._add([pair])
             share = statistics.median(self._pairs[pair])
@@ -295,7 +281,9 @@ class Bisection:
             acquitted=tuple(acquitted),
         )
 
-    def _find_candidates(self, named: Iterable[Group] = (), acquitted: Iterable[Group] = ()) -> FaultCandidates:
+    def _find_candidates(
+        self, named: Iterable[Group] = (), acquitted: Iterable[Group] = ()
+    ) -> tuple[list[str], list[Pair]]:
         return eliminate(
             self._medians(),
             limit=self._limit(),

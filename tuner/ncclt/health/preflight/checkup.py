@@ -224,12 +224,12 @@ class Checkup:
         """Return the findings about a slow node or link: a node is looked into, as one of its GPUs may be the cause."""
         if len(slow.parts) == 2:
             if len(self._hosts) > 2:
-                return [self._name(slow, result.level)]
+                return [self._name_slow_part(slow, result.level)]
             inside = self._look_inside(self._hosts)
             remark = "two nodes do not tell which end it is"
             if self._cluster.gpus_per_node > 1:
                 remark = f"alone both are alike: look at the network between them; {remark}"
-            return list(itertools.chain(*inside.values())) or [self._name(slow, result.level, remark=remark)]
+            return list(itertools.chain(*inside.values())) or [self._name_slow_part(slow, result.level, remark=remark)]
         host = slow.parts[0]
         peer = next((peer for peer in result.good if peer != host), "")
         advice = "look at its network and its GPU"
@@ -238,7 +238,7 @@ class Checkup:
                 return findings
             advice = "alone its GPUs are as fast as others: look at its network"
         remark = f"launched with {', '.join(slow.partners[:4])}; {advice}"
-        return [self._name(slow, result.level, remark=remark)]
+        return [self._name_slow_part(slow, result.level, remark=remark)]
 
     def _explain_evenness(self, hosts: tuple[str, ...], share: float, level: float) -> None:
         """Report what is wrong where nothing stands out: all parts alike, or only all of them together."""
@@ -291,7 +291,7 @@ class Checkup:
                 self.notes.append(f"{_section(slow.parts, host).label}: slower than other pairs of this node")
                 continue
             remark = f"launched with GPU {', '.join(slow.partners[:4])}" if len(slow.parts) == 1 else ""
-            findings.append(self._name(slow, result.level, host=host, peer=peer, remark=remark))
+            findings.append(self._name_slow_part(slow, result.level, host=host, peer=peer, remark=remark))
         return findings
 
     # --- both ---
@@ -316,12 +316,12 @@ class Checkup:
             launches = len(self._probes.of(_section(names if not host else (), host)))
             pair = SlowPart(parts=names, share=share, pairs=((names[0], names[1]),), launches=launches)
             return BisectionResult(named=(pair,) if host or share < self._least else (), level=1.0)
-        known = {
+        known_shares = {
             pair: [reading.gbps / self._usual_gbps(reading.section, peer) for reading in readings]
             for pair in itertools.combinations(names, 2)
             if (readings := self._probes.of(_section(pair, host)))
         }
-        result = Bisection(names, share, measure, cut=self._cut, known=known).run(all_pairs=all_pairs)
+        result = Bisection(names, share, measure, cut=self._cut, measured=known_shares).run(all_pairs=all_pairs)
         for group in result.acquitted:
             label = f"{host} GPU {'+'.join(group)}" if host else "+".join(group)
             self.notes.append(f"{label} looked slow and was not when launched again")
@@ -338,7 +338,9 @@ class Checkup:
         reading = (self._probes.of(same_gpus) or self._probes.measure([same_gpus]))[0]
         return reading.gbps or reading.expected_gbps
 
-    def _name(self, slow: SlowPart, level: float, *, host: str = "", peer: str = "", remark: str = "") -> FabricFinding:
+    def _name_slow_part(
+        self, slow: SlowPart, level: float, *, host: str = "", peer: str = "", remark: str = ""
+    ) -> FabricFinding:
         """Return a slow part of a bisection as a finding."""
         sections = [_section(pair, host) for pair in slow.pairs]
         if host and not self._probes.of(sections[0]):

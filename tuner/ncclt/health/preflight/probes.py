@@ -10,8 +10,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol as Port
-from typing import runtime_checkable
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
@@ -35,15 +33,6 @@ DTYPE = "float32"
 
 class DeadlineExceeded(Exception):  # noqa: N818 -- ends an examination and is no failure
     """The time limit of a preflight leaves no time for the next launch; ends only the examination."""
-
-
-@runtime_checkable
-class SupportsKill(Port):
-    """A runner that can be ended from another thread."""
-
-    def kill(self) -> None:
-        """End what `measure` is waiting for, at once."""
-        ...
 
 
 class Probes:
@@ -103,7 +92,7 @@ class Probes:
         for at, section in enumerate(sections):
             for wave in waves:
                 if len(wave) < self._at_once and all(
-                    {*section.hosts}.isdisjoint(sections[other].hosts) for other in wave
+                    {*section.hosts}.isdisjoint(sections[member].hosts) for member in wave
                 ):
                     wave.append(at)
                     break
@@ -120,8 +109,8 @@ class Probes:
                 return list(pool.map(lambda section, runner: self._read(section, runner, sizes), sections, runners))
             except BaseException:
                 for runner in runners:
-                    if isinstance(runner, SupportsKill):
-                        runner.kill()
+                    if kill := getattr(runner, "kill", None):
+                        kill()
                 raise
 
     def _read(self, section: Section, runner: Runner, sizes: Sequence[int]) -> ProbeReading:
