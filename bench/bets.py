@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS
 from ncclt.prove.confidence import log_capital
-from ncclt.prove.verdict import FALSE_TUNED
+from ncclt.prove.levels import FALSE_TUNED
 
 CASES = ((0.02, 0.02), (0.03, 0.01), (0.03, 0.02), (0.05, 0.02), (0.05, 0.05), (0.1, 0.05))
 """Gain, and noise of a launch."""

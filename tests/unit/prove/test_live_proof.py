@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ncclt.prove import confidence
+from ncclt.prove.levels import FALSE_TUNED
 from ncclt.prove.live_proof import (
     ADVANCE_STEPS,
     DEFAULT,
-    FALSE_TUNED,
     LONG_STEP,
     MAX_BLOCKS,
     Draw,

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclt.prove.live_proof import SHARPNESS, STAKE
+from ncclt.prove.levels import SHARPNESS, STAKE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ratios = NDArray[np.float64]
 
-# Of `prove.live_proof`, which runs without ncclt and numpy.
 _SHARPNESS, _STAKE = np.array(SHARPNESS), np.array(STAKE)
 
 _HALVINGS = 48

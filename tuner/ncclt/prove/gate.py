@@ -33,8 +33,9 @@ from ncclt.nccl.variables import VariableClass, classify
 from ncclt.profile.record.ranks import read_step_times
 from ncclt.prove.confidence import Interval, estimate_interval
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
+from ncclt.prove.levels import INTERVAL_ERROR
 from ncclt.prove.step_times import PROGRAM_HINT, VerifyRequest, describe_side_failure, launch_side
-from ncclt.prove.verdict import INTERVAL_ERROR, format_change
+from ncclt.prove.verdict import format_change
 
 SIDE_NAMES = {Side.BASE: "today", Side.TUNED: "new"}
 """Sides as users read them."""

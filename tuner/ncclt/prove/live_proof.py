@@ -27,25 +27,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SHARPNESS = (6.0, 24.0, 96.0, 384.0)
-STAKE = (0.8, 0.98)
-"""The bets: h(x) = STAKE * tanh(SHARPNESS * x), with the capital spread evenly over all combinations. The sharpness is
-one over the size of a ratio that counts in full, 0.26 % to 17 %: finer than any minimum effect of use, and as coarse as
-the noise under which one can be shown. A stake below 1 survives outliers: one lost bet costs as much as 3 won ones
-bring at 0.8, and as 6 bring at 0.98. With these, eight pairs that are all won may suffice (adr/0008)."""
+from .levels import BORNE_OUT, FALSE_TUNED, INTERVAL_ERROR, SHARPNESS, STAKE
 
 DEFAULT = 0
 """Arm of the NCCL default; other arms start at 1."""
 
-FALSE_TUNED = 0.01
-"""Probability of a false winner, over all arms and any number of looks."""
-
 _FIRST_SHARE = 0.8
-"""Share of that probability for the first arm that a coin compares, chosen by blocks without a coin; the others share
+"""Share of `FALSE_TUNED` for the first arm that a coin compares, chosen by blocks without a coin; the others share
 the rest. With equal shares a gain of 10 % among three arms takes 102 steps instead of 96 (bench/live_decisions.py)."""
-
-INTERVAL_ERROR = 0.05
-"""One minus the confidence of the intervals, over all arms, both ends and any number of looks."""
 
 MAX_BLOCKS = 200
 """Blocks after which live tuning ends undecided: a gain of 3 % under noise of 5 % takes about 100."""
@@ -78,9 +67,6 @@ LONG_STEP = 3.0
 _LONG_STARTS = 2
 """Long first steps that drop an arm: a single one may be an evaluation, and would drop one good arm in five in a job
 that evaluates every 50 steps (bench/live_decisions.py)."""
-
-_BORNE_OUT = 2 / 3
-"""Share of the gain that the means of the steps must show too: the median alone hides an arm with a few slow steps."""
 
 _BRACKET, _HALVINGS = 2.0, 24
 """Log ratio on both sides of an estimate within which the ends of its interval are sought, and steps of that search,
@@ -320,7 +306,7 @@ class LiveProof:
             return False
         if log_capital(self.blocks, arm) < -math.log(self._error(arm)):
             return False
-        return statistics.median(self._gains(arm, by_mean=True)) >= _BORNE_OUT * gain
+        return statistics.median(self._gains(arm, by_mean=True)) >= BORNE_OUT * gain
 
     def _error(self, arm: int) -> float:
         """Return the probability with which an arm may be proven falsely."""

@@ -45,7 +45,8 @@ from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.errors import ConflictError
 from ncclt.nccl.numerics import SameBits
 from ncclt.prove.confidence import estimate_centre, estimate_interval, log_capital
-from ncclt.prove.verdict import INTERVAL_ERROR, format_change
+from ncclt.prove.levels import INTERVAL_ERROR
+from ncclt.prove.verdict import format_change
 from ncclt.store import Store
 
 FALSE_ROLL_BACK = 0.01

@@ -21,9 +21,9 @@ from ncclt.deliver.render.delivery import DeliveredForm, choose_form, compare_nu
 from ncclt.nccl.compile import compile_policy
 from ncclt.prove.confidence import estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
+from ncclt.prove.levels import INTERVAL_ERROR
 from ncclt.prove.payback import Gain, describe_ceiling, describe_cost, estimate_gain, step_gain
 from ncclt.prove.proof import SeenBits, average_unchanged, compare_seen_bits, describe_proof, find_unchanged
-from ncclt.prove.verdict import INTERVAL_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import MIN_EFFECT as MIN_EFFECT
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.prove.confidence import Interval, estimate_centre, estimate_interval, log_capital
+from ncclt.prove.levels import BORNE_OUT, FALSE_TUNED, INTERVAL_ERROR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,14 +24,11 @@ if TYPE_CHECKING:
 MAX_MESSAGE_LOSS = 0.03
 """Loss that no message of weight may suffer for the gain of the others."""
 
-FALSE_TUNED = 0.01
-"""Probability, over any number of looks, that a policy without any gain is called `tuned`."""
-
 GRAVE_LOSS = 0.05
 """Loss of a whole policy that must be ruled out, in addition to proving a gain, before it is called `tuned`."""
 
 FALSE_TUNED_GRAVE = 1 / 3000
-"""The same probability for a policy that loses this much: a worse mistake, so held to a stricter level."""
+"""`FALSE_TUNED` for a policy that loses this much: a worse mistake, so held to a stricter level."""
 
 _CLEAR_DEVIATIONS = 3.0
 """Standard deviations of a single pair between the estimate and such a loss, so that each pair alone refutes it."""
@@ -39,14 +37,8 @@ _HOPELESS_DEVIATIONS = 1.28
 """Standard errors between an estimated gain and the minimum below it at which a proof is given up: nine of ten policies
 that gain the minimum are above that at any one look."""
 
-INTERVAL_ERROR = 0.05
-"""One minus the confidence of the interval, both ends together and at any number of blocks."""
-
 FALSE_VETO = 0.05
 """Probability that any message vetoes a policy that slows no message by more than is allowed."""
-
-_BORNE_OUT = 2 / 3
-"""Share of a gain that the times must show as they were measured, with the noise of what is left to NCCL."""
 
 _CLEARED = math.log(2.0)
 """Capital of a bet against a loss above `MAX_MESSAGE_LOSS` that clears a message which loses something."""
@@ -166,7 +158,7 @@ def _is_borne_out(pairs: Pairs) -> bool:
     """
     if not pairs.measured_gains:
         return True
-    return float(estimate_centre(np.array(pairs.measured_gains))) >= _BORNE_OUT * float(estimate_centre(pairs.gains))
+    return float(estimate_centre(np.array(pairs.measured_gains))) >= BORNE_OUT * float(estimate_centre(pairs.gains))
 
 
 def _is_refuted(gains: NDArray[np.float64], gain: float) -> bool:

@@ -98,6 +98,7 @@ def test_hook_is_placed_once_and_read_by_all(tmp_path):
     assert sorted(str(path.relative_to(first)) for path in first.rglob("*.py")) == [
         "_ncclt_agreement/__init__.py",
         "_ncclt_agreement/hook.py",
+        "_ncclt_agreement/levels.py",
         "_ncclt_agreement/live.py",
         "_ncclt_agreement/live_director.py",
         "_ncclt_agreement/live_proof.py",
