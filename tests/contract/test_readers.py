@@ -2,33 +2,52 @@
 
 import gzip
 import json
+import pickle
+import sqlite3
+import struct
+from contextlib import closing
+from typing import ClassVar
 
 import pytest
 
 from ncclt.core.message import Collective, Message
-from ncclt.profile import get_reader
+from ncclt.profile import READERS, get_reader
 from ncclt.testing.reader_contract import ReaderContract
+
+TWO_KINDS = {("all_reduce", "float32", 4000, 2): 2.0, ("all_gather", "bfloat16", 2048, 2): 1.0}
+
+
+class Contract(ReaderContract):
+    """The contract, and that no other reader takes the sample for its own."""
+
+    source: ClassVar[str]
+    table: ClassVar[dict[tuple[str, str, int, int], float]] = TWO_KINDS
+
+    @pytest.fixture
+    def reader(self):
+        return get_reader(self.source)
+
+    @pytest.fixture
+    def expected(self):
+        return {
+            Message(collective=Collective(collective), dtype=dtype, size_bytes=size, group_size=group): calls
+            for (collective, dtype, size, group), calls in self.table.items()
+        }
+
+    def test_no_other_reader_recognises_the_sample(self, reader, sample):
+        others = [name for name in READERS if name != reader.name and get_reader(name).recognises(sample[0])]
+        assert others == []
+
+
+def test_every_reader_has_its_contract():
+    assert {contract.source for contract in Contract.__subclasses__()} == set(READERS)
 
 
 def _comm(ts, name, into, out, dtype):
-    args = {
-        "Collective name": name,
-        "In msg nelems": into,
-        "Out msg nelems": out,
-        "dtype": dtype,
-        "Group size": 2,
-        "Process Group Name": "0",
-    }
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "record_param_comms",
-        "pid": 1,
-        "tid": 1,
-        "ts": ts,
-        "dur": 2,
-        "args": args,
-    }
+    args = {"Collective name": name, "In msg nelems": into, "Out msg nelems": out, "dtype": dtype}
+    args |= {"Group size": 2, "Process Group Name": "0"}
+    event = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1}
+    return {**event, "ts": ts, "dur": 2, "args": args}
 
 
 def _rank(rank):
@@ -43,10 +62,8 @@ def _rank(rank):
     return {"schemaVersion": 1, "deviceProperties": [], "distributedInfo": info, "traceEvents": steps + comms}
 
 
-class TestKineto(ReaderContract):
-    @pytest.fixture
-    def reader(self):
-        return get_reader("kineto")
+class TestKineto(Contract):
+    source = "kineto"
 
     @pytest.fixture
     def sample(self, tmp_path):
@@ -55,9 +72,355 @@ class TestKineto(ReaderContract):
         packed.write_bytes(gzip.compress(json.dumps(_rank(1)).encode()))
         return [plain, packed]
 
+
+def _node(number, name, rank, into=None, out=None, dtype="float"):
+    tensors = [[number, 1, 0, into, 4, f"cuda:{rank}"]] if into else []
+    received = [[number, 2, 0, out, 4, f"cuda:{rank}"]] if out else []
+    kind = [f"Tensor({dtype})"]
+    return {
+        "id": number,
+        "name": "record_param_comms",
+        "ctrl_deps": 1,
+        "attrs": [],
+        "inputs": {"values": [*tensors, 7, ["0", "default_pg"], rank, name, [], [], 0, 1, 2], "types": kind},
+        "outputs": {"values": received, "types": kind},
+    }
+
+
+def _trace(rank):
+    nodes = [_node(n, "allreduce", rank, 1000, 1000) for n in (10, 20)]
+    nodes += [_node(30, "_allgather_base", rank, 512, 1024, "c10::BFloat16"), _node(40, "wait", rank)]
+    return {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "2025-01-31 10:00:00", "start_ts": 1, "nodes": nodes}
+
+
+class TestExecutionTrace(Contract):
+    source = "execution_trace"
+
     @pytest.fixture
-    def expected(self):
-        return {
-            Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4000, group_size=2): 2.0,
-            Message(collective=Collective.ALL_GATHER, dtype="bfloat16", size_bytes=2048, group_size=2): 1.0,
-        }
+    def sample(self, tmp_path):
+        plain, packed = tmp_path / "et0.json", tmp_path / "et1.json.gz"
+        plain.write_text(json.dumps(_trace(0)))
+        packed.write_bytes(gzip.compress(json.dumps(_trace(1)).encode()))
+        return [plain, packed]
+
+
+def _entry(number, name, into, out, dtype):
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "profiling_name": f"nccl:{name}",
+        "input_sizes": [into] if into else [],
+        "input_dtypes": [dtype],
+        "output_sizes": [out] if out else [],
+        "output_dtypes": [dtype],
+        "state": "completed",
+        "retired": True,
+        "is_p2p": False,
+        "time_created_ns": 1_750_000_000_000_000_000 + number,
+    }
+
+
+def _dump():
+    entries = [_entry(n, "all_reduce", [10, 100], [10, 100], "Float") for n in (0, 1)]
+    entries += [_entry(2, "_all_gather_base", [512], [2, 512], "BFloat16"), _entry(3, "coalesced", [], [], "Float")]
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return {"version": "2.10", "pg_config": groups, "comm_lib_version": "2.28.9", "entries": entries}
+
+
+class TestFlightRecorder(Contract):
+    source = "flight_recorder"
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        pickled, text = tmp_path / "nccl_trace_rank_0", tmp_path / "nccl_trace_rank_1"
+        pickled.write_bytes(pickle.dumps(_dump(), protocol=2))
+        text.write_text(json.dumps(_dump()))
+        return [pickled, text]
+
+
+class TestParamComms(Contract):
+    source = "param_comms"
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        group = {"pg_id": 0, "global_ranks": [0, 1], "world_size": 2}
+        rows = [
+            {"comms": "init", **group},
+            *[{"comms": "all_reduce", "in_msg_size": 1000, "out_msg_size": 1000, "dtype": "Float", **group}] * 2,
+            {"comms": "all_gather_base", "in_msg_size": 512, "out_msg_size": 1024, "dtype": "bfloat16", **group},
+            {"comms": "wait", "req": 3},
+        ]
+        paths = [tmp_path / "0.json", tmp_path / "1.json"]
+        for path in paths:
+            path.write_text(json.dumps(rows))
+        return paths
+
+
+class TestNcclLog(Contract):
+    source = "nccl_log"
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        paths = []
+        for rank in (0, 1):
+            origin = f"node{rank}:10{rank}:200 [0] NCCL INFO"
+            tail = f"op 0 root 0 comm 0xab{rank} [nranks=2] stream 0x1"
+            rows = [f"{origin} NCCL version 2.27.3+cuda12.9"]
+            rows += [
+                f"{origin} AllReduce: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 1000 datatype 7 {tail}"
+                for n in (9, 10)
+            ]
+            rows += [f"{origin} AllGather: opCount b sendbuff 0x1 recvbuff 0x2 count 512 datatype 9 {tail}"]
+            paths.append(tmp_path / f"log.{rank}")
+            paths[-1].write_text("\n".join(rows))
+        paths[1].write_bytes(gzip.compress(paths[1].read_bytes()))
+        return paths
+
+
+class TestInspector(Contract):
+    source = "inspector"
+    table: ClassVar = {("all_reduce", "uint8", 65536, 2): 2.0, ("reduce_scatter", "uint8", 2 << 20, 2): 1.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        paths = []
+        for rank in (0, 1):
+            head = {
+                "header": {"id": "0x7", "comm_name": "dp", "rank": rank, "n_ranks": 2, "nnodes": 1},
+                "metadata": {"inspector_output_format_version": "v4.0", "hostname": "n", "pid": 10 + rank},
+            }
+            calls = [("AllReduce", 0, 65536), ("AllReduce", 1, 65536), ("ReduceScatter", 0, 1 << 20)]
+            rows = [
+                {**head, "coll_perf": {"coll": c, "coll_sn": sn, "coll_msg_size_bytes": size, "coll_exec_time_us": 9}}
+                for c, sn, size in calls
+            ]
+            paths.append(tmp_path / f"n-pid{rank}.log")
+            paths[-1].write_text("\n".join(map(json.dumps, rows)))
+        return paths
+
+
+class TestDeepspeed(Contract):
+    source = "deepspeed"
+    table: ClassVar = {("all_gather", "uint8", 4000, 0): 3.0, ("all_reduce", "uint8", 4096, 0): 3.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        facts = {"count": 3, "avg_latency_ms": 1.5, "tput_avg_gbps": 100.0, "busbw_avg_gbps": 75.0}
+        paths = []
+        for rank in (0, 1):
+            summary = {"all_gather_into_tensor": {"1000": facts}, "all_reduce": {"4096": facts}}
+            document = {
+                "summary": summary,
+                "metadata": {"world_size": 4, "rank": rank, "timestamp": "2026-01-02T03:04:05"},
+            }
+            paths.append(tmp_path / f"comms{rank}.json")
+            paths[-1].write_text(json.dumps(document))
+        return paths
+
+
+class TestMegatronLog(Contract):
+    source = "megatron_log"
+    table: ClassVar = {("all_reduce", "float32", 4000, 0): 1.0, ("all_reduce", "float32", 2048, 0): 1.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        path = tmp_path / "train.log"
+        path.write_text(
+            "INFO:x:Setting up with config DistributedDataParallelConfig(grad_reduce_in_fp32=True, "
+            "use_distributed_optimizer=False)\n"
+            "INFO:y:Number of buckets for gradient all-reduce / reduce-scatter: 2\n"
+            "Params for bucket 1 (1000 elements):\n\tlayer.weight\n"
+            "Params for bucket 2 (500 elements, 512 padded size):\n"
+        )
+        return [path]
+
+
+_EXPORT = """
+    CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+    CREATE TABLE NVTX_EVENTS (eventType INTEGER, globalTid INTEGER, textId INTEGER, binaryData TEXT);
+    CREATE TABLE NVTX_PAYLOAD_SCHEMA_ENTRIES (domainId INTEGER, schemaId INTEGER, idx INTEGER, type INTEGER,
+        name TEXT, offset INTEGER);
+    INSERT INTO StringIds VALUES (1, 'ncclCommInitRank'), (2, 'ncclAllGather');
+    INSERT INTO NVTX_PAYLOAD_SCHEMA_ENTRIES VALUES
+        (1, 16777216, 0, 18, 'NCCL communicator ID', NULL), (1, 16777216, 1, 5, 'No. of ranks', 8),
+        (1, 16777216, 2, 5, 'Rank', 12),
+        (1, 16777220, 0, 18, 'NCCL communicator ID', NULL), (1, 16777220, 1, 22, 'Message size [bytes]', 8);
+"""
+
+
+def _export(path, rank):
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(_EXPORT)
+        for text, schema, body in (
+            (1, 16777216, struct.pack("<Qii", 77, 2, rank)),
+            (2, 16777220, struct.pack("<QQ", 77, 512)),
+            (2, 16777220, struct.pack("<QQ", 77, 512)),
+        ):
+            blob = struct.pack("<QQQQ", 1, schema, len(body), 32 + len(body)) + body
+            db.execute("INSERT INTO NVTX_EVENTS VALUES (59, ?, ?, ?)", (rank << 24, text, blob))
+        db.commit()
+    return path
+
+
+class TestNsys(Contract):
+    source = "nsys"
+    table: ClassVar = {("all_gather", "uint8", 1024, 2): 2.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        return [_export(tmp_path / f"rank{rank}.sqlite", rank) for rank in (0, 1)]
+
+
+class TestNcclProfiler(Contract):
+    source = "nccl_profiler"
+    table: ClassVar = {("all_gather", "int8", 128, 2): 2.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        paths = [tmp_path / f"profile-7-{rank}.txt" for rank in (0, 1)]
+        for rank, path in enumerate(paths):
+            rows = []
+            for number in range(2):
+                args = {"SeqNum": number, "CommHash": 2**63 + 7, "Rank": rank, "Count": 64, "Datatype": "ncclInt8"}
+                args |= {"Algorithm": "RING", "Protocol": "LL", "nMaxChannels": 2}
+                base = {
+                    "name": "AllGather",
+                    "cat": "COLL",
+                    "id": number,
+                    "pid": 40 + rank,
+                    "tid": 1,
+                    "ts": 5.0 + number,
+                }
+                rows += [{**base, "ph": "b", "args": args}, {**base, "ph": "e"}]
+            path.write_text("[\n" + "".join(f"{json.dumps(row)},\n" for row in rows) + "{}]\n")
+        return paths
+
+
+class TestHorovod(Contract):
+    source = "horovod"
+    table: ClassVar = {("all_reduce", "float16", 24, 2): 1.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        rows = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "allreduce.w"}}]
+        for at in (100, 200):
+            rows.append({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": at, "pid": 1})
+            rows += [{"ph": "X", "name": rank, "ts": at, "pid": 1, "dur": 0} for rank in "01"]
+            rows.append({"ph": "E", "ts": at, "pid": 1})
+            rows += [{"ph": "B", "name": n, "ts": at, "pid": 1} for n in ("ALLREDUCE", "NCCL_ALLREDUCE")]
+            rows.append({"ph": "E", "ts": at + 50, "pid": 1})
+            rows.append({"ph": "E", "ts": at + 51, "pid": 1, "args": {"dtype": "float16", "shape": "[3, 4]"}})
+        path = tmp_path / "timeline.json"
+        path.write_text("[\n" + ",\n".join(map(json.dumps, rows)))
+        return [path]
+
+
+class TestAicb(Contract):
+    source = "aicb"
+    table: ClassVar = {("reduce_scatter", "uint8", 64, 2): 1.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        path = tmp_path / "workload.csv"
+        path.write_text(
+            "[rank0 ~ rank1]\n"
+            "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count\n"
+            "CommType.reduce_scatter,CommGroup.dp_group,2,64,backward,None,None,,None,None,None,1\n"
+            "CommType.epoch_end,None,None,0,,None,None,,None,None,None,1\n"
+        )
+        return [path]
+
+
+class TestTraceLens(Contract):
+    source = "tracelens"
+    table: ClassVar = {("all_reduce", "float32", 400, 2): 5.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        header = "rank,Collective name,Group size,dtype,In msg nelems,Out msg nelems,operation_count\n"
+        paths = [tmp_path / f"coll_analysis{rank}.csv" for rank in (0, 1)]
+        for rank, path in enumerate(paths):
+            path.write_text(f"{header}{rank},allreduce,2,Float,100,100,5\n")
+        return paths
+
+
+class TestCsv(Contract):
+    source = "csv"
+    table: ClassVar = {("broadcast", "int32", 64, 2): 2.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        path = tmp_path / "messages.csv"
+        path.write_text("collective,size_bytes,calls,dtype,group_size,steps\nbroadcast,64,6,int32,2,3\n")
+        return [path]
+
+
+class TestNcclTests(Contract):
+    source = "nccl_tests"
+    table: ClassVar = {("all_gather", "float32", 64, 2): 1.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        half = "time algbw busbw #wrong"
+        path = tmp_path / "all_gather.txt"
+        path.write_text(
+            "# Collective test starting: all_gather_perf\n# nThread 1 nGpus 2 minBytes 64 maxBytes 128\n"
+            "#  Rank  0 Group  0 Pid 1\n#  Rank  1 Group  0 Pid 1\n"
+            f"#  size count type redop root {half} {half}\n"
+            "64 8 float none -1 10 1 1 0 12 1 1 0\n64 8 float none -1 30 1 1 0 12 1 1 0\n"
+            "# Avg bus bandwidth : 1\n"
+        )
+        return [path]
+
+
+HEAD = {
+    "ncclt_plugin_report": 1,
+    "plugin": "0.1.0",
+    "tuner_api": 5,
+    "nccl": "2.28.9",
+    "host": "n1",
+    "pid": 40,
+    "launch_rank": 0,
+    "communicator": "00000000000000aa",
+    "number": 0,
+    "ranks": 2,
+    "nodes": 1,
+    "policy": "/t.csv",
+    "shared": False,
+    "table": "r-1",
+    "fnv1a": "0" * 16,
+    "rows": 1,
+    "rows_here": 1,
+    "not_in_use": "",
+    "started_us": 1_750_000_000_000_000,
+    "written_us": 1_750_000_001_000_000,
+    "finished": True,
+}
+APPLIED = {"outcome": "applied", "algorithm": "ring", "protocol": "simple", "channels": 8}
+
+
+def line(collective, size, calls, **more):
+    row = {"collective": collective, "size_bytes": size, "registered": False, "outcome": "unmatched", "calls": calls}
+    return row | more
+
+
+def write_report(path, rows, **head):
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [{**HEAD, **head}, *rows])
+    path.write_text(text)
+    return path
+
+
+class TestPluginReport(Contract):
+    source = "plugin_report"
+    table: ClassVar = {("all_reduce", "uint8", 4096, 2): 5.0, ("all_gather", "uint8", 64, 2): 1.0}
+
+    @pytest.fixture
+    def sample(self, tmp_path):
+        """Two ranks; one of them made a call that it counted under two outcomes."""
+        busy = [line("all_reduce", 4096, 3), line("all_reduce", 4096, 2, **APPLIED), line("all_gather", 64, 1)]
+        return [
+            write_report(tmp_path / "a.jsonl", busy),
+            write_report(tmp_path / "b.jsonl", [line("all_reduce", 4096, 4)], pid=41, launch_rank=1),
+        ]

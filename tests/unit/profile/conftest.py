@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from ncclt.core.workload import Workload
+from ncclt.profile import read_workload
+
 Row = dict[str, Any]
 
 
@@ -61,6 +64,25 @@ class TraceBuilder:
         data = json.dumps(self.document()).encode()
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         return path
+
+
+@pytest.fixture(scope="session")
+def traces(shared_data: Path) -> Path:
+    """Return the folder of public traces."""
+    return shared_data / "traces"
+
+
+@pytest.fixture(scope="session")
+def extracted(traces: Path) -> dict[str, list[Row]]:
+    """Return file -> the rows that an independent extractor has read from it."""
+    entries = json.loads((traces / "expected.json").read_text())
+    return {file: entry.get("messages", []) for file, entry in entries.items()}
+
+
+@pytest.fixture(scope="session")
+def read_traces(traces: Path) -> Callable[..., Workload]:
+    """Return a reader of public traces by their names."""
+    return lambda *files: read_workload([traces / file for file in files], name="real")
 
 
 @pytest.fixture

@@ -258,8 +258,9 @@ class Workload(Documented):
         """
         origin = self.provenance
         if WHOLE_FILE not in origin.notes:
-            known = f"{self.name} counts {origin.steps} steps" if origin.steps else "the calls are per step"
-            reason = f"{origin.source} has no steps" if origin.whole_file else known
+            reason = f"{self.name} counts {origin.steps} steps" if origin.steps else "the calls are per step"
+            if origin.whole_file:
+                reason = f"{origin.source} has no steps"
             raise UsageError(f"the number of steps cannot be given: {reason}", hint="leave it out")
         if steps < 1:
             raise UsageError(f"a file holds at least 1 step, not {steps}")
@@ -269,7 +270,7 @@ class Workload(Documented):
             provenance=replace(
                 origin,
                 steps=steps,
-                notes=tuple(note if one == WHOLE_FILE else one for one in origin.notes),
+                notes=tuple(note if text == WHOLE_FILE else text for text in origin.notes),
                 whole_file=False,
             ),
         )
@@ -285,33 +286,33 @@ class Workload(Documented):
             UsageError: no message has such a group, or groups of this size are placed in both ways.
         """
         sizes = {ranks, 0} if ranks == self.provenance.world_size else {ranks}
-        kept = [
+        members = [
             m for m in self.messages if m.message.group_size in sizes and spans_nodes in (None, m.message.spans_nodes)
         ]
-        known = sorted((size or self.provenance.world_size, spans) for size, spans in self.groups)
-        if not kept:
+        groups = sorted((size or self.provenance.world_size, spans) for size, spans in self.groups)
+        if not members:
             raise UsageError(
                 f"{self.name} has no message in groups of {ranks} ranks",
-                hint=f"its groups: {'; '.join(group_label(*group) for group in known)}",
+                hint=f"its groups: {'; '.join(group_label(*group) for group in groups)}",
             )
-        if len({m.message.spans_nodes for m in kept}) > 1:
+        if len({m.message.spans_nodes for m in members}) > 1:
             raise UsageError(
                 f"{self.name} has groups of {ranks} ranks inside a node and across nodes",
                 hint=f"choose one: {ranks}:inside or {ranks}:across",
             )
-        label = group_label(ranks, kept[0].message.spans_nodes)
+        label = group_label(ranks, members[0].message.spans_nodes)
         origin = replace(self.provenance, detail={**self.provenance.detail, "group": label})
         if ranks == self.provenance.world_size:  # it keeps its ranks in a larger job
             origin = replace(origin, world_size=0)
         return replace(
             self,
-            messages=add_equal(replace(m, message=replace(m.message, group_size=ranks)) for m in kept),
+            messages=add_equal(replace(m, message=replace(m.message, group_size=ranks)) for m in members),
             provenance=origin,
             exposed_us=None,  # known of all groups together
             timeline=tuple(
                 replace(call, message=replace(call.message, group_size=ranks))
                 for call in self.timeline
-                if call.message in {m.message for m in kept}
+                if call.message in {m.message for m in members}
             ),
         )
 
@@ -375,14 +376,58 @@ def merge_workloads(parts: Sequence[tuple[Workload, float]], *, name: str, creat
         UsageError: there are fewer than two parts, two have the same name, one has the name of the merged workload, is
             merged itself or has no steps, or a weight is not between 1 / `MAX_WEIGHT` and `MAX_WEIGHT`.
     """
+    _check_parts(parts, name)
+    sizes = [workload.provenance.world_size for workload, _ in parts]
+    has_same_size = len(set(sizes)) == 1
+    weighted = tuple(
+        WorkloadPart(
+            name=workload.name,
+            weight=float(weight),
+            messages=workload.messages if has_same_size else _over_whole_job(workload),
+        )
+        for workload, weight in parts
+    )
+    notes = []
+    if not has_same_size:
+        recorded = ", ".join(
+            f"{workload.name} with {workload.provenance.world_size or 'any number of'} ranks" for workload, _ in parts
+        )
+        notes.append(f"recorded: {recorded}; messages of the whole job keep their size")
+
+    def add_up(times_us: Sequence[float | None]) -> float | None:
+        parts_us = [part.weight * us for part, us in zip(weighted, times_us, strict=True) if us is not None]
+        return sum(parts_us) if len(parts_us) == len(weighted) else None
+
+    return Workload(
+        name=name,
+        provenance=Provenance(
+            source="merge",
+            created=created,
+            detail={"parts": " + ".join(f"{part.weight:g} x {part.name}" for part in weighted)},
+            world_size=sizes[0] if has_same_size else 0,
+            notes=tuple(notes),
+        ),
+        messages=add_equal(
+            replace(calls, calls_per_step=part.weight * calls.calls_per_step)
+            for part in weighted
+            for calls in part.messages
+        ),
+        step_time_us=add_up([workload.step_time_us for workload, _ in parts]),
+        exposed_us=add_up([workload.exposed_us for workload, _ in parts]),
+        copied_us=add_up([workload.copied_us for workload, _ in parts]),
+        parts=weighted,
+    )
+
+
+def _check_parts(parts: Sequence[tuple[Workload, float]], name: str) -> None:
     names = [workload.name for workload, _ in parts]
     if len(names) < 2:
         raise UsageError(
             f"a merge needs two or more workloads, not {len(names)}", hint="`ncclt profile list` lists all"
         )
-    if twice := [part for part in names if names.count(part) > 1]:
+    if repeated := [part for part in names if names.count(part) > 1]:
         raise UsageError(
-            f"{twice[0]} is named {names.count(twice[0])} times", hint="name it once, with a larger weight"
+            f"{repeated[0]} is named {names.count(repeated[0])} times", hint="name it once, with a larger weight"
         )
     if name in names:
         raise UsageError(f"{name} is one of its own parts", hint="choose another name for the merged workload")
@@ -398,48 +443,6 @@ def merge_workloads(parts: Sequence[tuple[Workload, float]], *, name: str, creat
                 f"{workload.name} holds the calls of a whole file, not those of one step",
                 hint="import it again with `ncclt profile import --steps N`",
             )
-    sizes = [workload.provenance.world_size for workload, _ in parts]
-    has_same_size = len(set(sizes)) == 1
-    found = tuple(
-        WorkloadPart(
-            name=workload.name,
-            weight=float(weight),
-            messages=workload.messages if has_same_size else _over_whole_job(workload),
-        )
-        for workload, weight in parts
-    )
-    notes = []
-    if not has_same_size:
-        recorded = ", ".join(
-            f"{part} with {size or 'any number of'} ranks" for part, size in zip(names, sizes, strict=True)
-        )
-        notes.append(f"recorded: {recorded}; messages of the whole job keep their size")
-
-    def add_up(times_us: Sequence[float | None]) -> float | None:
-        known = [time_us for time_us in times_us if time_us is not None]
-        return (
-            sum(part.weight * us for part, us in zip(found, known, strict=True)) if len(known) == len(found) else None
-        )
-
-    return Workload(
-        name=name,
-        provenance=Provenance(
-            source="merge",
-            created=created,
-            detail={"parts": " + ".join(f"{part.weight:g} x {part.name}" for part in found)},
-            world_size=sizes[0] if has_same_size else 0,
-            notes=tuple(notes),
-        ),
-        messages=add_equal(
-            replace(calls, calls_per_step=part.weight * calls.calls_per_step)
-            for part in found
-            for calls in part.messages
-        ),
-        step_time_us=add_up([workload.step_time_us for workload, _ in parts]),
-        exposed_us=add_up([workload.exposed_us for workload, _ in parts]),
-        copied_us=add_up([workload.copied_us for workload, _ in parts]),
-        parts=found,
-    )
 
 
 def _over_whole_job(workload: Workload) -> tuple[MessageCalls, ...]:

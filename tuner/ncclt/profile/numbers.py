@@ -23,8 +23,8 @@ def parse_int(value: object, *, least: int = 0, most: int = 2**63 - 1) -> int | 
     (8, None, None, None)
     """
     if isinstance(value, str):
-        found = _WHOLE.fullmatch(value.strip())
-        value = int(found[1]) if found else None
+        match = _WHOLE.fullmatch(value.strip())
+        value = int(match[1]) if match else None
     elif isinstance(value, float):
         value = int(value) if value.is_integer() else None
     if not isinstance(value, int) or isinstance(value, bool):

@@ -1,6 +1,5 @@
 """AICB workloads and logs."""
 
-import json
 from collections import Counter
 from functools import partial
 
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError
-from ncclt.profile import read_workload
 from ncclt.profile.readers.aicb import AicbReader
 from ncclt.testing.reader_contract import message_table
 
@@ -139,17 +137,16 @@ def test_any_row_is_read_or_refused(tmp_path_factory, text):
 
 
 @pytest.mark.shared
-def test_real_files_give_the_extractors_table(shared_data):
+def test_real_files_give_the_extractors_table(read_traces, extracted):
     """Equal but for a message of 0 bytes in one file, which sends nothing; its column dtype holds the kind of group."""
     for file in [
         "G13B-M1-C02_GPT13B_megatron_tp8_pp1_mbs1_sp.csv",
         "L7B-D1-C01_Llama7B_zero2_mbs1.csv",
         "L7B-M1-C04_Llama7B_megatron_tp2_pp1_mbs1.csv",
     ]:
-        traces = shared_data / "traces"
-        workload = read_workload([traces / "aicb" / file], name="real")
+        workload = read_traces(f"aicb/{file}")
         expected = Counter()
-        for entry in json.loads((traces / "expected.json").read_text())[f"aicb/{file}"]["messages"]:
+        for entry in extracted[f"aicb/{file}"]:
             if entry["size_bytes"]:
                 expected[entry["collective"], entry["size_bytes"], int(entry["group_size"])] += entry["calls"]
         assert found(workload) == expected

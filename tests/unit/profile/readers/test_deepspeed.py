@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
-from ncclt.profile import read_workload
 from ncclt.profile.readers.deepspeed import DeepSpeedReader
 from ncclt.testing.reader_contract import message_table
 
@@ -189,12 +188,11 @@ def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
 
 
 @pytest.mark.shared
-def test_tables_of_the_tutorial_give_the_extractors_table(shared_data):
+def test_tables_of_the_tutorial_give_the_extractors_table(read_traces, extracted):
     """Its names are DeepSpeed's; sizes and calls agree exactly."""
     for file in ["deepspeed/log_summary_1.txt", "deepspeed/log_summary_2.txt"]:
-        rows = json.loads((shared_data / "traces" / "expected.json").read_text())[file]["messages"]
-        workload = read_workload([shared_data / "traces" / file], name="real")
-        expected = {(r["collective"].removesuffix("_tensor"), r["size_bytes"]): r["calls"] for r in rows}
+        workload = read_traces(file)
+        expected = {(r["collective"].removesuffix("_tensor"), r["size_bytes"]): r["calls"] for r in extracted[file]}
         assert table(workload) == expected
         assert {(m.message.dtype, m.message.group_size) for m in workload.messages} == {("uint8", 0)}
         assert workload.provenance.world_size == 16

@@ -1,59 +1,48 @@
 """Flight Recorder dumps that PyTorch wrote."""
 
-import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from ncclt.core.message import parse_dtype
 from ncclt.profile import read_workload
+from ncclt.testing.reader_contract import message_table
 
 TUTORIAL = "flight_recorder/pytorch_tutorial_example_v2.5.json"
 AS_JSON = "generated/fr_json_gloo_torch2.8_rank0.json"
 PICKLED = "generated/fr_gloo_rank0.pkl"
 
 
-@pytest.fixture(scope="module")
-def traces(shared_data):
-    return shared_data / "traces"
-
-
-def _found(workload):
-    return Counter(
-        {
-            (m.message.collective.value, m.message.dtype, m.message.size_bytes): m.calls_per_step
-            for m in workload.messages
-        }
-    )
-
-
-def _expected(traces, file):
-    counted = Counter()
-    for row in json.loads((traces / "expected.json").read_text())[file]["messages"]:
-        counted[row["collective"], parse_dtype(row["dtype"]), row["size_bytes"]] += row["calls"]
-    return counted
+_table = partial(message_table, fields=("collective", "dtype", "size_bytes"))
 
 
 @pytest.mark.shared
 @pytest.mark.parametrize(("file", "version"), [(TUTORIAL, "2.5"), (AS_JSON, "2.9")])
-def test_messages_are_those_of_the_extractor(traces, file, version):
+def test_messages_are_those_of_the_extractor(read_traces, extracted, file, version):
     """The only group listed has 2 ranks, though gloo's name for it is empty: the extractor writes null there."""
-    workload = read_workload([traces / file], name="real")
-    assert _found(workload) == _expected(traces, file)
+    workload = read_traces(file)
+    expected = Counter()
+    for row in extracted[file]:
+        expected[row["collective"], parse_dtype(row["dtype"]), row["size_bytes"]] += row["calls"]
+    assert _table(workload) == expected
     assert {m.message.group_size for m in workload.messages} == {2}
     assert workload.provenance.detail["version"] == version
     assert workload.provenance.steps == 0
 
 
 @pytest.mark.shared
-def test_pickle_is_read_without_loading_code(traces):
+def test_pickle_is_read_without_loading_code(read_traces):
     """Three entries in two groups whose ranks are not listed: an all_gather tells the size of its own."""
-    workload = read_workload([traces / PICKLED], name="real")
-    rows = {(m.message.collective.value, m.message.size_bytes, m.message.group_size) for m in workload.messages}
-    assert rows == {("all_gather", 16, 2), ("all_gather", 112, 2), ("all_reduce", 40, 0)}
+    workload = read_traces(PICKLED)
+    assert set(message_table(workload, ("collective", "size_bytes", "group_size"))) == {
+        ("all_gather", 16, 2),
+        ("all_gather", 112, 2),
+        ("all_reduce", 40, 0),
+    }
     assert workload.provenance.source == "flight_recorder"
 
 
@@ -93,5 +82,7 @@ def test_dump_of_the_installed_pytorch(tmp_path):
     ]
     assert [rank.wait() for rank in ranks] == [0, 0]
     for dump in dumps:
-        found = _found(read_workload([dump], name="own"))
-        assert found == {("all_reduce", "float32", 4000): 3.0, ("broadcast", "bfloat16", 100): 3.0}
+        assert _table(read_workload([dump], name="own")) == {
+            ("all_reduce", "float32", 4000): 3.0,
+            ("broadcast", "bfloat16", 100): 3.0,
+        }

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
-from ncclt.profile import read_workload
 from ncclt.profile.readers.inspector import InspectorReader
 from ncclt.testing.reader_contract import message_table
 
@@ -199,13 +198,12 @@ def test_damaged_dumps_are_read_in_part(tmp_path, noise, at):
 
 
 @pytest.mark.shared
-def test_records_of_the_readme_give_a_row_of_the_extractors_table(shared_data):
+def test_records_of_the_readme_give_a_row_of_the_extractors_table(read_traces, extracted):
     """Two records of two ranks in two communicators: one rank stands for all; the scattered part times eight ranks."""
     file = "inspector/records.jsonl"
-    rows = json.loads((shared_data / "traces" / "expected.json").read_text())[file]["messages"]
-    workload = read_workload([shared_data / "traces" / file], name="real")
+    workload = read_traces(file)
     (row,) = table(workload).items()
-    assert row in [((r["collective"], r["size_bytes"], r["group_size"]), r["calls"]) for r in rows]
+    assert row in [((r["collective"], r["size_bytes"], r["group_size"]), r["calls"]) for r in extracted[file]]
     assert workload.provenance.source == "inspector"
     assert workload.provenance.created == "2025-05-23"
 

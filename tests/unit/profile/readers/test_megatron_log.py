@@ -1,6 +1,5 @@
 """Bucket lines of Megatron and NeMo."""
 
-import json
 from functools import partial
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from ncclt.core.message import DTYPE_SIZES
 from ncclt.errors import TraceError
-from ncclt.profile import read_workload
 from ncclt.profile.readers.megatron_log import MegatronLogReader
 from ncclt.testing.reader_contract import message_table
 
@@ -141,13 +139,12 @@ def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
 
 
 @pytest.mark.shared
-def test_public_logs_give_the_extractors_elements(shared_data):
+def test_public_logs_give_the_extractors_elements(read_traces, extracted):
     """It lists elements per bucket; we list bytes, twice with a distributed optimizer (one file)."""
-    known = json.loads((shared_data / "traces" / "expected.json").read_text())
-    files = {key: entry["messages"] for key, entry in known.items() if key.startswith("megatron_log/")}
+    files = {key: rows for key, rows in extracted.items() if key.startswith("megatron_log/")}
     assert len(files) == 5
     for file, rows in files.items():
-        workload = read_workload([shared_data / "traces" / file], name="real")
+        workload = read_traces(file)
         assert workload.provenance.source == "megatron_log"
         gradients = [m for m in workload.messages if m.message.collective != "all_gather"]
         found = {m.message.size_bytes // DTYPE_SIZES[m.message.dtype]: m.calls_per_step for m in gradients}

@@ -330,13 +330,6 @@ def test_statement_without_end_is_stopped(export):
         opened_export.connection.execute(endless).fetchall()
 
 
-def test_same_path_twice_is_refused(export):
-    """Also before NCCL 2.25, where nothing in the file would tell."""
-    path = export(OLD).write()
-    with pytest.raises(TraceError, match="given twice"):
-        NsysReader().read([path, path.parent / "." / path.name], name="run")
-
-
 def test_reading_leaves_nothing_behind(export, tmp_path):
     """No journal, no lock, no change."""
     e = export(NEW)

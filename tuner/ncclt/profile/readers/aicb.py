@@ -125,7 +125,7 @@ def _build_call(row: TableRow, cells: Mapping[str, str], message: Message) -> Ca
     return Call(
         group=_word(cells["comm_group"]),
         message=message,
-        is_receive=_word(cells["comm_type"]) == "irecv",
+        is_receive=_word(cells["comm_type"]) in ("recv", "irecv"),
         count=row.whole("count", cells["count"], least=1) if "count" in cells else 1,
         time_us=elapsed_ms * 1000 if elapsed_ms else None,
     )

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, Choices, build_nccl_message
@@ -104,8 +104,7 @@ def _notes(tally: Tally) -> list[str]:
     return notes + largest_group_notes(tally.ranks_seen, tally.world_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """Whose record it is.
 
     Attributes:
@@ -130,8 +129,7 @@ class Header:
     written_on: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Performed:
+class Performed(NamedTuple):
     """One operation that was performed.
 
     Attributes:
@@ -167,25 +165,25 @@ def records(document: Document) -> Iterator[Record | None]:
     above: Mapping[str, Any] = {}
     for line in lines(document):
         text = line.strip().removesuffix(b",")
-        row = _decoded(text)
+        row = _decode(text)
         if isinstance(row, Mapping) and above and any(kind in row for kind in _KINDS):
             row = {**above, **row}
-        whole_line = isinstance(row, Mapping) and "header" in row
-        if begun and (whole_line or text.startswith(b'{"header"') or size_bytes > _RECORD_BYTES):
+        is_complete = isinstance(row, Mapping) and "header" in row
+        if begun and (is_complete or text.startswith(b'{"header"') or size_bytes > _RECORD_BYTES):
             yield None  # the record before was cut off
             begun, depth, size_bytes = [], 0, 0
-        if whole_line:
-            yield _record(row)
+        if is_complete:
+            yield _read_record(row)
             above = {key: row[key] for key in ("header", "metadata") if key in row}
         elif not begun and isinstance(row, list) and row:
-            yield from map(_record, row)
+            yield from map(_read_record, row)
         elif begun or (row is None and text.startswith(b"{")):
             begun.append(line)
             size_bytes += len(line)
-            bare = _STRING.sub(b"", line)
-            depth += bare.count(b"{") - bare.count(b"}")
+            without_strings = _STRING.sub(b"", line)
+            depth += without_strings.count(b"{") - without_strings.count(b"}")
             if depth <= 0:
-                yield _record(_decoded(b"".join(begun).strip().removesuffix(b",")))
+                yield _read_record(_decode(b"".join(begun).strip().removesuffix(b",")))
                 begun, depth, size_bytes = [], 0, 0
         elif text not in (b"", b"[", b"]"):
             yield None
@@ -193,29 +191,33 @@ def records(document: Document) -> Iterator[Record | None]:
         yield None
 
 
-def _decoded(text: bytes) -> Any:
+def _decode(text: bytes) -> Any:
     try:
         return json.loads(text.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
 
 
-def _record(row: Any) -> Record | None:
-    header = _header(row) if isinstance(row, Mapping) else None
+def _read_record(row: Any) -> Record | None:
+    header = _read_header(row) if isinstance(row, Mapping) else None
     if header is None:
         return None
-    stats = row.get("dump_stats")
-    if isinstance(stats, Mapping):
-        return header, _dropped(stats)
+    if isinstance(row.get("dump_stats"), Mapping):
+        return header, _count_dropped(row["dump_stats"])
     for kind in ("coll", "p2p"):
         facts = row.get(f"{kind}_perf")
         if isinstance(facts, Mapping):
-            performed = _performed(facts, kind)
-            return None if performed is None else (header, performed)
+            size, number = parse_int(facts.get(f"{kind}_msg_size_bytes")), parse_int(facts.get(f"{kind}_sn"))
+            if size is None or number is None:
+                return None
+            chosen = [str(facts.get(f"{kind}_{part}", ""))[:24] for part in ("algo", "proto")]
+            choice = "/".join(chosen) if all(chosen) else ""
+            time_us = parse_float(facts.get(f"{kind}_exec_time_us"), least=0, most=1e12) or None
+            return header, Performed(str(facts.get(kind, ""))[:24], number, size, time_us, choice)
     return None
 
 
-def _header(row: Mapping[str, Any]) -> Header | None:
+def _read_header(row: Mapping[str, Any]) -> Header | None:
     header, metadata = row.get("header"), row.get("metadata", {})
     if not isinstance(header, Mapping) or not isinstance(metadata, Mapping):
         return None
@@ -234,21 +236,7 @@ def _header(row: Mapping[str, Any]) -> Header | None:
     )
 
 
-def _performed(facts: Mapping[str, Any], kind: str) -> Performed | None:
-    size, number = parse_int(facts.get(f"{kind}_msg_size_bytes")), parse_int(facts.get(f"{kind}_sn"))
-    if size is None or number is None:
-        return None
-    chosen = [str(facts.get(f"{kind}_{part}", ""))[:24] for part in ("algo", "proto")]
-    return Performed(
-        operation=str(facts.get(kind, ""))[:24],
-        number=number,
-        size_bytes=size,
-        time_us=parse_float(facts.get(f"{kind}_exec_time_us"), least=0, most=1e12) or None,
-        choice="/".join(chosen) if all(chosen) else "",
-    )
-
-
-def _dropped(stats: Mapping[str, Any]) -> int:
+def _count_dropped(stats: Mapping[str, Any]) -> int:
     """Return the sum of the counters of a `dump_stats` record whose names speak of drops."""
     total = 0
     for key, value in stats.items():
@@ -340,12 +328,11 @@ class Tally:
                 continue
             header, content = record
             self._admit(header, document.label)
-            check_bounded(len(self.labels), document.label)
             if isinstance(content, int):
                 self.dropped = max(self.dropped, content)
             else:
                 kinds += self._add(header, content)
-                check_bounded(kinds, document.label)
+            check_bounded(max(kinds, len(self.labels)), document.label)
 
     def views(self) -> Iterator[tuple[tuple[str, int, int], Series]]:
         """Yield every series with its GPU: host, process and number of the GPU in that process."""
@@ -382,7 +369,7 @@ class Tally:
             return 0
         series.first, series.last = min(series.first, call.number), max(series.last, call.number)
         series.seen += 1
-        new = call.size_bytes not in series.sizes
+        is_new = call.size_bytes not in series.sizes
         series.sizes[call.size_bytes] += 1
         if call.time_us is not None:
             total, count = series.times.get(call.size_bytes, (0.0, 0))
@@ -390,7 +377,7 @@ class Tally:
         if call.choice and (collective := OPERATIONS.get(call.operation)) is not None:
             size = call.size_bytes * (header.ranks if collective.has_rank_parts else 1)
             self.choices.add(collective, size, call.choice, 1)
-        return int(new)
+        return int(is_new)
 
 
 def _count_calls(tally: Tally, source: Source) -> Iterator[Call]:

@@ -51,8 +51,8 @@ class KinetoJob:
 
     def bypasses_nccl(self, group: str) -> bool:
         """Return True if a group of a job over NCCL runs over another backend."""
-        known = self.groups.get(group)
-        return known is not None and "nccl" in self.backend and "nccl" not in known.backend
+        listed = self.groups.get(group)
+        return listed is not None and "nccl" in self.backend and "nccl" not in listed.backend
 
     def spans_nodes(self, *, start: int | None, stride: int | None, size: int) -> bool:
         """Return True if a group of part of the job reaches over nodes; False where that is not known.
