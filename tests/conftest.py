@@ -170,7 +170,7 @@ class Nursery:
         return self.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def known_times():
     """Let simulated launches have times that leave a gain to find (fakes/known_times.py)."""
     known_times = importlib.import_module("known_times")
