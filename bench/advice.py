@@ -132,23 +132,21 @@ def _of(advice: Advice, pattern: str) -> tuple[float, float, float]:
     return found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3
 
 
-def _one_bucket(step_ms: float, compute_ms: float, call_ms: float | None) -> Workload:
-    """ViT-L/32 with one bucket of all gradients, as the article starts."""
+def _advise(step_ms: float, compute_ms: float, cluster: Cluster) -> Advice:
+    """Advise on ViT-L/32 with one bucket of all gradients, as the article starts."""
     message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=VIT_BYTES)
-    calls = MessageCalls(message=message, calls_per_step=1.0, recorded_us=call_ms and call_ms * 1e3)
-    return Workload(
+    workload = Workload(
         name="vit-l-32",
-        messages=(calls,),
+        messages=(MessageCalls(message=message, calls_per_step=1.0),),
         provenance=Provenance(source="article"),
-        step_time_us=step_ms * 1e3,
-        exposed_us=(step_ms - compute_ms) * 1e3,
     )
+    return advise(workload, cluster, measured={}, step_us=step_ms * 1e3, compute_us=compute_ms * 1e3)
 
 
 def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
     """Give the rows of ViT-L/32 on 8 L40S and on 8 A100."""
     system, base = "8 x L40S, SHM", 701.0
-    l40s = advise(_one_bucket(base, base - 587, 587), clusters["aws-g6e"], measured={})
+    l40s = _advise(base, base - 587, clusters["aws-g6e"])
     for change, name, measured in (
         ("gradient_as_bucket_view", "gradient_as_bucket_view", base / 1.01),
         ("bf16 compression", "bf16 or fp16", base / 1.65),
@@ -158,7 +156,7 @@ def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
         yield _row(VIT, system, "ViT-L/32", change, measured, _of(l40s, name))
     yield _copies(l40s, "1 x L40S", 1e3 / 8.91, 1e3 / 8.40)
     system, base = "8 x A100 40 GB, NVSwitch", 1e3 / (5.17 * 0.92)
-    a100 = advise(_one_bucket(base, 1e3 / 5.04, None), clusters["aws-p4d"], measured={})
+    a100 = _advise(base, 1e3 / 5.04, clusters["aws-p4d"])
     for change, name, known, said in (
         ("gradient_as_bucket_view", "gradient_as_bucket_view", base / 1.01, ""),
         ("all together (buckets, view)", r"bucket_cap_mb=\d+, bucket view", base / 1.04, ""),
@@ -186,9 +184,8 @@ def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:
     times = call_times(gpt2, pair, measured)
     bus = replace(pair, gpus_per_node=8)
     size, pair_us = 33554432, 1798.5
-    anchored = call_times(_recorded(size, pair_us), pair, measured)
-    four_us = anchored.time_us(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
-    spread = anchored.spread(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
+    four_us = times.time_us(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
+    spread = times.spread(Collective.ALL_REDUCE, size, bus.sized(gpus_per_node=4))
     yield _row(
         GPT,
         "4 x A100, PCIe",
@@ -223,12 +220,6 @@ def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:
             (total_ms, total_ms / wide, total_ms * wide),
             said,
         )
-
-
-def _recorded(size: int, time_us: float) -> Workload:
-    message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size)
-    calls = MessageCalls(message=message, calls_per_step=1.0, recorded_us=time_us)
-    return Workload(name="gpt", messages=(calls,), provenance=Provenance(source="article"))
 
 
 def resnet(clusters: dict[str, Cluster], resnet101: Workload) -> Iterator[Row]:

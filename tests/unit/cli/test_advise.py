@@ -93,14 +93,18 @@ def test_a_trace_shows_its_own_backward_pass_and_copies(command, shared_data):
     command(import_files, str(shared_data.joinpath("traces", *R50)), "--name", "r50")
     words = ("--model", "r50", "--cluster", "pcie-pair")
     document = _json(command, *words)
-    assert document["exposed_ms"] == pytest.approx(10.540, abs=0.001)  # of the median step
-    assert not any("not seen" in note or "scaled" in note for note in document["notes"])
+    # The recorded step is of other GPUs: what is exposed here is a prediction, and no more than what is sent.
+    assert 0 < document["exposed_ms"] <= document["estimate"]["communication_s"] * 1e3
+    assert any("the recorded step of" in note for note in document["notes"])
+    document = _json(command, *words, "--step-ms", "222.44")
+    assert not any("not recorded" in note for note in document["notes"])
     by_name = {row["change"]: row for row in document["changes"]}
     assert "0.75 ms of copies" in by_name["gradient_as_bucket_view"]["note"]
     # Most of what is exposed are gaps in compute: no change may claim it.
     assert document["model_step_ms"] < document["step"]["step_ms"] - 5
     assert min(row["step_ms"] for row in document["changes"] if row["step_ms"]) > 218
-    assert "ms of it. None of these changes fix the rest, often CPU launch overhead." in command(advise, *words)
+    text = command(advise, *words, "--step-ms", "222.44")
+    assert "ms of it. None of these changes fix the rest, often CPU launch overhead." in text
 
 
 @pytest.mark.shared
@@ -110,7 +114,8 @@ def test_a_trace_without_kernels_asks_for_compute(command, shared_data):
     words = ("--model", "gloo", "--cluster", "pcie-pair")
     assert "exposed communication" in _json(command, *words)["no_advice"]
     assert "ncclt profile record" in command(advise, *words)
-    assert _json(command, *words, "--compute-ms", "90")["exposed_ms"] == pytest.approx(38.57, abs=0.01)
+    timed = _json(command, *words, "--step-ms", "128.57", "--compute-ms", "90")
+    assert timed["exposed_ms"] == pytest.approx(38.57, abs=0.01)
 
 
 @pytest.mark.shared

@@ -283,3 +283,11 @@ def test_the_library_is_imported_by_a_failure_alone():
         "without_secrets('x')\nassert 'detect_secrets' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env=dict(os.environ))
+
+
+@given(st.text("abcdefgh", min_size=6, max_size=12), st.text("mnopq", min_size=1, max_size=8))
+def test_of_two_secrets_one_the_beginning_of_the_other_no_character_remains(short, end):
+    for environ in ({"A_TOKEN": short, "B_TOKEN": short + end}, {"A_TOKEN": short + end, "B_TOKEN": short}):
+        cleaned = without_secrets(f"({short}{end}) ({short})", environ=environ)
+        assert cleaned == f"({REMOVED}) ({REMOVED})"
+        assert words_without_secrets([short + end, short], environ=environ) == (REMOVED, REMOVED)

@@ -132,10 +132,6 @@ def test_one_text_is_no_list_of_hosts():
         Target(hosts="a,b")
 
 
-def test_a_simulated_fault_names_nodes_where_nothing_is_launched():
-    assert Target(launcher="simulate", hosts=("a", "b")).resolved({}, for_nodes=True).hosts == ("a", "b")
-
-
 @pytest.mark.parametrize("for_nodes", [False, True])
 def test_launcher_options_that_cannot_apply_are_refused_in_every_command(for_nodes):
     """Bad ones too, before anything runs; options of a batch job only where one is submitted."""

@@ -33,7 +33,7 @@ def test_what_needs_no_store_runs_without_the_extra(base, subtests):
         (("cluster", "list"), "leonardo"),
         (("cluster", "show", "dgx-h100", "--toml"), 'nic_gbps = "50 GB/s"'),
         (("advise", "--model", "bert", *H100, "--step-ms", "300", "--compute-ms", "250"), "bucket_cap_mb"),
-        (("advise", "--model", "bert", *H100), "links"),
+        (("advise", "--model", "bert", *H100), "model"),
         (("upgrade", *H100[:2], "--from", "2.27.3", "--to", "2.28.3"), "no recommendation for"),
         (("preflight", *H100, "--launcher", "ssh", "--hosts", "a,b", "--dry-run"), "launch 1: all_reduce"),
         (("preflight", "--history"), "verdict"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Model, spread
-from ncclt.cli.output import note, print_json, print_table
+from ncclt.cli.render import Column, note, print_json, print_table
 from ncclt.core.duration import format_duration
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
@@ -22,7 +23,6 @@ from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, build_curv
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
-    from ncclt.core.study import Study
     from ncclt.core.workload import Workload
     from ncclt.profile.advice.advice import Advice
     from ncclt.profile.advice.alignment import UnalignedMessage
@@ -71,7 +71,7 @@ def advise(
         int | None, typer.Option(help="Nodes; default: those of the recording, else the cluster's.")
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; default: as with --nodes.")] = None,
-    given: StepOptions,
+    step: StepOptions,
     as_json: AsJson = False,
 ) -> None:
     """Predict what else would speed up a job.
@@ -80,34 +80,87 @@ def advise(
     and whether the step is network-bound. The second predicts other buckets, compression, accumulation, sharding and
     numbers of nodes; it needs the step time, recorded or given.
     """
-    from ncclt.profile.advice.advice import advise as predict_changes
-    from ncclt.profile.advice.alignment import find_unaligned
     from ncclt.profile.advice.call_times import recorded_cluster
-    from ncclt.profile.views.estimate import estimate
     from ncclt.store import open_to_read
 
     if cluster is None and (nodes is not None or gpus_per_node is not None):
         raise UsageError("--nodes and --gpus-per-node need --cluster", hint="`ncclt cluster list` shows the names")
     with open_to_read(storage_url()) as store:
         workload = store.workloads.get(model)
-        where = (
-            recorded_cluster(workload)
-            if cluster is None
-            else _sized(workload, store.clusters.get(cluster), nodes, gpus_per_node)
-        )
-        others = _others(where) if cluster else ()
-        found = [_measured_times(store, one) for one in (where, *others)] if cluster else []
-    compute_s, source = _compute(workload, where, given)
-    estimated = None
+        if cluster is None:
+            where = recorded_cluster(workload)
+        else:
+            where = _size_cluster(workload, store.clusters.get(cluster), nodes, gpus_per_node)
+        others = _list_other_sizes(where) if cluster else ()
+        measured = _read_times(store, where, others) if cluster else MeasuredTimes()
+    report = _predict(workload, where, others, measured, step)
+    if as_json:
+        print_json(report.to_document())
+        return
+    shape = f"{where.nodes} x {where.gpus_per_node} {where.gpu}"
+    print(f"{model} on {where.name}, {shape}" if cluster else f"{model} as recorded on {where.world_size} GPUs")
+    if report.estimated is not None:
+        _print_estimate(workload, report.estimated, report.source, measured)
+    _print_unaligned(workload, report.unaligned)
+    if report.advice is not None:
+        _print_advice(report.advice)
+    if (refusal := report.refusal) is not None:
+        note(f"no changes predicted: {refusal.message}{f'; {refusal.hint}' if refusal.hint else ''}")
+    if measured.simulated:
+        note("measured times come from SIMULATED studies")
+    for label in measured.recorded:
+        note(f"measured times are {label}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """Everything that is said of a job.
+
+    Attributes:
+        estimated: its step on a named cluster; None = the recording speaks for itself.
+        source: of the compute in it.
+        refusal: why there is no advice.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    measured: MeasuredTimes
+    unaligned: tuple[UnalignedMessage, ...]
+    estimated: Estimate | None
+    source: str
+    advice: Advice | None
+    refusal: InputError | UsageError | None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        estimated = self.estimated
+        return {
+            "schema": 1,
+            "profile": self.workload.name,
+            "whole_file": self.workload.provenance.whole_file,
+            "cluster": self.cluster.name,
+            "nodes": self.cluster.nodes,
+            "gpus_per_node": self.cluster.gpus_per_node,
+            "simulated": self.measured.simulated,
+            "recorded": list(self.measured.recorded),
+            "unaligned": [_document_unaligned(message) for message in self.unaligned],
+            "estimate": estimated and _document_estimate(estimated, self.source, self.measured),
+            "advice": self.advice and _document_advice(self.advice),
+            "no_advice": str(self.refusal or ""),
+        }
+
+
+def _predict(
+    workload: Workload, where: Cluster, others: Sequence[Cluster], measured: MeasuredTimes, step: StepOptions
+) -> _Report:
+    from ncclt.profile.advice.advice import advise as predict_changes
+    from ncclt.profile.advice.alignment import find_unaligned
+    from ncclt.profile.advice.call_times import RECORDING
+    from ncclt.profile.views.estimate import estimate
+
+    compute_s, source = _find_compute(workload, where, step)
     placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
-    # Simulated times ignore alignment.
-    real = found[0].measurements if found and not found[0].simulated else ()
-    unaligned = find_unaligned(
-        placed, real, origin=TimesOrigin.RECORDED if found and found[0].recorded else TimesOrigin.MEASURED
-    )
-    if cluster is not None:
-        estimated = estimate(placed, where, compute_s=compute_s, measured=found[0].curves)
-    asked = given.compute_ms is not None or given.tflops is not None
+    is_named = where.name != RECORDING
     advice, refusal = None, None
     try:
         if (ranks := workload.provenance.world_size) and where.world_size != ranks:
@@ -115,68 +168,49 @@ def advise(
                 f"{workload.name} was recorded on {ranks} GPUs, not on {where.nodes} x {where.gpus_per_node}",
                 hint="give --nodes and --gpus-per-node of the recording; the table predicts other numbers of nodes",
             )
-        every = {key: curve for one in found for key, curve in one.curves.items()}
         advice = predict_changes(
             workload,
             where,
-            measured=every,
-            step_us=None if given.step_ms is None else given.step_ms * 1e3,
-            compute_us=compute_s * 1e6 if asked and compute_s is not None else None,
+            measured=measured.curves,
+            step_us=None if step.step_ms is None else step.step_ms * 1e3,
+            compute_us=compute_s * 1e6 if compute_s and source != _RECORDED else None,
             others=others,
         )
     except (InputError, UsageError) as error:
         # The times of the messages are an answer by themselves.
-        if estimated is None:
+        if not is_named:
             raise
         refusal = error
-    if cluster is None and advice is not None:
-        said = "using the recorded times of calls; --cluster NAME adds predictions for other numbers of nodes"
-        advice = replace(advice, notes=(*advice.notes, said))
-    simulated = any(one.simulated for one in found)
-    recorded = tuple(dict.fromkeys(one.recorded for one in found if one.recorded))
-    if as_json:
-        print_json(
-            {
-                "schema": 1,
-                "profile": workload.name,
-                "whole_file": workload.provenance.whole_file,
-                "cluster": where.name,
-                "nodes": where.nodes,
-                "gpus_per_node": where.gpus_per_node,
-                "simulated": simulated,
-                "recorded": list(recorded),
-                "unaligned": [_unaligned_document(one) for one in unaligned],
-                "estimate": None if estimated is None else _estimate_document(estimated, source, found[0]),
-                "advice": None if advice is None else _advice_document(advice),
-                "no_advice": str(refusal or ""),
-            }
-        )
-        return
-    shape = f"{where.nodes} x {where.gpus_per_node} {where.gpu}"
-    print(f"{model} on {where.name}, {shape}" if cluster else f"{model} as recorded on {where.world_size} GPUs")
-    if estimated is not None:
-        _print_estimate(workload, estimated, source, found[0])
-    _print_unaligned(placed, unaligned)
-    if advice is not None:
-        _print_advice(advice)
-    if refusal is not None:
-        note(f"no changes predicted: {refusal.message}{f'; {refusal.hint}' if refusal.hint else ''}")
-    if simulated:
-        note("measured times come from SIMULATED studies")
-    for label in recorded:
-        note(f"measured times are {label}")
+    if advice is not None and not is_named:
+        hint = "using the recorded times of calls; --cluster NAME adds predictions for other numbers of nodes"
+        advice = replace(advice, notes=(*advice.notes, hint))
+    return _Report(
+        workload=workload,
+        cluster=where,
+        measured=measured,
+        # Simulated times ignore alignment.
+        unaligned=find_unaligned(
+            placed,
+            () if measured.simulated else measured.measurements,
+            origin=TimesOrigin.RECORDED if measured.recorded else TimesOrigin.MEASURED,
+        ),
+        estimated=estimate(placed, where, compute_s=compute_s, measured=measured.curves) if is_named else None,
+        source=source,
+        advice=advice,
+        refusal=refusal,
+    )
 
 
-def _sized(workload: Workload, cluster: Cluster, nodes: int | None, gpus_per_node: int | None) -> Cluster:
+def _size_cluster(workload: Workload, cluster: Cluster, nodes: int | None, gpus_per_node: int | None) -> Cluster:
     """Return the part of the cluster on which the job was recorded, or is to run."""
-    recorded = workload.provenance.world_size
-    if recorded and nodes is None and gpus_per_node is None:
-        gpus_per_node = min(recorded, cluster.gpus_per_node)
-        nodes = -(-recorded // gpus_per_node)
+    ranks = workload.provenance.world_size
+    if ranks and nodes is None and gpus_per_node is None:
+        gpus_per_node = min(ranks, cluster.gpus_per_node)
+        nodes = -(-ranks // gpus_per_node)
     return cluster.sized(nodes=nodes, gpus_per_node=gpus_per_node)
 
 
-def _others(where: Cluster) -> tuple[Cluster, ...]:
+def _list_other_sizes(where: Cluster) -> tuple[Cluster, ...]:
     """Return half as many and twice as many nodes, where the cluster can have them."""
     fewer = (where.sized(nodes=where.nodes // 2),) if where.nodes > 1 else ()
     try:
@@ -185,269 +219,260 @@ def _others(where: Cluster) -> tuple[Cluster, ...]:
         return fewer
 
 
-def _advice_document(advice: Advice) -> dict[str, Any]:
-    job = advice.job
-    return {
-        "predicted": True,
-        "sharding": advice.sharding,
-        "step": {"recorded": job.step_us is not None, **_times(advice.as_is)},
-        "model_step_ms": advice.model_us / 1e3,
-        "compute_ms": job.compute_us / 1e3,
-        "exposed_ms": advice.exposed_us / 1e3,
-        "changes": [
-            {
-                "change": one.name,
-                "code": one.code,
-                "lossy": one.lossy,
-                "note": one.why if one.prediction else "",
-                "not_predicted": "" if one.prediction else one.why,
-                **(_times(one.prediction) if one.prediction else {"step_ms": None, "low_ms": None, "high_ms": None}),
-                "speedup": advice.as_is.step_us / one.prediction.step_us if one.prediction else None,
-            }
-            for one in advice.changes
-        ],
-        "notes": list(advice.notes),
-        "test_with": _TEST,
-    }
+_RECORDED = "recorded: step time without exposed communication, on the GPUs of the recording"
 
 
-def _unaligned_document(one: UnalignedMessage) -> dict[str, Any]:
-    message = one.calls.message
-    return {
-        **message.to_document(),
-        "calls_per_step": one.calls.calls_per_step,
-        "bytes_per_rank": message.rank_bytes,
-        "padded_bytes": message.padded_bytes,
-        "padding_elements_per_rank": one.padding,
-        "begins_unaligned": one.calls.message.begins_unaligned,
-        "time_us": one.times.exact_us if one.times else None,
-        "padded_time_us": one.times.padded_us if one.times else None,
-        "padded_is_interpolated": not one.times.padded_launches if one.times else None,
-        "speedup": one.speedup,
-        "saved_us_per_step": one.saved_us,
-        "gain": one.gain,
-    }
-
-
-def _print_unaligned(placed: Workload, unaligned: Sequence[UnalignedMessage]) -> None:
-    """Print the messages to pad, those with equal words about the gain together."""
-    parts = [one for one in unaligned if one.calls.message.begins_unaligned]
-    if parts:
-        share = sum(one.calls.bytes_per_step for one in parts) / placed.bytes_per_step * 100
-        print(
-            f"Alignment: in {count_noun(len(parts), 'message')} ({share:.3g} % of the bytes), the bytes per rank are "
-            "not a multiple of 16. NCCL (Simple, LL128) copies these more slowly. Pad them:"
-        )
-    gains: dict[str, None] = {}
-    for one in parts[:_ROWS]:
-        message, elements = one.calls.message, count_noun(one.padding, "element")
-        size = f"{message.collective} of {message.size_bytes:,} B {message.dtype}, {message.rank_bytes:,.0f} B per rank"
-        print(f"  {size}: add {elements} per rank{f'; {one.gain}' if one.times else ''}")
-        gains |= {} if one.times else {f"{message.collective}: {one.gain}": None}
-    if len(parts) > _ROWS:
-        print(f"  ... and {count_noun(len(parts) - _ROWS, 'more message')}")
-    for sentence in gains:
-        print(f"  {sentence}")
-    others: dict[str, list[UnalignedMessage]] = {}
-    for one in unaligned:
-        if not one.calls.message.begins_unaligned:
-            others.setdefault(one.gain, []).append(one)
-    for gain, ones in others.items():
-        kinds = ", ".join(sorted({one.calls.message.collective for one in ones}))
-        note(f"alignment of {count_noun(len(ones), 'size')} of {kinds}: {gain}")
-
-
-def _times(prediction: Prediction) -> dict[str, float]:
-    return {
-        "step_ms": prediction.step_us / 1e3,
-        "low_ms": prediction.low_us / 1e3,
-        "high_ms": prediction.high_us / 1e3,
-    }
-
-
-def _compute(workload: Workload, cluster: Cluster, given: StepOptions) -> tuple[float | None, str]:
+def _find_compute(workload: Workload, cluster: Cluster, step: StepOptions) -> tuple[float | None, str]:
     """Return the compute time of one step, s, and where it comes from; None = not known."""
-    flops = {"--tflops": given.tflops, "--params": given.params, "--tokens-per-step": given.tokens_per_step}
+    flops = {"--tflops": step.tflops, "--params": step.params, "--tokens-per-step": step.tokens_per_step}
+    with_flops = any(value is not None for value in flops.values())
     if workload.provenance.whole_file:
-        if any(value is not None for value in (given.step_ms, given.compute_ms, *flops.values())):
+        if with_flops or step.step_ms is not None or step.compute_ms is not None:
             raise UsageError(
                 f"cannot compare with the computation of a step: {workload.name} has no known number of steps",
                 hint="import it again with `ncclt profile import --steps N`",
             )
         return None, "the profile has no known number of steps"
-    for option, value in (("--step-ms", given.step_ms), ("--compute-ms", given.compute_ms)):
+    for option, value in (("--step-ms", step.step_ms), ("--compute-ms", step.compute_ms)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{option} must be above 0, not {value:g}")
-    if given.compute_ms is not None:
-        if any(value is not None for value in flops.values()):
+    if step.compute_ms is not None:
+        if with_flops:
             raise UsageError("--compute-ms is the result of --tflops, --params and --tokens-per-step", hint="give one")
-        return given.compute_ms / 1e3, "given"
-    if any(value is not None for value in flops.values()):
-        known = workload.provenance.detail.get("parameters", "")
-        parameters = given.params if given.params is not None else float(known) if known.isdecimal() else None
-        tflops, tokens = given.tflops, given.tokens_per_step
+        return step.compute_ms / 1e3, "given"
+    if with_flops:
+        recorded = workload.provenance.detail.get("parameters", "")
+        parameters = step.params if step.params is not None else float(recorded) if recorded.isdecimal() else None
+        tflops, tokens = step.tflops, step.tokens_per_step
         if tflops is None or parameters is None or tokens is None:
-            lacking = [option for option, value in {**flops, "--params": parameters}.items() if value is None]
-            raise UsageError(f"{' and '.join(lacking)} missing", hint=f"{', '.join(flops)} belong together")
+            missing = [option for option, value in {**flops, "--params": parameters}.items() if value is None]
+            raise UsageError(f"{' and '.join(missing)} missing", hint=f"{', '.join(flops)} belong together")
         seconds = compute_seconds(parameters=parameters, tokens_per_step=tokens, gpus=cluster.world_size, tflops=tflops)
         work = OPERATIONS * parameters * tokens / cluster.world_size / 1e12
         return seconds, (
             f"{OPERATIONS} operations per parameter and token: {parameters:,.0f} parameters x {tokens:,.0f} tokens / "
             f"{cluster.world_size} GPUs = {work:,.0f} TFLOP, at {tflops:g} TFLOP/s"
         )
-    step_us = given.step_ms * 1e3 if given.step_ms is not None else workload.step_time_us
+    step_us = step.step_ms * 1e3 if step.step_ms is not None else workload.step_time_us
     if step_us and workload.exposed_us is not None and workload.exposed_us < step_us:
-        seconds = (step_us - workload.exposed_us) / 1e6
-        return seconds, "recorded: step time without exposed communication, on the GPUs of the recording"
+        return (step_us - workload.exposed_us) / 1e6, _RECORDED
     return None, "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTimes:
-    """Times of the default on one cluster.
+    """Times of the default on a cluster, its sizes besides that of the job included.
 
     Attributes:
-        measurements: of the default.
+        measurements: of the default on the cluster of the job.
         curves: median time by size, for each kind of message.
-        studies: names of their studies, newest first.
-        simulated: they come from a model.
+        studies: names of the studies on the cluster of the job, newest first.
+        simulated: some come from a model.
         recorded: `recorded: SYSTEM, SOURCE` of replayed ones.
     """
 
-    measurements: tuple[Measurement, ...]
-    curves: Mapping[CurveKey, Curve]
-    studies: tuple[str, ...]
-    simulated: bool
-    recorded: str = ""
+    measurements: tuple[Measurement, ...] = ()
+    curves: Mapping[CurveKey, Curve] = field(default_factory=dict)
+    studies: tuple[str, ...] = ()
+    simulated: bool = False
+    recorded: tuple[str, ...] = ()
 
     @property
-    def sentence(self) -> str:
-        """Their origin in one sentence."""
-        if not self.studies:
-            return "Times: nominal link bandwidth (no study of this cluster)"
-        kind = "SIMULATED, not measured" if self.simulated else self.recorded or "measured"
-        return (
-            f"Times: {count_noun(len(self.studies), 'study', 'studies')} with the NCCL default ({kind}), else the "
-            "nominal link bandwidth"
-        )
+    def origin(self) -> str:
+        """Return where the times come from, in a word."""
+        return "simulated" if self.simulated else "recorded" if self.recorded else "measured"
 
 
-def _measured_times(store: Store, cluster: Cluster) -> MeasuredTimes:
-    """Collect the good launches of the default from the studies whose fingerprint is that of the cluster.
+def _read_times(store: Store, where: Cluster, others: Sequence[Cluster]) -> MeasuredTimes:
+    """Collect the good launches of the default from the studies whose fingerprint is that of a cluster.
 
     Replayed studies count only where none was measured in place, and simulated ones where there is no other.
     """
-    fitting = list(_fitting(store, cluster))
-    real = [s for s in fitting if not s.label] or [s for s in fitting if not s.simulated]
-    chosen = (real or fitting)[:_MOST_STUDIES]
-    found: list[Measurement] = []
-    used: list[str] = []
-    for study in chosen:
-        default = [
-            measurement
-            for trial in store.trials.find(study.id)
-            if trial.is_default and trial.result.outcome is Outcome.OK
-            for measurement in trial.result.measurements
+    measurements: dict[Cluster, dict[str, list[Measurement]]] = {}
+    labels: dict[str, None] = {}
+    is_simulated = False
+    for cluster in (where, *others):
+        fitting = [
+            summary.study
+            for summary in store.studies.page(limit=500, cluster=cluster.name).items
+            if not cluster.fingerprint().mismatches(summary.study.cluster.fingerprint())
         ]
-        if default:
-            used.append(study.name)
-            found += default
+        real = [study for study in fitting if not study.label] or [study for study in fitting if not study.simulated]
+        by_study = {
+            study.name: [
+                measurement
+                for trial in store.trials.find(study.id)
+                if trial.is_default and trial.result.outcome is Outcome.OK
+                for measurement in trial.result.measurements
+            ]
+            for study in (real or fitting)[:_MOST_STUDIES]
+        }
+        measurements[cluster] = {name: values for name, values in by_study.items() if values}
+        is_simulated = is_simulated or bool(measurements[cluster] and not real)
+        if measurements[cluster] and real and real[0].label:
+            labels[real[0].label] = None
     return MeasuredTimes(
-        measurements=tuple(found),
-        curves=build_curves(found),
-        studies=tuple(used),
-        simulated=bool(used) and not real,
-        recorded=real[0].label if used and real else "",
+        measurements=tuple(itertools.chain(*measurements[where].values())),
+        curves=build_curves(itertools.chain(*(values for each in measurements.values() for values in each.values()))),
+        studies=tuple(measurements[where]),
+        simulated=is_simulated,
+        recorded=tuple(labels),
     )
 
 
-def _fitting(store: Store, cluster: Cluster) -> Iterator[Study]:
-    cursor: str | None = None
-    while True:
-        page = store.studies.page(limit=500, cursor=cursor, cluster=cluster.name)
-        for summary in page.items:
-            if not cluster.fingerprint().mismatches(summary.study.cluster.fingerprint()):
-                yield summary.study
-        cursor = page.next_cursor
-        if cursor is None:
-            return
-
-
-def _estimate_document(found: Estimate, source: str, measured: MeasuredTimes) -> dict[str, Any]:
-    bound = found.is_network_bound
+def _document_estimate(estimated: Estimate, source: str, measured: MeasuredTimes) -> dict[str, Any]:
+    bound = estimated.is_network_bound
     return {
-        "compute_s": found.compute_s,
+        "compute_s": estimated.compute_s,
         "compute_source": source,
-        "communication_s": found.communication_s,
-        "links_s": found.links_s,
+        "communication_s": estimated.communication_s,
+        "links_s": estimated.links_s,
         "bound": None if bound is None else "network" if bound else "compute",
-        "busbw_gbps": found.bus_gbps,
-        "turning_busbw_gbps": found.turning_gbps,
+        "busbw_gbps": estimated.bus_gbps,
+        "turning_busbw_gbps": estimated.turning_gbps,
         "studies": list(measured.studies),
         "messages": [
             {
                 **row.message.to_document(),
                 "calls_per_step": row.calls_per_step,
                 "time_us": row.time_us,
-                "source": _source(row, measured),
+                "source": _name_source(row, measured),
                 "link_gbps": row.link_gbps,
             }
-            for row in found.messages
+            for row in estimated.messages
         ],
     }
 
 
-def _print_estimate(profile: Workload, found: Estimate, source: str, measured: MeasuredTimes) -> None:
+def _name_source(row: MessageTime, measured: MeasuredTimes) -> str:
+    return measured.origin if row.source == "measured" else row.source
+
+
+def _print_estimate(profile: Workload, estimated: Estimate, source: str, measured: MeasuredTimes) -> None:
     from ncclt.core.message import format_bytes
 
-    calls, time = f"calls per {profile.unit}", f"ms per {profile.unit}"
-    header = ("collective", "size", "group", calls, "µs per call", time, "ring limit, GB/s", "from")
-    rows = [
-        (
-            row.message.collective.value,
-            format_bytes(row.message.size_bytes),
-            str(row.message.group_size),
-            f"{row.calls_per_step:g}",
-            f"{row.time_us:,.1f}",
-            f"{row.time_us * row.calls_per_step / 1e3:,.2f}",
-            f"{row.link_gbps:.1f}",
-            _source(row, measured),
-        )
-        for row in found.messages[:_ROWS]
-    ]
-    print_table(header, rows, numbers=header[1:-1])
-    if len(found.messages) > _ROWS:
-        print(f"... and {len(found.messages) - _ROWS} more messages")
-    print(measured.sentence)
-    average = f"average bus bandwidth {found.bus_gbps:.3g} GB/s"
-    print(f"Communication: {_seconds(found.communication_s)} {profile.per}, {average}")
-    if found.communication_s != found.links_s:
-        print(f"  expected from rings at nominal link bandwidth: {_seconds(found.links_s)}")
-    if found.compute_s is None:
+    print_table(
+        estimated.messages[:_ROWS],
+        [
+            Column("collective", lambda row: row.message.collective.value),
+            Column("size", lambda row: format_bytes(row.message.size_bytes)),
+            Column("group", lambda row: row.message.group_size),
+            Column(f"calls per {profile.unit}", lambda row: float(row.calls_per_step)),
+            Column("µs per call", lambda row: row.time_us),
+            Column(f"ms per {profile.unit}", lambda row: row.time_us * row.calls_per_step / 1e3),
+            Column("ring limit, GB/s", lambda row: row.link_gbps, drop=1),
+            Column("from", lambda row: _name_source(row, measured), drop=2),
+        ],
+    )
+    if len(estimated.messages) > _ROWS:
+        print(f"... and {len(estimated.messages) - _ROWS} more messages")
+    if measured.studies:
+        kind = "SIMULATED, not measured" if measured.simulated else ", ".join(measured.recorded) or "measured"
+        studies = count_noun(len(measured.studies), "study", "studies")
+        print(f"Times: {studies} with the NCCL default ({kind}), else NCCL's cost model")
+    else:
+        print("Times: NCCL's cost model with nominal links (no study of this cluster)")
+    average = f"average bus bandwidth {estimated.bus_gbps:.3g} GB/s"
+    print(f"Communication: {_format_seconds(estimated.communication_s)} {profile.per}, {average}")
+    print(f"  expected from rings at nominal link bandwidth: {_format_seconds(estimated.links_s)}")
+    if estimated.compute_s is None:
         ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
         print(f"Compute: {f'unknown; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
         return
-    print(f"Compute: {_seconds(found.compute_s)} per step ({source})")
-    longest, both = max(found.compute_s, found.communication_s), found.compute_s + found.communication_s
-    verdict = "Network-bound" if found.is_network_bound else "Compute-bound"
-    print(f"{verdict}: {_seconds(longest)}/step with full overlap, {_seconds(both)} with none")
-    print(f"Network-bound below {found.turning_gbps:.3g} GB/s bus bandwidth")
+    print(f"Compute: {_format_seconds(estimated.compute_s)} per step ({source})")
+    longest = max(estimated.compute_s, estimated.communication_s)
+    both = estimated.compute_s + estimated.communication_s
+    verdict = "Network-bound" if estimated.is_network_bound else "Compute-bound"
+    print(f"{verdict}: {_format_seconds(longest)}/step with full overlap, {_format_seconds(both)} with none")
+    print(f"Network-bound below {estimated.turning_gbps:.3g} GB/s bus bandwidth")
 
 
-def _source(row: MessageTime, measured: MeasuredTimes) -> str:
-    if row.source != "measured":
-        return row.source
-    return "simulated" if measured.simulated else "recorded" if measured.recorded else row.source
-
-
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return format_duration(value * 1e6)
+
+
+def _document_unaligned(unaligned: UnalignedMessage) -> dict[str, Any]:
+    message, times = unaligned.calls.message, unaligned.times
+    return {
+        **message.to_document(),
+        "calls_per_step": unaligned.calls.calls_per_step,
+        "bytes_per_rank": message.rank_bytes,
+        "padded_bytes": message.padded_bytes,
+        "padding_elements_per_rank": unaligned.padding,
+        "begins_unaligned": message.begins_unaligned,
+        "time_us": times.exact_us if times else None,
+        "padded_time_us": times.padded_us if times else None,
+        "padded_is_interpolated": not times.padded_launches if times else None,
+        "speedup": unaligned.speedup,
+        "saved_us_per_step": unaligned.saved_us,
+        "gain": unaligned.gain,
+    }
+
+
+def _print_unaligned(placed: Workload, unaligned: Sequence[UnalignedMessage]) -> None:
+    """Print the messages to pad, those with equal words about the gain together."""
+    to_pad = [message for message in unaligned if message.calls.message.begins_unaligned]
+    if to_pad:
+        share = sum(message.calls.bytes_per_step for message in to_pad) / placed.bytes_per_step * 100
+        print(
+            f"Alignment: in {count_noun(len(to_pad), 'message')} ({share:.3g} % of the bytes), the bytes per rank are "
+            "not a multiple of 16. NCCL (Simple, LL128) copies these more slowly. Pad them:"
+        )
+    unknown_gains: dict[str, None] = {}
+    for row in to_pad[:_ROWS]:
+        message, elements = row.calls.message, count_noun(row.padding, "element")
+        size = f"{message.collective} of {message.size_bytes:,} B {message.dtype}, {message.rank_bytes:,.0f} B per rank"
+        print(f"  {size}: add {elements} per rank{f'; {row.gain}' if row.times else ''}")
+        if not row.times:
+            unknown_gains[f"{message.collective}: {row.gain}"] = None
+    if len(to_pad) > _ROWS:
+        print(f"  ... and {count_noun(len(to_pad) - _ROWS, 'more message')}")
+    for sentence in unknown_gains:
+        print(f"  {sentence}")
+    by_gain: dict[str, list[str]] = {}
+    for row in unaligned:
+        if not row.calls.message.begins_unaligned:
+            by_gain.setdefault(row.gain, []).append(row.calls.message.collective)
+    for gain, collectives in by_gain.items():
+        note(f"alignment of {count_noun(len(collectives), 'size')} of {', '.join(sorted({*collectives}))}: {gain}")
+
+
+def _document_advice(advice: Advice) -> dict[str, Any]:
+    job = advice.job
+    return {
+        "predicted": True,
+        "sharding": advice.sharding,
+        "step": {"recorded": job.step_us is not None, **_document_times(advice.as_is)},
+        "model_step_ms": advice.model_us / 1e3,
+        "compute_ms": job.compute_us / 1e3,
+        "exposed_ms": advice.exposed_us / 1e3,
+        "changes": [
+            {
+                "change": change.name,
+                "code": change.code,
+                "lossy": change.lossy,
+                "note": change.why if change.prediction else "",
+                "not_predicted": "" if change.prediction else change.why,
+                **_document_times(change.prediction),
+                "speedup": advice.as_is.step_us / change.prediction.step_us if change.prediction else None,
+            }
+            for change in advice.changes
+        ],
+        "notes": list(advice.notes),
+        "test_with": _TEST,
+    }
+
+
+def _document_times(prediction: Prediction | None) -> dict[str, float | None]:
+    if prediction is None:
+        return {"step_ms": None, "low_ms": None, "high_ms": None}
+    return {name.replace("_us", "_ms"): time_us / 1e3 for name, time_us in asdict(prediction).items()}
 
 
 def _print_advice(advice: Advice) -> None:
     job, step_us = advice.job, advice.as_is.step_us
     print(
-        f"Exposed communication: {_seconds(advice.exposed_us / 1e6)} of {_seconds(step_us / 1e6)} per step "
+        f"Exposed communication: {format_duration(advice.exposed_us)} of {format_duration(step_us)} per step "
         f"({advice.exposed_us / step_us * 100:.1f} %{'' if job.step_us is not None else ', predicted'}); no NCCL "
         "setting can gain more"
     )
@@ -457,22 +482,17 @@ def _print_advice(advice: Advice) -> None:
             f"  The messages and the backward pass explain about {explained_us / 1e3:.2g} ms of it. None of these "
             "changes fix the rest, often CPU launch overhead."
         )
-    rows = [(number, one, one.prediction) for number, one in enumerate(advice.changes, 1) if one.prediction]
-    header = ("", "PREDICTED", "step", "range", "speed-up", "")
+    rows = [(number, change, change.prediction) for number, change in enumerate(advice.changes, 1) if change.prediction]
     print_table(
-        header,
+        rows,
         [
-            (
-                str(number),
-                change.name,
-                f"{found.step_us / 1e3:.1f} ms",
-                f"{found.low_us / 1e3:.1f} to {found.high_us / 1e3:.1f}",
-                f"{step_us / found.step_us:.2f}x",
-                "lossy" if change.lossy else "",
-            )
-            for number, change, found in rows
+            Column("", lambda row: str(row[0]), right=True),
+            Column("PREDICTED", lambda row: row[1].name),
+            Column("step", lambda row: f"{row[2].step_us / 1e3:.1f} ms", right=True),
+            Column("range", lambda row: f"{row[2].low_us / 1e3:.1f} to {row[2].high_us / 1e3:.1f}", right=True),
+            Column("speed-up", lambda row: f"{step_us / row[2].step_us:.2f}x", right=True),
+            Column("", lambda row: "lossy" if row[1].lossy else ""),
         ],
-        numbers=("", "step", "range", "speed-up"),
     )
     if any(change.lossy for _, change, _ in rows):
         print("lossy: rounds gradients; check the loss before you keep it")
@@ -481,8 +501,9 @@ def _print_advice(advice: Advice) -> None:
         print(f"{number:3}  " + change.code.replace("; ", "\n     "))
         if change.why:
             print(f"       {change.why}")
-    for change in (one for one in advice.changes if one.prediction is None):
-        print(f"not predicted: {change.name}: {change.why}")
+    for change in advice.changes:
+        if change.prediction is None:
+            print(f"not predicted: {change.name}: {change.why}")
     for sentence in advice.notes:
         note(sentence)
     print(f"Measure one on real steps:\n  {_TEST}")

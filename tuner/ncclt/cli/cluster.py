@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 from dataclasses import replace as changed
 from pathlib import Path
@@ -14,17 +13,17 @@ import typer
 
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import REPLACE_CLUSTER, AsJson, ClusterName, Fields, Storing, spread, storage_option
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.render import Column, print_json, print_table, say
 from ncclt.core.option import Option
 from ncclt.errors import InputError, UsageError, hide_passwords, reason
 from ncclt.measure.target import Target, gpus_visible
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.health.doctor import Facts
+    from collections.abc import Sequence
 
-_WIDE = 120
-"""Columns of a terminal that has room for descriptions."""
+    from ncclt.core.cluster import Cluster
+    from ncclt.health.detect.detection import Detection
+    from ncclt.health.doctor import Facts
 
 app = typer.Typer(help="List, show, add and detect clusters.", no_args_is_help=True)
 
@@ -45,23 +44,19 @@ def list_clusters(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"schema": 1, "clusters": [{**c.to_document(), "shipped": shipped} for c, shipped in entries]})
         return
-    rows = [
-        (
-            c.name,
-            f"{c.nodes} x {c.gpus_per_node}",
-            c.gpu,
-            c.link_class,
-            c.fabric,
-            c.nccl_version,
-            "recorded" if c.name in recorded_tables() else "shipped" if shipped else "added",
-            c.description,
-        )
-        for c, shipped in entries
+    recorded = recorded_tables()
+    columns = [
+        Column("name", lambda entry: entry[0].name),
+        Column("nodes x GPUs", lambda entry: f"{entry[0].nodes} x {entry[0].gpus_per_node}"),
+        Column("GPU", lambda entry: entry[0].gpu),
+        Column("links", lambda entry: entry[0].link_class),
+        Column("fabric", lambda entry: entry[0].fabric),
+        Column("NCCL", lambda entry: entry[0].nccl_version),
+        Column("origin", lambda entry: "recorded" if entry[0].name in recorded else "shipped" if entry[1] else "added"),
+        # `cluster show` has it where the terminal has no room for it.
+        Column("description", lambda entry: entry[0].description, drop=1),
     ]
-    header = ("name", "nodes x GPUs", "GPU", "links", "fabric", "NCCL", "origin", "description")
-    # `cluster show` has the description where the terminal has no room for it.
-    shown = slice(-1) if sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE else slice(None)
-    print_table(header[shown], [row[shown] for row in rows])
+    print_table(entries, columns)
 
 
 @app.command("show")
@@ -80,17 +75,17 @@ def show(
     if toml and as_json:
         raise UsageError("give --toml or --json, not both")
     with open_to_read(storage_url()) as store:
-        found = store.clusters.get(name)
+        cluster = store.clusters.get(name)
+    document = cluster.to_document()
     if as_json:
-        print_json({"schema": 1, **found.to_document()})
+        print_json({"schema": 1, **document})
         return
     if toml:
-        sys.stdout.write(cluster_toml(found))
+        sys.stdout.write(cluster_toml(cluster))
         return
-    document = found.to_document()
     sources = document.pop("sources")
-    rows = [(key, format_gbps(value) if key in BANDWIDTHS else str(value)) for key, value in document.items()]
-    print_table(("field", "value"), rows + [("source", text) for text in sources])
+    rows = [(field, format_gbps(value) if field in BANDWIDTHS else str(value)) for field, value in document.items()]
+    print_table([*rows, *(("source", text) for text in sources)], [Column("field"), Column("value")])
 
 
 @app.command("add")
@@ -169,41 +164,51 @@ def detect(
     Prints every field with its source. Set fields that could not be detected with --set.
     """
     storage = storage_url()
-    from ncclt.core.cluster_file import BANDWIDTHS, format_gbps
     from ncclt.core.name import check_name
-    from ncclt.health.detect.detection import detect as detected
+    from ncclt.health.detect.detection import detect as detect_cluster
 
     name = name.strip()
     if name:
         check_name(name, "--name", kind="cluster")
-    given: dict[str, str] = {}
-    for text in set_ or []:
+    fields = _parse_fields(set_ or [])
+    paths = [*(from_ or []), *(files or [])]
+    nodes, missing = _find_facts(paths, target)
+    detection = detect_cluster(nodes, fields, name=name)
+    if storing.as_json:
+        print_json({**detection.to_document(), "not_seen": list(missing)})
+    elif not storing.dry_run:
+        _print_fields(detection)
+    for line in (*missing, *detection.notes):
+        say(f"ncclt: note: {line}")
+    cluster = detection.cluster(_build_command(paths, target, detection.name, fields, storage))
+    if not storing.dry_run:
+        _store(cluster, nodes, storage, replace=storing.replace)
+    elif not storing.as_json:
+        sys.stdout.write(detection.toml(cluster))
+
+
+def _parse_fields(texts: Sequence[str]) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for text in texts:
         field, equals, value = text.partition("=")
         if not equals or not field.strip():
             raise UsageError(f"--set {text!r} is not FIELD=VALUE", hint="for example --set nic_gbps='400 Gb/s'")
-        given[field.strip()] = value.strip()
-    paths = [*(from_ or []), *(files or [])]
-    nodes, missing = _facts(paths, target)
-    found = detected(nodes, given, name=name)
-    if storing.as_json:
-        print_json({**found.to_document(), "not_seen": list(missing)})
-    elif not storing.dry_run:
-        shown = [
-            (s.field, format_gbps(s.value) if s.field in BANDWIDTHS else str(s.value), s.source)
-            for s in found.fields.values()
-        ]
-        print_table(("field", "value", "seen in"), shown)
-    for line in (*missing, *found.notes):
-        say(f"ncclt: note: {line}")
-    cluster = found.cluster(_command(paths, target, found.name, given, storage))
-    if storing.dry_run:
-        if not storing.as_json:
-            sys.stdout.write(found.toml(cluster))
-        return
-    _store(cluster, nodes, storage, replace=storing.replace)
+        fields[field.strip()] = value.strip()
+    return fields
 
 
-def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
+def _print_fields(detection: Detection) -> None:
+    from ncclt.core.cluster_file import BANDWIDTHS, format_gbps
+
+    columns = [
+        Column("field", lambda row: row.field),
+        Column("value", lambda row: format_gbps(row.value) if row.field in BANDWIDTHS else str(row.value)),
+        Column("seen in", lambda row: row.source),
+    ]
+    print_table(detection.fields.values(), columns)
+
+
+def _find_facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
     """Return the facts of files, of this machine, or of nodes, and what is missing."""
     from ncclt.core.nccl_version import NcclVersion
 
@@ -221,7 +226,7 @@ def _facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[
     return tuple(changed(facts, version=version) for facts in nodes), missing
 
 
-def _command(paths: list[Path], target: Target, name: str, given: dict[str, str], storage: str | None) -> str:
+def _build_command(paths: list[Path], target: Target, name: str, fields: dict[str, str], storage: str | None) -> str:
     """Return this command, to be repeated with more fields."""
     from ncclt.store.location import locate
 
@@ -234,7 +239,7 @@ def _command(paths: list[Path], target: Target, name: str, given: dict[str, str]
     if target.hosts:
         words += ["--hosts", ",".join(target.hosts)]
     words += ["--name", name]
-    for field, value in given.items():
+    for field, value in fields.items():
         words += ["--set", f"{field}={value}"]
     location = locate(storage)
     return shlex.join(words) + storage_option(storage, str(location.path or hide_passwords(location.url)))

@@ -12,7 +12,7 @@ import typer
 from ncclt.cli.completion import cluster_names, recorded_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, StudyKey
-from ncclt.cli.output import draw_bar, print_json, print_table, say
+from ncclt.cli.render import Column, draw_bar, print_json, print_table, print_text, say
 from ncclt.core.plural import count_noun
 from ncclt.errors import NotFoundError, UsageError
 
@@ -36,7 +36,7 @@ def landscape() -> None:
     """Show, import and export recorded measurements."""
 
 
-def _loaded(name: str) -> Landscape:
+def _load(name: str) -> Landscape:
     from ncclt.measure.replay import load_landscape
     from ncclt.user_dirs import recorded_tables
 
@@ -49,20 +49,24 @@ def _loaded(name: str) -> Landscape:
 def _print_all(*, as_json: bool) -> None:
     from ncclt.user_dirs import recorded_tables
 
-    documents = [_summary(name, _loaded(name)) for name in recorded_tables()]
+    landscapes = {name: _load(name) for name in recorded_tables()}
     if as_json:
-        print_json({"schema": 1, "landscapes": documents})
+        print_json({"schema": 1, "landscapes": [_build_summary(*entry) for entry in landscapes.items()]})
         return
-    for document in documents:
-        shape = f"{document['nodes']} x {document['gpus_per_node']} {document['gpu']}, NCCL {document['nccl_version']}"
-        print(f"{document['name']}: {document['system']}")
-        print(f"  {shape}, {count_noun(document['sizes'], 'size')}")
-        print(f"  {count_noun(document['settings'], 'setting')} and the NCCL default:  {document['choices']}")
-        print(f"  from {document['source']}")
+    for name, landscape in landscapes.items():
+        summary, cluster = _build_summary(name, landscape), landscape.cluster
+        print(f"{name}: {cluster.description}")
+        print(f"  {_describe_shape(cluster)}, {count_noun(summary['sizes'], 'size')}")
+        print(f"  {count_noun(summary['settings'], 'setting')} and the NCCL default:  {landscape.choices}")
+        print(f"  from {summary['source']}")
 
 
-def _summary(name: str, found: Landscape) -> dict[str, Any]:
-    cluster = found.cluster
+def _describe_shape(cluster: Cluster) -> str:
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, NCCL {cluster.nccl_version}"
+
+
+def _build_summary(name: str, landscape: Landscape) -> dict[str, Any]:
+    cluster = landscape.cluster
     return {
         "name": name,
         "system": cluster.description,
@@ -71,10 +75,10 @@ def _summary(name: str, found: Landscape) -> dict[str, Any]:
         "gpus_per_node": cluster.gpus_per_node,
         "gpu": cluster.gpu,
         "nccl_version": cluster.nccl_version,
-        "collectives": sorted({collective.value for collective, _ in found.curves}),
-        "settings": len(found.settings()),
-        "choices": found.choices,
-        "sizes": len({size for curve in found.curves.values() for size, _ in curve}),
+        "collectives": sorted({collective.value for collective, _ in landscape.curves}),
+        "settings": len(landscape.settings()),
+        "choices": landscape.choices,
+        "sizes": len({size for curve in landscape.curves.values() for size, _ in curve}),
     }
 
 
@@ -93,49 +97,55 @@ def show(
     if name is None:
         _print_all(as_json=as_json)
         return
-    found = _loaded(name)
-    rows = {collective: _best_rows(found, collective) for collective in sorted({c for c, _ in found.curves})}
-    document = _summary(name, found)
+    landscape = _load(name)
+    cluster = landscape.cluster
+    best = {
+        collective: _find_best(landscape, collective)
+        for collective in sorted({collective for collective, _ in landscape.curves})
+    }
     if as_json:
-        print_json({"schema": 1, **document, "sources": list(found.cluster.sources), "best": rows})
+        print_json({"schema": 1, **_build_summary(name, landscape), "sources": list(cluster.sources), "best": best})
         return
-    cluster = found.cluster
     network = f"{cluster.nics_per_node} x {cluster.nic_gbps:g} GB/s {cluster.fabric}" if cluster.nodes > 1 else "none"
     print(f"{name}: {cluster.recorded_label}")
-    print(f"  {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}, NCCL {cluster.nccl_version}")
+    print(f"  {_describe_shape(cluster)}")
     print(f"  links: {cluster.link_class}, {cluster.link_gbps:g} GB/s; network: {network}")
-    for text in (*cluster.sources[1:], *found.notes):
-        say(f"  {text}", to_stdout=True)
-    for collective, lines in rows.items():
+    for text in (*cluster.sources[1:], *landscape.notes):
+        print_text(f"  {text}")
+    columns = [
+        Column("size", lambda row: row["size"], right=True),
+        Column("default", lambda row: f"{row['default_us']:.1f}", right=True),
+        Column("best", lambda row: f"{row['best_us']:.1f}", right=True),
+        Column("speed-up", lambda row: _draw_speedup(row["default_us"] / row["best_us"])),
+        Column("setting", lambda row: row["setting"]),
+    ]
+    for collective, rows in best.items():
         print(f"\n{collective}, recorded: µs with the NCCL default and with the best recorded setting")
-        table = [
-            (
-                r["size"],
-                f"{r['default_us']:.1f}",
-                f"{r['best_us']:.1f}",
-                f"{r['default_us'] / r['best_us']:6.2f}x {draw_bar(r['default_us'] / r['best_us'] - 1, _BAR)}",
-                r["setting"],
-            )
-            for r in lines
-        ]
-        print_table(("size", "default", "best", "speed-up", "setting"), table, numbers=("size", "default", "best"))
+        print_table(rows, columns)
 
 
-def _best_rows(found: Landscape, collective: Collective) -> list[dict[str, Any]]:
+def _draw_speedup(speedup: float) -> str:
+    return f"{speedup:6.2f}x {draw_bar(speedup - 1, _BAR)}"
+
+
+def _find_best(landscape: Landscape, collective: Collective) -> list[dict[str, Any]]:
+    """Return the best recorded setting of each size."""
     from ncclt.core.message import Message, format_bytes
     from ncclt.core.setting import DEFAULT
 
-    settings = [DEFAULT, *(s for s in found.settings() if (collective, s) in found.curves)]
+    settings = [DEFAULT, *(s for s in landscape.settings() if (collective, s) in landscape.curves)]
     rows = []
-    for size, _ in found.curves[collective, DEFAULT]:
+    for size, _ in landscape.curves[collective, DEFAULT]:
         message = Message(collective=collective, dtype="int8", size_bytes=size)
-        best = min(settings, key=lambda setting: found.time_us(setting, message))
+        best_us, best = min(
+            ((landscape.time_us(setting, message), setting) for setting in settings), key=lambda pair: pair[0]
+        )
         rows.append(
             {
                 "size_bytes": size,
                 "size": format_bytes(size),
-                "default_us": found.time_us(DEFAULT, message),
-                "best_us": found.time_us(best, message),
+                "default_us": landscape.time_us(DEFAULT, message),
+                "best_us": best_us,
                 "setting": best.label,
             }
         )

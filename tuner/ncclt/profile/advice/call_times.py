@@ -1,22 +1,20 @@
-"""Times of calls on a cluster: measured curves or NCCL's cost model, corrected by a recording."""
+"""Times of calls: of a recording, or on a named cluster those of studies and of NCCL's cost model."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.message import Collective, Message, bus_factor
+from ncclt.core.message import Collective, Message
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model.model import nccl_choice
-from ncclt.nccl.cost_model.topology import build_topology
-from ncclt.profile.views.estimate import Curve, CurveKey, link_busbw_gbps, read_curve
+from ncclt.profile.views.estimate import Curve, CurveKey, model_us, read_curve
 
 Factors = tuple[tuple[float, float], ...]
-"""(log2 of the size, recorded time over the curve's) in order of size."""
+"""(log2 of the size, time over the curve's) in order of size."""
 
 RECORDING = "recording"
 """Name of the stand-in for the cluster of a recording."""
@@ -28,7 +26,7 @@ _MODELLED = 2.0
 """Nominal links and NCCL's own model, unlike measurements, miss bandwidths by up to this (8 L40S: by far more)."""
 
 _OTHER_SHAPE = 1.5
-"""A correction that was recorded on one number of nodes, used for another."""
+"""A correction of one number of nodes, used for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +34,18 @@ class CallTimes:
     """Times of calls of the whole job.
 
     Attributes:
-        cluster: of the recording, sized to its job.
+        cluster: of the job, sized to it, or the stand-in for that of a recording.
         measured: curves of the NCCL default there, also for other numbers of nodes.
-        factors: by collective, how the recording differs from the curves; empty = it has no times.
+        factors: by collective, how the job differs from the curves; none for a collective that it does not call.
     """
 
     cluster: Cluster
     measured: Mapping[CurveKey, Curve]
-    factors: Mapping[Collective, Factors]
+    factors: Mapping[Collective, Factors] = field(default_factory=dict)
+
+    def has_times(self, collective: Collective) -> bool:
+        """Return True unless the collective is missing in a recording whose own times are the only ones."""
+        return self.cluster.name != RECORDING or collective in self.factors
 
     def time_us(self, collective: Collective, size_bytes: float, cluster: Cluster | None = None) -> float:
         """Return the time of one call, µs.
@@ -51,71 +53,63 @@ class CallTimes:
         Args:
             collective: what is called.
             size_bytes: NCCL's tuning size, above 0.
-            cluster: another number of nodes or GPUs than the recording's.
+            cluster: another number of nodes or GPUs than the job's.
         """
-        where = cluster or self.cluster
-        return self._on_curve(collective, size_bytes, where) * self._factor(collective, size_bytes)
+        time_us = self._read_curve(collective, size_bytes, cluster or self.cluster)
+        factors = self.factors.get(collective)
+        if not factors:
+            return time_us
+        log_size = math.log2(max(1.0, size_bytes))
+        right = bisect_left(factors, (log_size,))
+        if right in (0, len(factors)):
+            return time_us * factors[min(right, len(factors) - 1)][1]
+        (low, before), (high, after) = factors[right - 1], factors[right]
+        return time_us * float(before + (after - before) * (log_size - low) / (high - low))
 
     def spread(self, collective: Collective, size_bytes: float, cluster: Cluster | None = None) -> float:
         """Return the factor, at least 1, by which the true time may be more, or less, than `time_us`.
 
-        A recorded size on the recorded cluster is exact. Each doubling away from it adds a tenth; a
-        collective that was not recorded itself a third.
+        A recorded size is exact, and each doubling away from it adds a tenth.
         """
-        where, known = cluster or self.cluster, self._factors(collective)
-        if not known:
-            return _IN_TRAINING if self._curve(collective, where) else _MODELLED
-        distance = min(abs(math.log2(size_bytes) - at) for at, _ in known)
-        near = min(1 + 0.1 * distance, _OTHER_SHAPE) * (1 if collective in self.factors else _IN_TRAINING)
-        same = where.world_size == self.cluster.world_size and where.nodes == self.cluster.nodes
-        return near if same else near * (_IN_TRAINING if self._curve(collective, where) else _OTHER_SHAPE)
+        where, factors = cluster or self.cluster, self.factors.get(collective)
+        is_measured = bool(self._find_curve(collective, where))
+        if not factors:
+            return _IN_TRAINING if is_measured else _MODELLED
+        distance = min(abs(math.log2(size_bytes) - log_size) for log_size, _ in factors)
+        near = min(1 + 0.1 * distance, _OTHER_SHAPE)
+        if (where.world_size, where.nodes) == (self.cluster.world_size, self.cluster.nodes):
+            return near
+        return near * (_IN_TRAINING if is_measured else _OTHER_SHAPE)
 
-    def _curve(self, collective: Collective, where: Cluster) -> Curve:
+    def _find_curve(self, collective: Collective, where: Cluster) -> Curve:
         return self.measured.get((collective, where.world_size, where.nodes > 1), ())
 
-    def _on_curve(self, collective: Collective, size_bytes: float, where: Cluster) -> float:
+    def _read_curve(self, collective: Collective, size_bytes: float, where: Cluster) -> float:
         size = max(1, round(size_bytes))
         if where.world_size == 1:
             return 0.0
-        if curve := self._curve(collective, where):
-            found = read_curve(curve, size)
-            if found is not None:
-                return found[0]
+        if curve := self._find_curve(collective, where):
+            point = read_curve(curve, size)
+            if point is not None:
+                return point[0]
             first, last = curve[0], curve[-1]
             if size > last.size_bytes:
                 return last.time_us * size / last.size_bytes
-            least_us = _modelled_us(collective, first.size_bytes, where)
-            return first.time_us * min(1.0, _modelled_us(collective, size, where) / least_us)
-        modelled_us = _modelled_us(collective, size, where)
-        if where != self.cluster and self._curve(collective, self.cluster):
+            return first.time_us * min(
+                1.0, _model_us(collective, size, where) / _model_us(collective, first.size_bytes, where)
+            )
+        time_us = _model_us(collective, size, where)
+        if where != self.cluster and self._find_curve(collective, self.cluster):
             # What the model misses here it is taken to miss there.
-            here_us = self._on_curve(collective, size, self.cluster)
-            return here_us * modelled_us / _modelled_us(collective, size, self.cluster)
-        return modelled_us
-
-    def _factors(self, collective: Collective) -> Factors:
-        return self.factors.get(collective) or next(iter(self.factors.values()), ())
-
-    def _factor(self, collective: Collective, size_bytes: float) -> float:
-        known = self._factors(collective)
-        if not known:
-            return 1.0
-        at = math.log2(max(1.0, size_bytes))
-        right = bisect_left(known, (at,))
-        if right in (0, len(known)):
-            return known[min(right, len(known) - 1)][1]
-        (low, before), (high, after) = known[right - 1], known[right]
-        return float(before + (after - before) * (at - low) / (high - low))
+            here_us = self._read_curve(collective, size, self.cluster)
+            return here_us * time_us / _model_us(collective, size, self.cluster)
+        return time_us
 
 
-def _modelled_us(collective: Collective, size: int, where: Cluster) -> float:
-    choice = nccl_choice(collective, size, build_topology(where))
-    if choice is not None:
-        return choice.time_us
-    message = Message(
-        collective=collective, dtype="uint8", size_bytes=size, group_size=where.world_size, spans_nodes=where.nodes > 1
-    )
-    return size * bus_factor(collective, where.world_size) / link_busbw_gbps(where, message) / 1e3
+def _model_us(collective: Collective, size: int, where: Cluster) -> float:
+    ranks, spans = where.world_size, where.nodes > 1
+    message = Message(collective=collective, dtype="uint8", size_bytes=size, group_size=ranks, spans_nodes=spans)
+    return model_us(where, message)
 
 
 def recorded_cluster(workload: Workload) -> Cluster:
@@ -144,32 +138,34 @@ def recorded_cluster(workload: Workload) -> Cluster:
     )
 
 
-def call_times(workload: Workload, cluster: Cluster, measured: Mapping[CurveKey, Curve]) -> CallTimes:
-    """Return the times of calls as a recording corrects them.
+def call_times(
+    workload: Workload, cluster: Cluster, measured: Mapping[CurveKey, Curve], *, ran_there: bool = False
+) -> CallTimes:
+    """Return the times of calls; those of a recording count where it was made alone.
 
     A recorded call that took longer than a larger one waited for other ranks; the larger one's time counts for it.
 
     Args:
         workload: recorded with times, or without.
-        cluster: where it was recorded, sized to the job.
+        cluster: a named one sized to the job, or `recorded_cluster(workload)`.
         measured: see `CallTimes`.
+        ran_there: the recording is of the named cluster.
     """
-    plain = CallTimes(cluster=cluster, measured=measured, factors={})
+    times = CallTimes(cluster=cluster, measured=measured)
+    if cluster.name != RECORDING and not ran_there:
+        return times
     recorded: dict[Collective, dict[int, float]] = {}
     for calls in workload.messages:
         message = calls.message
-        whole = message.group_size in (0, workload.provenance.world_size or 0, cluster.world_size)
-        if calls.recorded_us and whole and message.collective.is_tunable:
-            times = recorded.setdefault(message.collective, {})
-            times[message.size_bytes] = min(calls.recorded_us, times.get(message.size_bytes, math.inf))
+        is_whole_job = message.group_size in (0, workload.provenance.world_size, cluster.world_size)
+        if calls.recorded_us and is_whole_job and message.collective.is_tunable:
+            by_size = recorded.setdefault(message.collective, {})
+            by_size[message.size_bytes] = min(calls.recorded_us, by_size.get(message.size_bytes, math.inf))
     factors: dict[Collective, Factors] = {}
-    for collective, times in recorded.items():
-        found, least_us = [], math.inf
-        for size in sorted(times, reverse=True):
-            least_us = min(least_us, times[size])
-            if (curve_us := plain.time_us(collective, size)) > 0:
-                found.append((math.log2(size), least_us / curve_us))
-        if found:
-            factors[collective] = tuple(sorted(found))
-    # All_reduce first: its times stand in for collectives that were not recorded.
-    return replace(plain, factors=dict(sorted(factors.items(), key=lambda one: one[0] is not Collective.ALL_REDUCE)))
+    for collective, by_size in recorded.items():
+        corrections, least_us = [], math.inf
+        for size in sorted(by_size, reverse=True):
+            least_us = min(least_us, by_size[size])
+            corrections.append((math.log2(size), least_us / times.time_us(collective, size)))
+        factors[collective] = tuple(sorted(corrections))
+    return replace(times, factors=factors)

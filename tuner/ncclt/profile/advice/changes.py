@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 from ncclt.core.cluster import Cluster
@@ -122,7 +123,12 @@ class Ddp:
             code="DDP(model, static_graph=True)",
             why="saves only the search for unused parameters (find_unused_parameters=True), which no recording shows",
         )
-        yield AdvisedChange(
+        for where in others:
+            yield _change_nodes(self.job, where, self._model_step(self.sizes, where=where))
+
+    def change_sharding(self) -> AdvisedChange:
+        """Return the change to FSDP."""
+        change = AdvisedChange(
             name="FSDP instead of DDP",
             code="from torch.distributed.fsdp import fully_shard; [fully_shard(block) for block in blocks]; "
             "fully_shard(model)",
@@ -130,8 +136,7 @@ class Ddp:
             why="50 % more bytes, some in the forward pass; parameters, gradients and optimizer take "
             f"1/{self.job.cluster.world_size} of the memory",
         )
-        for where in others:
-            yield _change_nodes(self.job, where, self._model_step(self.sizes, where=where))
+        return _require_times(self.job, change, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
     def _copied_us(self, assumed: Assumption) -> float:
         """Return the copies between gradients and buckets that a view saves, µs: no more than the recording shows."""
@@ -337,19 +342,23 @@ class Fsdp:
             f"{format_bytes(round(self.parameters * self.width))} on each GPU; {_ACCUMULATED}x the batch per "
             "optimizer step",
         )
-        yield AdvisedChange(
-            name="DDP instead of FSDP",
-            code="DDP(model)",
-            modelled=self._unsharded_us,
-            why=f"needs {format_bytes(round(self.parameters * _ADAM_STATE_BYTES))} of parameters, gradients and Adam's "
-            "moments on one GPU, plus activations",
-        )
         for where in others:
             yield _change_nodes(self.job, where, self._model_step(where=where))
         yield AdvisedChange(
             name="bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph",
             why="options of DDP; this job is sharded",
         )
+
+    def change_sharding(self) -> AdvisedChange:
+        """Return the change to DDP."""
+        change = AdvisedChange(
+            name="DDP instead of FSDP",
+            code="DDP(model)",
+            modelled=self._unsharded_us,
+            why=f"needs {format_bytes(round(self.parameters * _ADAM_STATE_BYTES))} of parameters, gradients and Adam's "
+            "moments on one GPU, plus activations",
+        )
+        return _require_times(self.job, change, Collective.ALL_REDUCE)
 
     def _model_step(
         self, *, where: Cluster | None = None, width: float = 0.0, gathers_again: bool = True, reduces: bool = True
@@ -367,6 +376,15 @@ class Fsdp:
         slowdown = slowdown_beside(job.cluster, round(bytes_ / count))
         step_us = ddp_us(buckets, backward, front_us=front_us, slowdown=slowdown, stretch=assumed.stretch)
         return step_us + job.waiting_us(assumed, job.cluster)
+
+
+def _require_times(job: TrainingJob, change: AdvisedChange, *collectives: Collective) -> AdvisedChange:
+    """Return the change, without a prediction where a recording has no times of its collectives."""
+    missing = [collective.value for collective in collectives if not job.times.has_times(collective)]
+    if not missing:
+        return change
+    why = f"{' and '.join(missing)} not recorded; --cluster NAME predicts it"
+    return replace(change, code="", modelled=None, why=why)
 
 
 def _change_nodes(job: TrainingJob, where: Cluster, modelled: Modelled) -> AdvisedChange:

@@ -24,7 +24,7 @@ section 5.1). Those of recomputed activations are not counted, as in model FLOP/
 _ELEMENT_BYTES = 8
 
 
-TimeOrigin = Literal["measured", "nearest", "interpolated", "links"]
+TimeOrigin = Literal["measured", "nearest", "interpolated", "model"]
 """Origin of a message's time."""
 
 
@@ -54,8 +54,7 @@ class Estimate:
     Attributes:
         messages: most time first.
         communication_s: of all messages one after the other.
-        links_s: the same where nothing is measured: t = latency + S / B x bus factor, B the nominal bandwidth of the
-            links.
+        links_s: the same over rings: t = latency + S / B x bus factor, B the nominal bandwidth of the links.
         compute_s: computation of one step; None = not known.
         bus_bytes: size x bus factor of all calls: what has to pass each GPU's links in a step.
     """
@@ -138,6 +137,16 @@ def latency_us(cluster: Cluster, message: Message) -> float:
     return choice.time_us if choice else 0.0
 
 
+def model_us(cluster: Cluster, message: Message) -> float:
+    """Return the time of a call by NCCL's cost model, µs; of send_recv and all_to_all latency and nominal links."""
+    graph = build_topology(cluster, message.group_size, message.spans_nodes)
+    choice = nccl_choice(message.collective, message.size_bytes, graph)
+    if choice is not None:
+        return choice.time_us
+    carried = message.size_bytes * bus_factor(message.collective, graph.ranks)
+    return latency_us(cluster, message) + carried / link_busbw_gbps(cluster, message) / 1e3
+
+
 CurveKey = tuple[Collective, int, bool]
 """Collective, group size, whether the group spans nodes."""
 
@@ -197,7 +206,7 @@ def estimate(
         compute_s: computation of one step, s; None = not known.
         measured: curves of the NCCL default there. Sizes on a curve are taken from it, those between two points
             log-log from both. Beyond its ends by no more than a benchmark rounds sizes, the end is taken; other sizes
-            come from the links, like kinds without a curve.
+            come from NCCL's cost model, like kinds without a curve.
     """
     rows: list[MessageTime] = []
     links_us = bus_bytes = 0.0
@@ -210,7 +219,7 @@ def estimate(
         at_links_us = latency_us(cluster, message) + carried / gbps / 1e3
         curve = measured.get(_curve_key(message), ())
         on_curve = read_curve(curve, message.size_bytes, rounding=message.rounding_bytes)
-        time_us, source = on_curve or (at_links_us, "links")
+        time_us, source = on_curve or (model_us(cluster, message), "model")
         rows.append(
             MessageTime(
                 message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
