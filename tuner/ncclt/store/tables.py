@@ -30,34 +30,42 @@ Value = TypeVar("Value")
 
 metadata = MetaData()
 
-workloads = Table(
-    "workloads",
-    metadata,
-    Column("name", String, primary_key=True),
-    Column("document", Text, nullable=False),
-)
 
-clusters = Table(
-    "clusters",
-    metadata,
-    Column("name", String, primary_key=True),
-    Column("document", Text, nullable=False),
-)
+def _strings(*names: str) -> list[Column[str]]:
+    return [Column(name, String, nullable=False) for name in names]
 
-# `sequence` is the order of insertion: newest first does not depend on clocks, and a page's cursor stays valid while
-# studies are added.
+
+def _keys(*names: str) -> list[Column[str]]:
+    return [Column(name, String, primary_key=True) for name in names]
+
+
+def _texts(*names: str) -> list[Column[str]]:
+    return [Column(name, Text, nullable=False) for name in names]
+
+
+def _numbers(kind: type[Float[float] | Integer | BigInteger], *names: str) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=False) for name in names]
+
+
+def _flags(*names: str) -> list[Column[bool]]:
+    return [Column(name, Boolean, nullable=False) for name in names]
+
+
+def _sequence() -> Column[int]:
+    """Return the order of insertion: newest first does not depend on clocks, and a page's cursor stays valid."""
+    return Column("sequence", Integer, primary_key=True, autoincrement=True)
+
+
+workloads = Table("workloads", metadata, *_keys("name"), *_texts("document"))
+
+clusters = Table("clusters", metadata, *_keys("name"), *_texts("document"))
+
 studies = Table(
     "studies",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False),
-    Column("name", String, nullable=False),
-    Column("cluster", String, nullable=False),
-    Column("model", String, nullable=False),
-    Column("state", String, nullable=False),
-    Column("created", String, nullable=False),
-    Column("updated", String, nullable=False),
-    Column("document", Text, nullable=False),
+    _sequence(),
+    *_strings("id", "name", "cluster", "model", "state", "created", "updated"),
+    *_texts("document"),
     UniqueConstraint("id", name="uq_studies_id"),
     UniqueConstraint("name", name="uq_studies_name"),
     Index("ix_studies_cluster_model", "cluster", "model"),
@@ -69,12 +77,10 @@ trials = Table(
     metadata,
     Column("study", String, ForeignKey("studies.id", name="fk_trials_study"), primary_key=True),
     Column("number", Integer, primary_key=True),
-    Column("phase", String, nullable=False),
-    Column("setting", String, nullable=False),
-    Column("outcome", String, nullable=False),
+    *_strings("phase", "setting", "outcome"),
     Column("score_us", Float),
-    Column("started", String, nullable=False),
-    Column("document", Text, nullable=False),
+    *_strings("started"),
+    *_texts("document"),
     Index("ix_trials_score", "study", "phase", "setting", "score_us"),
 )
 
@@ -84,47 +90,40 @@ leases = Table(
     "leases",
     metadata,
     Column("study", String, ForeignKey("studies.id", name="fk_leases_study"), primary_key=True),
-    Column("what", String, primary_key=True),
-    Column("worker", String, nullable=False),
-    Column("renewed_s", Float, nullable=False),
-    Column("document", Text, nullable=False),
+    *_keys("what"),
+    *_strings("worker"),
+    *_numbers(Float, "renewed_s"),
+    *_texts("document"),
 )
 
 measurements = Table(
     "measurements",
     metadata,
-    Column("study", String, primary_key=True),
+    *_keys("study"),
     Column("number", Integer, primary_key=True),
     Column("position", Integer, primary_key=True),
-    Column("collective", String, nullable=False),
-    Column("dtype", String, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("group_size", Integer, nullable=False),
-    Column("spans_nodes", Boolean, nullable=False),
+    *_strings("collective", "dtype"),
+    *_numbers(BigInteger, "size_bytes"),
+    *_numbers(Integer, "group_size"),
+    *_flags("spans_nodes"),
     Column("wrong", BigInteger),
-    Column("interpolated", Boolean, nullable=False),
+    *_flags("interpolated"),
     Column("measured_bytes", BigInteger),
-    Column("bits", String, nullable=False),
-    Column("samples_us", Text, nullable=False),
+    *_strings("bits"),
+    *_texts("samples_us"),
     ForeignKeyConstraint(["study", "number"], ["trials.study", "trials.number"], name="fk_measurements_trial"),
 )
 
 recommendations = Table(
     "recommendations",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False),
-    Column("revision", Integer, nullable=False),
-    Column("study", String, nullable=False),
-    Column("cluster", String, nullable=False),
-    Column("model", String, nullable=False),
-    Column("fingerprint", String, nullable=False),
-    Column("created", String, nullable=False),
-    Column("document", Text, nullable=False),
-    Column("origin", String, nullable=False),
-    Column("state", String, nullable=False),
-    Column("pinned", Boolean, nullable=False),
-    Column("unverified", Boolean, nullable=False),
+    _sequence(),
+    *_strings("id"),
+    *_numbers(Integer, "revision"),
+    *_strings("study", "cluster", "model", "fingerprint", "created"),
+    *_texts("document"),
+    *_strings("origin", "state"),
+    *_flags("pinned", "unverified"),
     UniqueConstraint("id", name="uq_recommendations_id"),
     UniqueConstraint("cluster", "model", "fingerprint", "revision", name="uq_recommendations_revision"),
     Index("ix_recommendations_study", "study"),
@@ -137,9 +136,8 @@ recommendations = Table(
 changes = Table(
     "changes",
     metadata,
-    Column("cluster", String, primary_key=True),
-    Column("model", String, primary_key=True),
-    Column("number", BigInteger, nullable=False),
+    *_keys("cluster", "model"),
+    *_numbers(BigInteger, "number"),
     Index("ix_changes_number", "number"),
 )
 
@@ -148,15 +146,9 @@ changes = Table(
 records = Table(
     "records",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("kind", String, nullable=False),
-    Column("id", String, nullable=False),
-    Column("cluster", String, nullable=False),
-    Column("model", String, nullable=False),
-    Column("recommendation", String, nullable=False),
-    Column("word", String, nullable=False),
-    Column("created", String, nullable=False),
-    Column("document", Text, nullable=False),
+    _sequence(),
+    *_strings("kind", "id", "cluster", "model", "recommendation", "word", "created"),
+    *_texts("document"),
     UniqueConstraint("kind", "id", name="uq_records_id"),
     Index("ix_records_recommendation", "kind", "recommendation"),
     Index("ix_records_cluster_model", "kind", "cluster", "model"),
@@ -166,10 +158,9 @@ records = Table(
 keys = Table(
     "keys",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False),
-    Column("digest", String, nullable=False),
-    Column("document", Text, nullable=False),
+    _sequence(),
+    *_strings("id", "digest"),
+    *_texts("document"),
     UniqueConstraint("id", name="uq_keys_id"),
     UniqueConstraint("digest", name="uq_keys_digest"),
 )
@@ -178,35 +169,20 @@ keys = Table(
 history = Table(
     "history",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("cluster", String, nullable=False),
-    Column("model", String, nullable=False),
-    Column("recommendation", String, nullable=False),
-    Column("action", String, nullable=False),
-    Column("who", String, nullable=False),
-    Column("why", String, nullable=False),
-    Column("created", String, nullable=False),
+    _sequence(),
+    *_strings("cluster", "model", "recommendation", "action", "who", "why", "created"),
     Index("ix_history_recommendation", "recommendation", "sequence"),
     Index("ix_history_cluster", "cluster", "sequence"),
 )
 
-cluster_rules = Table(
-    "cluster_rules",
-    metadata,
-    Column("cluster", String, primary_key=True),
-    Column("document", Text, nullable=False),
-)
+cluster_rules = Table("cluster_rules", metadata, *_keys("cluster"), *_texts("document"))
 
 rollouts = Table(
     "rollouts",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("id", String, nullable=False),
-    Column("cluster", String, nullable=False),
-    Column("model", String, nullable=False),
-    Column("control", String, nullable=False),
-    Column("state", String, nullable=False),
-    Column("document", Text, nullable=False),
+    _sequence(),
+    *_strings("id", "cluster", "model", "control", "state"),
+    *_texts("document"),
     UniqueConstraint("id", name="uq_rollouts_id"),
     Index("ix_rollouts_state", "cluster", "model", "state"),
 )
@@ -215,8 +191,7 @@ rollouts = Table(
 rollout_arms = Table(
     "rollout_arms",
     metadata,
-    Column("rollout", String, primary_key=True),
-    Column("recommendation", String, primary_key=True),
+    *_keys("rollout", "recommendation"),
     Index("ix_rollout_arms_recommendation", "recommendation"),
 )
 
@@ -224,16 +199,12 @@ rollout_arms = Table(
 job_times = Table(
     "job_times",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("rollout", String, nullable=False),
-    Column("job", String, nullable=False),
-    Column("recommendation", String, nullable=False),
-    Column("step_us", Float, nullable=False),
-    Column("steps", BigInteger, nullable=False),
-    Column("waited_s", Float, nullable=False),
-    Column("who", String, nullable=False),
-    Column("address", String, nullable=False),
-    Column("created", String, nullable=False),
+    _sequence(),
+    *_strings("rollout", "job", "recommendation"),
+    *_numbers(Float, "step_us"),
+    *_numbers(BigInteger, "steps"),
+    *_numbers(Float, "waited_s"),
+    *_strings("who", "address", "created"),
     UniqueConstraint("rollout", "job", name="uq_job_times_job"),
 )
 
@@ -241,58 +212,33 @@ job_times = Table(
 job_starts = Table(
     "job_starts",
     metadata,
-    Column("sequence", Integer, primary_key=True, autoincrement=True),
-    Column("rollout", String, nullable=False),
-    Column("job", String, nullable=False),
-    Column("recommendation", String, nullable=False),
-    Column("issued_s", Float, nullable=False),
-    Column("running", String, nullable=False),
-    Column("created", String, nullable=False),
+    _sequence(),
+    *_strings("rollout", "job", "recommendation"),
+    *_numbers(Float, "issued_s"),
+    *_strings("running", "created"),
     UniqueConstraint("rollout", "job", name="uq_job_starts_job"),
 )
 
 # The answer that all nodes of a job get, where they asked for a common one.
 job_decisions = Table(
-    "job_decisions",
-    metadata,
-    Column("cluster", String, primary_key=True),
-    Column("job", String, primary_key=True),
-    Column("question", Text, nullable=False),
-    Column("document", Text, nullable=False),
-    Column("created", String, nullable=False),
+    "job_decisions", metadata, *_keys("cluster", "job"), *_texts("question", "document"), *_strings("created")
 )
 
 # The ticket that each attestation came with, which counts once, and its sender.
 attested_jobs = Table(
     "attested_jobs",
     metadata,
-    Column("ticket", String, primary_key=True),
-    Column("attestation", String, nullable=False),
-    Column("cluster", String, nullable=False),
-    Column("job", String, nullable=False),
-    Column("who", String, nullable=False),
-    Column("address", String, nullable=False),
-    Column("created", String, nullable=False),
+    *_keys("ticket"),
+    *_strings("attestation", "cluster", "job", "who", "address", "created"),
     Index("ix_attested_jobs_attestation", "attestation"),
 )
 
 # Made with the tables, so that all replicas have the same.
-secrets = Table(
-    "secrets",
-    metadata,
-    Column("name", String, primary_key=True),
-    Column("value", String, nullable=False),
-)
+secrets = Table("secrets", metadata, *_keys("name"), *_strings("value"))
 
 # Workers that take tuning jobs of a cluster. A row is deleted when its worker has left, or was dead and its jobs were
 # given back.
-job_workers = Table(
-    "job_workers",
-    metadata,
-    Column("name", String, primary_key=True),
-    Column("cluster", String, nullable=False),
-    Column("renewed_s", Float, nullable=False),
-)
+job_workers = Table("job_workers", metadata, *_keys("name"), *_strings("cluster"), *_numbers(Float, "renewed_s"))
 
 Names = str | Collection[str] | None
 """One name, any of some names, or None = any name."""
@@ -307,6 +253,6 @@ def is_named(column: ColumnElement[Any], names: Names) -> tuple[ColumnElement[bo
 
 def split_named(values: Iterable[Value]) -> Iterator[list[Value]]:
     """Yield values in lists of at most `MOST_NAMED`."""
-    rest = iter(values)
-    while part := list(islice(rest, MOST_NAMED)):
+    remaining = iter(values)
+    while part := list(islice(remaining, MOST_NAMED)):
         yield part
