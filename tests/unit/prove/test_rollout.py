@@ -217,6 +217,19 @@ def test_an_arm_whose_first_jobs_never_report_ends():
     assert verdict.reason.startswith("2 starts never reported; ")
 
 
+def test_an_arm_ends_only_when_the_last_ticket_without_a_report_ran_out():
+    found = times(0.0, jobs=60)
+    early, late = [time for time in found if time.recommendation == "b"][:2]
+    reports = [time for time in found if time.recommendation == "a"]
+    issued_s = {early.job: BEGIN_S, late.job: BEGIN_S + 1000}
+    starts = [start_of(time, issued_s.get(time.job, BEGIN_S)) for time in [*reports, early, late]]
+    for now_s, state in (
+        (BEGIN_S + TICKET_LIFE_S + 1, ArmState.PAUSED),
+        (BEGIN_S + TICKET_LIFE_S + 1001, ArmState.ENDED),
+    ):
+        assert judge_roll_out(ROLLOUT, reports, starts, now_s=now_s).arms[0].state is state
+
+
 def test_where_few_controls_report_an_arm_may_lack_as_many():
     found = times(0.0, jobs=80)
     reports = [time for number, time in enumerate(found) if number % 2]

@@ -232,9 +232,10 @@ def test_a_rendered_policy_chooses_in_the_plugin_what_it_says(plugin, tmp_path, 
     )
     table = tmp_path / "table.csv"
     table.write_text(render(recommendation, format="tuner-csv"))
-    starts = [rule.min_bytes for rule in policy.rules]
+    ends = [end for rule in policy.rules for end in (rule.min_bytes, rule.max_bytes) if end]
+    edges = [size for end in ends for size in (end - 1, end, end + 1) if size]
     with plugin.communicator(ranks=group, nodes=2, environ={"NCCLT_POLICY": str(table)}) as comm:
-        for size in [*sizes, *starts]:
+        for size in [*sizes, *edges]:
             message = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=group)
             wanted = policy.setting_for(message)
             # A rule for any group lies in the table as one for the whole job: how smaller ones lie is not known.
