@@ -200,16 +200,16 @@ def _entries(
         optional: fields with their default; None = those that the document omits.
     """
     shape, hints, descriptions = record.SHAPE, get_type_hints(record), _descriptions(record)
-    made: Entries = {}
+    entries: Entries = {}
     optional = shape.omitted if optional is None else optional
     if shape.schema and not shape.bare:
-        made["schema_version"] = (int, {"alias": "schema"})
+        entries["schema_version"] = (int, {"alias": "schema"})
 
     def add_computed(before: str) -> None:
         for entry, attribute, place in shape.computed:
             if place == before:
                 hint = hints.get(attribute) or get_type_hints(getattr(record, attribute).fget)["return"]
-                made[entry] = (_json_type(hint, nested), {"description": descriptions.get(attribute)})
+                entries[entry] = (_json_type(hint, nested), {"description": descriptions.get(attribute)})
 
     for field in fields(record):  # type: ignore[arg-type]  # every record is a dataclass
         add_computed(field.name)
@@ -217,7 +217,7 @@ def _entries(
         if field.name in (*shape.hidden, *shape.private):
             continue
         if field.name in shape.inlined:
-            made |= _entries(hint, nested)
+            entries |= _entries(hint, nested)
             continue
         default: dict[str, Any] = {}
         if field.name in optional:
@@ -227,9 +227,9 @@ def _entries(
             default = default and {"default_factory": dict}
         else:
             kind = _json_type(hint, nested, may_be_open=field.name in shape.unbounded)
-        made[field.name] = (kind, {"description": descriptions.get(field.name), **default})
+        entries[field.name] = (kind, {"description": descriptions.get(field.name), **default})
     add_computed("")
-    return made
+    return entries
 
 
 def _json_type(hint: Any, nested: Callable[[type], Any], *, may_be_open: bool = False) -> Any:

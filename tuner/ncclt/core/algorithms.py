@@ -119,7 +119,7 @@ def available_algorithms(collective: Collective, cluster: Cluster) -> tuple[Algo
     only; NVLS needs NVSwitch and compute capability 90; NVLS for all_gather and reduce_scatter, and for several
     nodes, needs more than we can know, so there only NVLS_TREE for all_reduce is proposed.
     """
-    found = []
+    available = []
     for algorithm in LEGAL[collective]:
         if cluster.version < ALGORITHM_SINCE[algorithm]:
             continue
@@ -133,8 +133,8 @@ def available_algorithms(collective: Collective, cluster: Cluster) -> tuple[Algo
                 continue
             case Algorithm.PAT if not (cluster.gpus_per_node == 1 and cluster.nodes > 1):
                 continue
-        found.append(algorithm)
-    return tuple(found)
+        available.append(algorithm)
+    return tuple(available)
 
 
 def available_protocols(collective: Collective, algorithm: Algorithm, cluster: Cluster) -> tuple[Protocol, ...]:
@@ -146,9 +146,9 @@ def available_protocols(collective: Collective, algorithm: Algorithm, cluster: C
 
 def choices(collectives: Iterable[Collective], cluster: Cluster) -> tuple[tuple[Algorithm, Protocol], ...]:
     """Return every (algorithm, protocol) that may be chosen for at least one of the collectives."""
-    found: dict[tuple[Algorithm, Protocol], None] = {}
+    pairs: dict[tuple[Algorithm, Protocol], None] = {}
     for collective in sorted(collectives):
         for algorithm in available_algorithms(collective, cluster):
             for protocol in available_protocols(collective, algorithm, cluster):
-                found[algorithm, protocol] = None
-    return tuple(found)
+                pairs[algorithm, protocol] = None
+    return tuple(pairs)

@@ -217,10 +217,12 @@ class Attestation(Documented):
         Raises:
             InputError: the document is not one, of another schema, or its id is not that of its content.
         """
-        found = super(Attestation, cls).from_document(document)  # slots=True breaks a bare super()
-        if found.id != content_id(content_of(found)):
-            raise InputError(f"the attestation {found.id} does not have the id of its content", hint=cls.SHAPE.hint)
-        return found
+        attestation = super(Attestation, cls).from_document(document)  # slots=True breaks a bare super()
+        if attestation.id != content_id(content_of(attestation)):
+            raise InputError(
+                f"the attestation {attestation.id} does not have the id of its content", hint=cls.SHAPE.hint
+            )
+        return attestation
 
 
 def content_of(attestation: Attestation) -> dict[str, Any]:

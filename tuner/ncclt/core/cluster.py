@@ -253,19 +253,21 @@ class Fingerprint(Documented):
         """Return the hashes of the site's variables, of all and of those that are equal on all nodes of a job."""
         return frozenset(hash_site(self.site_variables, equal_on_nodes=equal) for equal in (False, True))
 
-    def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
+    def mismatches(self, fingerprint: Fingerprint) -> tuple[str, ...]:
         """Name every field in which `other` differs, but for the site's variables.
 
         An unknown topology or driver on either side matches any.
         """
-        found = []
+        differences = []
         for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if field.name == "site_variables" or (field.name in ("topology_hash", "driver") and not (mine and theirs)):
+            measured, asked = getattr(self, field.name), getattr(fingerprint, field.name)
+            if field.name == "site_variables" or (
+                field.name in ("topology_hash", "driver") and not (measured and asked)
+            ):
                 continue
-            if mine != theirs:
-                found.append(f"{field.name}: measured on {mine}, asked for {theirs}")
-        return tuple(found)
+            if measured != asked:
+                differences.append(f"{field.name}: measured on {measured}, asked for {asked}")
+        return tuple(differences)
 
     def digest(self) -> str:
         """Return a short hash of all fields but the driver: revisions count on across its updates."""

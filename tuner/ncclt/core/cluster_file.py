@@ -45,17 +45,17 @@ def parse_gbps(value: float | str, field: str) -> float:
     Raises:
         InputError: it is not a bandwidth, or most likely in the wrong unit.
     """
-    found = _TEXT.fullmatch(str(value))
-    if isinstance(value, bool) or found is None or float(found[1]) < 0:
+    match = _TEXT.fullmatch(str(value))
+    if isinstance(value, bool) or match is None or float(match[1]) < 0:
         raise InputError(f"{field} cannot be {value!r}", hint="write a bandwidth, for example '50 GB/s' or '400 Gb/s'")
-    number, unit = float(found[1]), found[2]
+    number, unit = float(match[1]), match[2]
     gbps = number * _UNITS[unit or "GB"]
-    most = _MOST_NIC_GBPS if field == "nic_gbps" else _MOST_LINK_GBPS
+    limit_gbps = _MOST_NIC_GBPS if field == "nic_gbps" else _MOST_LINK_GBPS
     ambiguous = field == "nic_gbps" and not unit and number >= _LEAST_AMBIGUOUS_GBPS
-    if gbps > most or ambiguous:
+    if gbps > limit_gbps or ambiguous:
         raise InputError(
             f"{field} = {value}: it counts GB/s (1e9 bytes/s), and no {_ONE[field]} has {format_gbps(gbps)}"
-            if gbps > most
+            if gbps > limit_gbps
             else f"{field} = {value} may be GB/s or Gb/s, a factor of 8",
             hint=f'did you mean {number / 8:g} GB/s ({number:g} Gb/s)? write the unit: {field} = "{number:g} Gb/s"',
         )
@@ -85,8 +85,8 @@ def parse_cluster_toml(text: str, source: str) -> Cluster:
         raise InputError(
             f"{source} is not TOML: {error}", hint="`ncclt cluster show leonardo --toml` prints an example"
         ) from error
-    given = {name: document[name] for name in BANDWIDTHS if isinstance(document.get(name), int | float | str)}
-    return Cluster.from_document(document | {name: parse_gbps(value, name) for name, value in given.items()})
+    bandwidths = {name: document[name] for name in BANDWIDTHS if isinstance(document.get(name), int | float | str)}
+    return Cluster.from_document(document | {name: parse_gbps(value, name) for name, value in bandwidths.items()})
 
 
 def cluster_toml(cluster: Cluster, origins: dict[str, str] | None = None) -> str:

@@ -87,7 +87,7 @@ class Documented:
         """
         shape, name = cls.SHAPE, _name(cls)
         try:
-            found: Self = _record(cls, document)
+            record: Self = _record(cls, document)
         except _UnfitError as unfit:
             raise shape.error(f"this is not {name}: ${unfit.where} {unfit.what}", hint=shape.hint) from None
         except SettingError as error:
@@ -95,7 +95,7 @@ class Documented:
                 raise
             # From a policy inside: the document is at fault, not the user's request.
             raise shape.error(f"this is not {name}: {error.message}", hint=error.hint) from error
-        return found
+        return record
 
 
 def _name(cls: type[Documented]) -> str:
@@ -117,15 +117,15 @@ class _UnfitError(Exception):
 def _writers(cls: Any) -> list[tuple[str, str, Convert, Any]]:
     """Return (entry, attribute, writer, default that is not written); an inlined one has no name."""
     shape: Shape = cls.SHAPE
-    found: list[tuple[str, str, Convert, Any]] = []
-    for one in fields(cls):
-        found += [(entry, attribute, _plain, MISSING) for entry, attribute, at in shape.computed if at == one.name]
-        if one.name in shape.hidden:
+    writers: list[tuple[str, str, Convert, Any]] = []
+    for field in fields(cls):
+        writers += [(entry, attribute, _plain, MISSING) for entry, attribute, at in shape.computed if at == field.name]
+        if field.name in shape.hidden:
             continue
-        write = dict if one.name in shape.pairs else _ends if one.name in shape.unbounded else _plain
-        default = one.default if one.name in shape.omitted else MISSING
-        found.append(("" if one.name in shape.inlined else one.name, one.name, write, default))
-    return found + [(entry, attribute, _plain, MISSING) for entry, attribute, at in shape.computed if not at]
+        write = dict if field.name in shape.pairs else _ends if field.name in shape.unbounded else _plain
+        default = field.default if field.name in shape.omitted else MISSING
+        writers.append(("" if field.name in shape.inlined else field.name, field.name, write, default))
+    return writers + [(entry, attribute, _plain, MISSING) for entry, attribute, at in shape.computed if not at]
 
 
 def _plain(value: Any) -> Any:
@@ -150,12 +150,12 @@ def _record(cls: Any, document: Any) -> Any:
     shape: Shape = cls.SHAPE
     if not isinstance(document, Mapping):
         raise _unfit(document, "an object")
-    found, known = document.get("schema", shape.schema if shape.bare else None), shape.schema
-    if known and found is None:
+    version, supported = document.get("schema", shape.schema if shape.bare else None), shape.schema
+    if supported and version is None:
         raise _UnfitError("is missing", ".schema")
-    if known and found != known:
+    if supported and version != supported:
         raise shape.error(
-            f"{cls.__name__.lower()} schema {_shown(found)} is not supported: this ncclt reads schema {known}",
+            f"{cls.__name__.lower()} schema {_shown(version)} is not supported: this ncclt reads schema {supported}",
             hint="update ncclt",
         )
     readers = _readers(cls)
@@ -183,21 +183,21 @@ def _readers(cls: Any) -> list[tuple[str, Convert, bool, bool]]:
     """Return (field, reader, whether it is inlined, whether it is required)."""
     shape: Shape = cls.SHAPE
     hints = get_type_hints(cls)
-    found = []
-    for one in fields(cls):
-        if one.name in shape.hidden:
+    readers = []
+    for field in fields(cls):
+        if field.name in shape.hidden:
             continue
-        if one.name in shape.pairs:
-            _name, kind = get_args(get_args(hints[one.name])[0])
+        if field.name in shape.pairs:
+            _name, kind = get_args(get_args(hints[field.name])[0])
             read: Convert = partial(_read_pairs, _reader(kind))
-        elif one.name in shape.unbounded:
-            read = partial(_read_interval, _reader(hints[one.name]))
+        elif field.name in shape.unbounded:
+            read = partial(_read_interval, _reader(hints[field.name]))
         else:
-            read = _reader(hints[one.name])
-        whole = shape.complete and one.name not in shape.omitted
-        required = whole or (one.default is MISSING and one.default_factory is MISSING)
-        found.append((one.name, read, one.name in shape.inlined, required))
-    return found
+            read = _reader(hints[field.name])
+        is_complete = shape.complete and field.name not in shape.omitted
+        required = is_complete or (field.default is MISSING and field.default_factory is MISSING)
+        readers.append((field.name, read, field.name in shape.inlined, required))
+    return readers
 
 
 def _reader(hint: Any) -> Convert:
@@ -238,7 +238,7 @@ def _read_word(kind: type[Enum], value: Any) -> Enum:
     try:
         return kind(value)
     except ValueError:
-        raise _unfit(value, f"one of {', '.join(one.value for one in kind)}") from None
+        raise _unfit(value, f"one of {', '.join(word.value for word in kind)}") from None
 
 
 def _read_mapping(read: Convert, value: Any) -> dict[str, Any]:

@@ -46,4 +46,4 @@ def options_of(record: type) -> dict[str, Option]:
     """Return the fields of a dataclass that are options of a command line, in their order."""
     hints = get_type_hints(record, include_extras=True)
     marks = {field.name: getattr(hints[field.name], "__metadata__", ()) for field in fields(record)}
-    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Option)}
+    return {name: mark for name, options in marks.items() for mark in options if isinstance(mark, Option)}

@@ -89,8 +89,8 @@ class Policy(Documented):
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.rules, key=lambda r: (r.collective, *_group(r), r.min_bytes)))
         for rule, following in itertools.pairwise(ordered):
-            same = rule.collective is following.collective and _group(rule) == _group(following)
-            if same and (rule.max_bytes is None or following.min_bytes <= rule.max_bytes):
+            is_same_group = rule.collective is following.collective and _group(rule) == _group(following)
+            if is_same_group and (rule.max_bytes is None or following.min_bytes <= rule.max_bytes):
                 raise SettingError(f"two rules for {rule.collective} overlap at {following.min_bytes} bytes")
         object.__setattr__(self, "rules", ordered)
         object.__setattr__(self, "parameters", tuple(sorted(self.parameters)))
@@ -108,10 +108,10 @@ class Policy(Documented):
 
     def setting_for(self, message: Message) -> Setting:
         """Return the setting under which the policy sends a message; a rule for its group comes first."""
-        found = [rule for rule in self.rules if rule.matches(message)]
-        if not found:
+        rules = [rule for rule in self.rules if rule.matches(message)]
+        if not rules:
             return Setting(parameters=self.parameters)
-        rule = min(found, key=lambda r: r.precedence)
+        rule = min(rules, key=lambda r: r.precedence)
         return Setting(
             algorithm=rule.algorithm, protocol=rule.protocol, channels=rule.channels, parameters=self.parameters
         )

@@ -69,16 +69,16 @@ class PrintedCosts(Documented):
         """
         shapes = sorted({(table.nodes, table.ranks) for table in self.tables})
         if (cluster.nodes, cluster.world_size) not in shapes:
-            known = ", ".join(_shape(*shape) for shape in shapes)
+            printed = ", ".join(_shape(*shape) for shape in shapes)
             raise UsageError(
-                f"the log has the cost tables of {known}, not of {_shape(cluster.nodes, cluster.world_size)}",
+                f"the log has the cost tables of {printed}, not of {_shape(cluster.nodes, cluster.world_size)}",
                 hint="take the log of a job on as many nodes and GPUs",
             )
 
     def note(self, cluster: Cluster) -> str:
         """Return the note about these tables in a result."""
-        other = "" if self.version == str(cluster.version) else f" (tuning NCCL {cluster.version})"
-        return f"Warm start: cost tables printed by NCCL {self.version or '?'}{other}"
+        tuned = "" if self.version == str(cluster.version) else f" (tuning NCCL {cluster.version})"
+        return f"Warm start: cost tables printed by NCCL {self.version or '?'}{tuned}"
 
 
 def _shape(nodes: int, ranks: int) -> str:

@@ -82,9 +82,9 @@ def refuse_replacement(new: Recommendation, active: Recommendation) -> str:
     return ""
 
 
-def best_form(found: Recommendation) -> PolicyVerdict:
+def best_form(recommendation: Recommendation) -> PolicyVerdict:
     """Return the form with the best verdict: a proven one first, and of two the one that gains more."""
-    forms = [form for form in (found.table, found.variables) if form is not None]
+    forms = [form for form in (recommendation.table, recommendation.variables) if form is not None]
     return max(forms, key=lambda form: (form.verdict.decision is Decision.TUNED, form.verdict.interval[0]))
 
 
@@ -116,8 +116,8 @@ def _blocks(verdict: Verdict) -> str:
     return count_noun(verdict.blocks, "block")
 
 
-def _name(found: Recommendation) -> str:
-    verdict = best_form(found).verdict
+def _name(recommendation: Recommendation) -> str:
+    verdict = best_form(recommendation).verdict
     gain = f" {verdict.speedup:.2f}x" if verdict.decision is Decision.TUNED else ""
-    stale = ", stale" if found.stale else ""
-    return f"{found.id} ({found.verdict_word(verdict)}{gain}{stale})"
+    stale = ", stale" if recommendation.stale else ""
+    return f"{recommendation.id} ({recommendation.verdict_word(verdict)}{gain}{stale})"

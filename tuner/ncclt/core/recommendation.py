@@ -188,8 +188,8 @@ class Coverage(Documented):
         if self.failed:
             words.append(f"{len(self.failed)} failed ({', '.join(self.failed)})")
         if self.channels:
-            fewest, most = min(self.channels), max(self.channels)
-            words.append(f"{fewest} to {most} channels" if fewest < most else f"{most} channels")
+            smallest, largest = min(self.channels), max(self.channels)
+            words.append(f"{smallest} to {largest} channels" if smallest < largest else f"{largest} channels")
         if self.remaining_gain is not None:
             words.append(f"expected improvement of the next trial {self.remaining_gain * 100:.2g} %")
         return ", ".join(words)
@@ -297,10 +297,10 @@ def recommendation_id(
 ) -> str:
     """Return the id of a study's result after a number of trials: twelve hexadecimal digits of a content hash."""
     # Published ids are hashes of the repr of these records, so the name that their class had then is kept.
-    said = [form and f"Delivery(policy={form.policy!r}, verdict={form.verdict!r})" for form in (table, variables)]
+    texts = [form and f"Delivery(policy={form.policy!r}, verdict={form.verdict!r})" for form in (table, variables)]
     # Rules of that time did not say how their groups are placed.
-    said = [form and form.replace(", spans_nodes=None", "") for form in said]
-    return hashlib.sha256(f"{study}{said[0]}{said[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
+    texts = [form and form.replace(", spans_nodes=None", "") for form in texts]
+    return hashlib.sha256(f"{study}{texts[0]}{texts[1]}{source_digest}{trials}".encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,12 +365,16 @@ def changed_cluster(recommendation: Recommendation, cluster: Cluster | None) -> 
     if cluster is None or measured.gpus_per_node > cluster.gpus_per_node or (measured.nodes > 1 and cluster.nodes == 1):
         return ""  # jobs of that size are refused by their own numbers
     now = cluster.sized(nodes=measured.nodes, gpus_per_node=measured.gpus_per_node).fingerprint()
-    found = [
+    differences = [
         f"{name}: measured on {before}, now {after}"
         for name in ("gpu", "link_class", "fabric", "topology_hash")
         if (before := getattr(measured, name)) != (after := getattr(now, name)) and before and after
     ]
-    return f"the cluster {recommendation.cluster!r} has changed since it was tuned: {'; '.join(found)}" if found else ""
+    return (
+        f"the cluster {recommendation.cluster!r} has changed since it was tuned: {'; '.join(differences)}"
+        if differences
+        else ""
+    )
 
 
 def select(
@@ -392,41 +396,19 @@ def select(
         NoRecommendationError: nothing was published for it, nothing of that fits, or the job is not known well enough.
         StaleRecommendationError: what fits is stale.
     """
-    what = f"{request.model} on {request.cluster}"
     published = list(candidates)
     fitting = [r for r in published if not request.refusal(r.fingerprint)]
-    is_replayed = bool(published) and all(r.origin is TimesOrigin.RECORDED for r in published)
-    command = _tune_command(request, is_replayed=is_replayed)
-    if not published and is_recorded:
-        replay = shlex.join(("ncclt", "tune", "--model", request.model, "--cluster", request.cluster))
-        raise NoRecommendationError(
-            f"nothing has been tuned for {what}",
-            hint=f"run `{replay}` to replay what was recorded there, or `{_tune_command(request, is_replayed=True)}` "
-            "on your own cluster",
-        )
-    if not published:
-        raise NoRecommendationError(f"nothing has been tuned for {what}", hint=f"run `{command}`")
-    if not fitting:
-        why = sorted({request.refusal(r.fingerprint) for r in published})
-        raise NoRecommendationError(
-            f"no recommendation for {what} fits: {' / '.join(why)}",
-            hint=f"run `{command}` to tune for this job; available, newest first:{_listed(published, SHAPE_PARTS)}",
-            available=_available(published),
-        )
-    if request.unknown and not partly:
-        missing = ", ".join(SHAPE_PARTS[part] for part in request.unknown)
-        raise NoRecommendationError(
-            f"cannot choose a recommendation for {what}: {missing} not given",
-            hint=f"add the options of one of these, newest first:{_listed(fitting, request.unknown)}",
-            available=_available(fitting),
-        )
+    if not fitting or (request.unknown and not partly):
+        raise _refuse_shape(request, published, fitting, is_recorded=is_recorded)
     origins = [origin for origin in TimesOrigin if any(r.origin is origin for r in fitting)]
     permitted = [o for o in origins if partly or o is TimesOrigin.MEASURED or o in request.allowed]
+    workload, is_replayed = f"{request.model} on {request.cluster}", _are_replayed(published)
     if not permitted:
         was = " or ".join(ORIGIN_WORDS[origin] for origin in origins)
         raise NoRecommendationError(
-            f"the recommendation for {what} is {was}, not measured there",
-            hint=f"run `{command}` {'on your own cluster' if is_replayed else 'there'}, "
+            f"the recommendation for {workload} is {was}, not measured there",
+            hint=f"run `{_tune_command(request, is_replayed=is_replayed)}` "
+            f"{'on your own cluster' if is_replayed else 'there'}, "
             f"or accept it with `--allow {origins[0]}` ({origins[0]}=allow of the service)",
             available=_available(fitting),
         )
@@ -439,10 +421,44 @@ def select(
     if newest.stale:
         again = f"{_tune_command(request, like=newest)} --continue 8"
         raise StaleRecommendationError(
-            f"the recommendation {newest.id} for {what} is stale: {newest.stale}",
+            f"the recommendation {newest.id} for {workload} is stale: {newest.stale}",
             hint=f"run `{again}` to measure again, or `ncclt recheck` once the cause is repaired",
         )
     return newest
+
+
+def _are_replayed(published: Collection[Recommendation]) -> bool:
+    return bool(published) and all(r.origin is TimesOrigin.RECORDED for r in published)
+
+
+def _refuse_shape(
+    request: Request, published: Collection[Recommendation], fitting: Collection[Recommendation], *, is_recorded: bool
+) -> NoRecommendationError:
+    """Return the error where nothing was published, nothing of that fits, or the job is not known well enough."""
+    workload = f"{request.model} on {request.cluster}"
+    command = _tune_command(request, is_replayed=_are_replayed(published))
+    if not published and is_recorded:
+        replay = shlex.join(("ncclt", "tune", "--model", request.model, "--cluster", request.cluster))
+        return NoRecommendationError(
+            f"nothing has been tuned for {workload}",
+            hint=f"run `{replay}` to replay what was recorded there, or `{_tune_command(request, is_replayed=True)}` "
+            "on your own cluster",
+        )
+    if not published:
+        return NoRecommendationError(f"nothing has been tuned for {workload}", hint=f"run `{command}`")
+    if not fitting:
+        why = sorted({request.refusal(r.fingerprint) for r in published})
+        return NoRecommendationError(
+            f"no recommendation for {workload} fits: {' / '.join(why)}",
+            hint=f"run `{command}` to tune for this job; available, newest first:{_listed(published, SHAPE_PARTS)}",
+            available=_available(published),
+        )
+    missing = ", ".join(SHAPE_PARTS[part] for part in request.unknown)
+    return NoRecommendationError(
+        f"cannot choose a recommendation for {workload}: {missing} not given",
+        hint=f"add the options of one of these, newest first:{_listed(fitting, request.unknown)}",
+        available=_available(fitting),
+    )
 
 
 def _tune_command(request: Request, *, is_replayed: bool = False, like: Recommendation | None = None) -> str:
@@ -465,14 +481,14 @@ def _tune_command(request: Request, *, is_replayed: bool = False, like: Recommen
 def _available(published: Iterable[Recommendation]) -> tuple[dict[str, Any], ...]:
     """Return the published shapes, newest first, each with its newest revision."""
     shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for found in published:
-        shape = {part: getattr(found.fingerprint, part) for part in SHAPE_PARTS}
+    for recommendation in published:
+        shape = {part: getattr(recommendation.fingerprint, part) for part in SHAPE_PARTS}
         marks = {
-            "simulated": found.simulated,
-            "recorded": found.origin is TimesOrigin.RECORDED,
-            "stale": bool(found.stale),
+            "simulated": recommendation.simulated,
+            "recorded": recommendation.origin is TimesOrigin.RECORDED,
+            "stale": bool(recommendation.stale),
         }
-        row = {**shape, "recommendation": found.id, **marks}
+        row = {**shape, "recommendation": recommendation.id, **marks}
         shapes.setdefault(tuple(shape.values()), row)
     return tuple(shapes.values())[:MOST_LISTED]
 

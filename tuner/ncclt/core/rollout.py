@@ -122,8 +122,8 @@ class RollOutArm(Documented):
         is_retraction = self.state is ArmState.WON and wanted.state in (ArmState.LOST, ArmState.ENDED)
         after = wanted if self.is_open or is_retraction else self
         if after.state is ArmState.RUNNING and unreported >= after.most_unreported:
-            said = f"{count_noun(unreported, 'start')} without a report yet"
-            return replace(after, state=ArmState.PAUSED, reason=said)
+            reason = f"{count_noun(unreported, 'start')} without a report yet"
+            return replace(after, state=ArmState.PAUSED, reason=reason)
         return after
 
 
@@ -226,11 +226,11 @@ class RollOut(Documented):
         """
         number = self.find_arm(job)
         is_served = number is not None and number in self.running
-        given = self.arms[number].recommendation if is_served and number is not None else self.control
+        recommendation = self.arms[number].recommendation if is_served and number is not None else self.control
         return JobStart(
             rollout=self.id,
             job=job,
-            recommendation=given,
+            recommendation=recommendation,
             issued_s=issued_s,
             running=self.running,
         )
@@ -259,9 +259,9 @@ class RollOut(Documented):
         after = [arm.next(wanted.get(arm.recommendation, arm), unreported[arm.recommendation]) for arm in self.arms]
         winner = next((arm for arm in after if arm.state is ArmState.WON), None)
         if winner is not None:
-            said = f"{winner.recommendation} won"
+            reason = f"{winner.recommendation} won"
             after = [
-                replace(arm, state=ArmState.ENDED, reason=said)
+                replace(arm, state=ArmState.ENDED, reason=reason)
                 if arm is not winner and (arm.is_open or arm.is_served)
                 else arm
                 for arm in after
@@ -310,7 +310,7 @@ class RollOut(Documented):
             running: of the arms that were served then, this one included.
         """
         share = self.arms[number].share
-        control = 1 - sum(self.arms[other].share for other in running)
+        control = 1 - sum(self.arms[served].share for served in running)
         return share / (share + max(control, 0.0))
 
     @property
@@ -335,12 +335,12 @@ class RollOut(Documented):
 
 
 def prove_by_jobs(
-    found: Recommendation, gain: PairedGain, *, min_effect: float, default_us: float, policy_us: float
+    untried: Recommendation, gain: PairedGain, *, min_effect: float, default_us: float, policy_us: float
 ) -> Recommendation:
     """Return a revision without evidence as the winner of its roll-out, with the step times of jobs as evidence.
 
     Args:
-        found: untried.
+        untried: revision without evidence.
         default_us, policy_us: median step times of the control's jobs and of its own, µs.
     """
     low, high = gain.interval
@@ -355,19 +355,21 @@ def prove_by_jobs(
         policy_us=policy_us,
         min_effect=min_effect,
     )
-    return found.with_verdict(verdict)
+    return untried.with_verdict(verdict)
 
 
 RolledOut = tuple[RollOut, tuple[Recommendation, ...]]
 """A roll-out with the revisions of its arms, in their order."""
 
 
-def group_arms(found: Iterable[tuple[RollOut, Recommendation]]) -> tuple[RolledOut, ...]:
+def group_arms(pairs: Iterable[tuple[RollOut, Recommendation]]) -> tuple[RolledOut, ...]:
     """Return roll-outs with the revisions of their arms, from one pair for each arm."""
     revisions: dict[RollOut, dict[str, Recommendation]] = {}
-    for rollout, revision in found:
+    for rollout, revision in pairs:
         revisions.setdefault(rollout, {})[revision.id] = revision
-    return tuple((one, tuple(arms[arm.recommendation] for arm in one.arms)) for one, arms in revisions.items())
+    return tuple(
+        (rollout, tuple(arms[arm.recommendation] for arm in rollout.arms)) for rollout, arms in revisions.items()
+    )
 
 
 def share_equally(arms: int) -> int:

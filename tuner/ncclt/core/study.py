@@ -129,7 +129,7 @@ def median_scores(trials: Iterable[Trial]) -> dict[Setting, float]:
     for trial in trials:
         if trial.tries_setting and trial.score_us is not None:
             scores.setdefault(trial.setting, []).append(trial.score_us)
-    return {setting: statistics.median(found) for setting, found in scores.items()}
+    return {setting: statistics.median(times_us) for setting, times_us in scores.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

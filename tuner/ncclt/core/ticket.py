@@ -84,10 +84,10 @@ def is_job_name(name: str) -> bool:
 
 def shorten_name(name: str) -> str:
     """Return a name of bounded length, distinct where names are."""
-    whole = name.encode("utf-8", "surrogatepass")
-    if len(whole) <= _MOST_NAME_BYTES:
+    encoded = name.encode("utf-8", "surrogatepass")
+    if len(encoded) <= _MOST_NAME_BYTES:
         return name
-    return f"{whole[: _MOST_NAME_BYTES - 33].decode(errors='ignore')}~{hashlib.sha256(whole).hexdigest()[:32]}"
+    return f"{encoded[: _MOST_NAME_BYTES - 33].decode(errors='ignore')}~{hashlib.sha256(encoded).hexdigest()[:32]}"
 
 
 def sign_ticket(ticket: Ticket, secret: str) -> str:
@@ -117,8 +117,8 @@ def read_ticket(text: str, secret: str, *, now_s: float) -> Ticket:
     if not hmac.compare_digest(signature, _signature(payload, secret)):
         raise InputError("the ticket was not issued by this store", hint=_HINT)
     names = Ticket.__slots__
-    found = dict(zip(names, json.loads(payload), strict=True))
-    ticket = Ticket(**{**found, "variant": Variant(found["variant"]), "running": tuple(found["running"])})
+    values = dict(zip(names, json.loads(payload), strict=True))
+    ticket = Ticket(**{**values, "variant": Variant(values["variant"]), "running": tuple(values["running"])})
     if now_s > ticket.expires_s:
         raise InputError(
             f"the ticket expired {(now_s - ticket.expires_s) / 3600:.3g} hours ago",

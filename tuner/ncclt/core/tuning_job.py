@@ -114,7 +114,7 @@ class TuningJob(Documented):
 
     def arguments(self) -> tuple[str, ...]:
         """Return it as arguments of `ncclt tune`."""
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "model": self.model,
             "cluster": self.cluster,
             "nodes": self.nodes,
@@ -127,7 +127,7 @@ class TuningJob(Documented):
             "seed": self.seed,
             "study": self.study,
         }
-        words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
         return (*words, "--prove-variables") if self.prove_variables else tuple(words)
 
 
@@ -188,8 +188,8 @@ def describe_worker(name: str) -> str:
     >>> describe_worker("login1/4026531836/17/4711")
     'login1, process 17'
     """
-    machine, _, rest = name.partition("/")
-    _, _, process = rest.rpartition("/")[0].rpartition("/")
+    machine, _, process_name = name.partition("/")
+    _, _, process = process_name.rpartition("/")[0].rpartition("/")
     return f"{machine}, process {process}" if process else name
 
 

@@ -161,11 +161,13 @@ def chosen(url: str | None, request: Request, *, partly: bool = False) -> Recomm
         NotFoundError: nothing was ever published for the two names, and one of them is unknown.
         UsageError, StoreError: as `published`.
     """
-    found = published(url, cluster=request.cluster, model=request.model)
-    if not found:
+    candidates = published(url, cluster=request.cluster, model=request.model)
+    if not candidates:
         # Checked last: recommendations may exist here for a cluster that is defined in another store.
         known_names(url).require(cluster=request.cluster, model=request.model)
-    return select(found, request, partly=partly, is_recorded=not found and request.cluster in recorded_tables())
+    return select(
+        candidates, request, partly=partly, is_recorded=not candidates and request.cluster in recorded_tables()
+    )
 
 
 def published(url: str | None, *, cluster: str, model: str) -> tuple[Recommendation, ...]:

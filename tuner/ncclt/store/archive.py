@@ -75,11 +75,11 @@ def import_store(location: Location, path: Path) -> dict[str, int]:
     """
     expected = _checked(path)
     prepare_file(location, create=True)
-    made = Database(location)
+    created = Database(location)
     try:
-        migrate(made)
+        migrate(created)
     finally:
-        made.close()
+        created.close()
     with opened(location) as database:
         counts: Counter[str] = Counter()
         with database.alone() as connection:

@@ -46,12 +46,12 @@ class Catalogue(StorePart, Generic[Entry]):
         Raises:
             InputError: a shipped file is broken.
         """
-        found = {name: (item, True) for name, item in self._came_with.items()}
+        entries = {name: (item, True) for name, item in self._came_with.items()}
         with self._database.reading() as connection:
             for name, text in connection.execute(select(self._table.c.name, self._table.c.document)):
-                if name not in found:
-                    found[name] = (self._read(name, text), False)
-        return tuple(found[name] for name in sorted(found) if self._is_shown(name))
+                if name not in entries:
+                    entries[name] = (self._read(name, text), False)
+        return tuple(entries[name] for name in sorted(entries) if self._is_shown(name))
 
     @repeatable
     def get(self, name: str) -> Entry:
@@ -70,7 +70,7 @@ class Catalogue(StorePart, Generic[Entry]):
             if text is not None:
                 return self._read(name, text)
             added: Sequence[str] = connection.execute(select(self._table.c.name)).scalars().all()
-        raise unknown_name(self.kind, name, [one for one in (*shipped, *added) if self._is_shown(one)])
+        raise unknown_name(self.kind, name, [entry for entry in (*shipped, *added) if self._is_shown(entry)])
 
     def _is_shown(self, name: str) -> bool:
         return self.kind != "cluster" or self._is_visible(name)

@@ -98,10 +98,10 @@ class Database:
         if self.schema is not None:
             return
         with self.reading() as connection:
-            found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-        if found != "ok":
+            answer = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+        if answer != "ok":
             raise StoreError(
-                f"the store {self.shown} is damaged: {' '.join(str(found or 'no answer').split())}",
+                f"the store {self.shown} is damaged: {' '.join(str(answer or 'no answer').split())}",
                 hint="restore a backup or name another store with --storage",
             )
 

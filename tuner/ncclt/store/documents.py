@@ -22,7 +22,7 @@ def to_text(document: Any) -> str:
 
 
 @contextmanager
-def stored(what: str) -> Iterator[None]:
+def stored(name: str) -> Iterator[None]:
     """Turn whatever is wrong with a stored document into one StoreError that names it."""
     try:
         yield
@@ -30,6 +30,6 @@ def stored(what: str) -> Iterator[None]:
         raise  # the store itself says better what is wrong with it
     except (NccltError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(
-            f"{what} in the store cannot be read: {error}",
+            f"{name} in the store cannot be read: {error}",
             hint="it was changed by hand or written by a newer ncclt; update ncclt or restore a backup",
         ) from error

@@ -137,8 +137,8 @@ class JobQueue:
         Raises:
             DuplicateError: the job of this id asks for something else.
         """
-        known = self._find(job.id)
-        if known is None:
+        queued = self._find(job.id)
+        if queued is None:
             with _translated():
                 self._register(job.cluster, at_once=None)
                 self._client.enqueue(
@@ -153,13 +153,13 @@ class JobQueue:
                     },
                     json.dumps(job.to_document()),
                 )
-        found = known or self.status(job.id)
-        if not found.job.is_same_request(job):
+        status = queued or self.status(job.id)
+        if not status.job.is_same_request(job):
             raise DuplicateError(
                 f"the job {job.id} asks for something else",
                 hint="an Idempotency-Key is for one request; take another one",
             )
-        return found, known is None
+        return status, queued is None
 
     def status(self, id: str) -> JobStatus:
         """Return a job and where it stands.
@@ -167,10 +167,10 @@ class JobQueue:
         Raises:
             NotFoundError: there is no such job.
         """
-        found = self._find(id)
-        if found is None:
+        status = self._find(id)
+        if status is None:
             raise NotFoundError(f"there is no job {id!r}", hint="`ncclt admin jobs list` or GET /v1/jobs lists them")
-        return found
+        return status
 
     def statuses(
         self,
@@ -193,9 +193,9 @@ class JobQueue:
         """
         # Failed and cancelled jobs may have ended well for DBOS: what they have in common is that they ended.
         named = [word for word, meant in _STATES.items() if meant is state or (state and state.ended and meant.ended)]
-        found: list[JobStatus] = []
+        listed: list[JobStatus] = []
         start = 0
-        while after is not None or len(found) < offset + limit:
+        while after is not None or len(listed) < offset + limit:
             page = self._listed(
                 name=_WORKFLOW,
                 status=named or None,
@@ -204,19 +204,19 @@ class JobQueue:
                 offset=start,
             )
             # A cancelled job is in no queue any more, so that DBOS cannot look for a cluster's.
-            found += [
-                one
-                for one in map(_status_of, page)
-                if self._is_visible(one) and cluster in (None, one.job.cluster) and state in (None, one.state)
+            listed += [
+                status
+                for status in map(_status_of, page)
+                if self._is_visible(status) and cluster in (None, status.job.cluster) and state in (None, status.state)
             ]
             start += _PAGE
-            if after in (ids := [one.job.id for one in found]):
-                found, after = found[ids.index(after) + 1 :], None
+            if after in (ids := [status.job.id for status in listed]):
+                listed, after = listed[ids.index(after) + 1 :], None
             if len(page) < _PAGE:
                 break
         if after is not None:
             raise UsageError(f"{after!r} is not a cursor", hint="pass the next_cursor of the previous page")
-        return tuple(found[offset : offset + limit])
+        return tuple(listed[offset : offset + limit])
 
     def backlog(self) -> dict[tuple[str, JobState], list[float]]:
         """Return the Unix times at which the jobs that wait or run were requested, by cluster and state."""
@@ -327,10 +327,10 @@ class JobQueue:
 
     def _find(self, id: str) -> JobStatus | None:
         rows = self._listed(workflow_ids=[id], name=_WORKFLOW)
-        return next((one for one in map(_status_of, rows) if self._is_visible(one)), None)
+        return next((status for status in map(_status_of, rows) if self._is_visible(status)), None)
 
-    def _is_visible(self, found: JobStatus) -> bool:
-        return not self._seen or found.job.cluster in self._seen
+    def _is_visible(self, status: JobStatus) -> bool:
+        return not self._seen or status.job.cluster in self._seen
 
     def _listed(self, **which: Any) -> list[WorkflowStatus]:
         if self._file is not None and not self._file.exists():
@@ -372,13 +372,13 @@ def submit_stale(
         for state in (JobState.QUEUED, JobState.RUNNING)
         for status in queue.statuses(cluster=cluster, state=state, limit=sys.maxsize)
     ]
-    found = []
-    for one in stale:
-        renewed = _submit_stale(store, queue, limits, one, unfinished=unfinished, now=now)
+    renewals = []
+    for recommendation in stale:
+        renewed = _submit_stale(store, queue, limits, recommendation, unfinished=unfinished, now=now)
         if renewed.status is not None and renewed.is_new:
             unfinished.append(renewed.status)
-        found.append(renewed)
-    return tuple(found)
+        renewals.append(renewed)
+    return tuple(renewals)
 
 
 def _submit_stale(
@@ -398,19 +398,19 @@ def _submit_stale(
         "gpus_per_node": measured.gpus_per_node,
         "nccl_version": measured.nccl_version,
     }
-    made = StaleJob(recommendation=recommendation.id, stale=recommendation.stale, **shape)
+    renewal = StaleJob(recommendation=recommendation.id, stale=recommendation.stale, **shape)
     try:
         place = store.clusters.get(recommendation.cluster)
         for status in unfinished:
-            if _tunes(status.job, made, place):
-                return replace(made, status=status)
+            if _tunes(status.job, renewal, place):
+                return replace(renewal, status=status)
         job = replace(limits, **shape, id=_free_id(queue, recommendation.id), created=now)
         submitted, is_new = queue.submit(store.jobs.check(job, again=True))
     except StoreError:
         raise
     except NccltError as error:
-        return replace(made, refused=error.message)
-    return replace(made, status=submitted, is_new=is_new)
+        return replace(renewal, refused=error.message)
+    return replace(renewal, status=submitted, is_new=is_new)
 
 
 def _tunes(job: TuningJob, wanted: StaleJob, place: Cluster) -> bool:
@@ -450,14 +450,14 @@ def prune_jobs(storage: str, *, before: str, dry_run: bool) -> int:
         return 0
     prepare(storage)
     with JobQueue(storage) as queue:
-        found = [
+        ids = [
             status.job.id
             for status in queue.statuses(limit=sys.maxsize)
             if status.state.ended and "" < (status.ended or status.job.created) < before
         ]
-        if found and not dry_run:
-            queue.remove(found)
-    return len(found)
+        if ids and not dry_run:
+            queue.remove(ids)
+    return len(ids)
 
 
 def serve_jobs(storage: str, cluster: str, *, worker: str, run: Callable[[TuningJob], JobResult]) -> Callable[[], None]:
@@ -553,9 +553,9 @@ def _translated() -> Iterator[None]:
     except IMPOSSIBLE_VALUES as error:
         raise impossible_value(error) from error
     except Exception as error:
-        said = one_line(error)[:300]
-        missing = any(words in said for words in ("no such table", "does not exist", "migrat"))
+        message = one_line(error)[:300]
+        missing = any(words in message for words in ("no such table", "does not exist", "migrat"))
         raise StoreError(
-            f"the queue of tuning jobs cannot be used: {said}",
+            f"the queue of tuning jobs cannot be used: {message}",
             hint="`ncclt admin store migrate` makes its tables" if missing else hint_for(error),
         ) from error

@@ -60,8 +60,8 @@ class Jobs(StorePart):
     def renew_worker(self, worker: str) -> bool:
         """Say that a worker lives; False = it was assumed dead, and its jobs are others' now."""
         with self._database.alone() as connection:
-            mine = update(job_workers).where(job_workers.c.name == worker)
-            return bool(connection.execute(mine.values(renewed_s=now_s(connection))).rowcount)
+            renewal = update(job_workers).where(job_workers.c.name == worker)
+            return bool(connection.execute(renewal.values(renewed_s=now_s(connection))).rowcount)
 
     @unscoped
     @repeatable
@@ -121,7 +121,7 @@ class Jobs(StorePart):
     def note_failed(self, job: TuningJob, why: str) -> None:
         """Note in the history that a job failed, once: a worker may die between this note and that of the queue."""
         with self._database.alone() as connection:
-            said = {
+            entry = {
                 "cluster": job.cluster,
                 "model": job.model,
                 "recommendation": "",
@@ -129,6 +129,6 @@ class Jobs(StorePart):
                 "who": f"worker of {job.cluster}",
                 "why": shorten_reason(f"job {job.id}: {why}"),
             }
-            known = exists().where(*(history.c[name] == value for name, value in said.items()))
-            if not connection.scalar(select(known)):
-                connection.execute(insert(history).values(**said, created=self._clock()))
+            is_noted = exists().where(*(history.c[name] == value for name, value in entry.items()))
+            if not connection.scalar(select(is_noted)):
+                connection.execute(insert(history).values(**entry, created=self._clock()))

@@ -80,18 +80,18 @@ class StudyTrialLog:
             most: launches of the phase in the whole study, this one included; None = any number.
         """
         with self._lock:
-            known = Counter([*(t.setting for t in self._trials), *(c.setting for c in self._running)])
+            launches = Counter([*(t.setting for t in self._trials), *(c.setting for c in self._running)])
             return self._store.leases.claim(
-                self._study.id, setting, phase=phase, repeat=known[setting], worker=self._worker, most=most
+                self._study.id, setting, phase=phase, repeat=launches[setting], worker=self._worker, most=most
             )
 
     def add(self, trial: Trial) -> Trial:
         """Store a claimed trial with the current time, unless it has one, and return it as stored."""
         with self._lock:
             dated = replace(trial, started=trial.started or self._now())
-            kept = self._store.trials.add(self._study.id, dated, worker=self._worker)
-            self._remember(kept)
-            return kept
+            added = self._store.trials.add(self._study.id, dated, worker=self._worker)
+            self._remember(added)
+            return added
 
     def is_alone(self) -> bool:
         """Check that no other process works on the study."""

@@ -34,8 +34,8 @@ class Keys(StorePart):
         """
         with self._database.alone(conflict=f"the key {key.id} is already stored") as connection:
             row = {"id": key.id, "digest": digest, "document": to_text(key.to_document())}
-            same = [keys.c[name] == value for name, value in row.items()]
-            if connection.execute(select(keys.c.id).where(*same)).first() is None:
+            equal = [keys.c[name] == value for name, value in row.items()]
+            if connection.execute(select(keys.c.id).where(*equal)).first() is None:
                 connection.execute(insert(keys).values(**row))
                 why = ", ".join(filter(None, (f"{key.id}: {key.role}", *key.clusters, key.note)))
                 actor = Actor(who=by.who if by else account_name(), why=shorten_reason(why))

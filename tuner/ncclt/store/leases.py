@@ -67,9 +67,9 @@ def is_dead(worker: str, renewed_s: float, now_s: float) -> bool:
 
     A renewal in the future is of before the clock was set back; a worker that lives renews again within `RENEW_S`.
     """
-    machine, _, rest = worker.rpartition("/")[0].rpartition("/")
+    machine, _, process = worker.rpartition("/")[0].rpartition("/")
     if machine == _machine():
-        return _started(int(rest)) != worker.rpartition("/")[2]
+        return _started(int(process)) != worker.rpartition("/")[2]
     return abs(now_s - renewed_s) > SILENT_S
 
 
@@ -92,9 +92,9 @@ class Leases(StorePart):
     @repeatable
     def renew(self, study_id: str, worker: str) -> None:
         """Renew the leases of a worker; to be called every `RENEW_S`."""
-        mine = (leases.c.study == study_id, leases.c.worker == worker)
+        own_leases = (leases.c.study == study_id, leases.c.worker == worker)
         with self._database.alone() as connection:
-            connection.execute(update(leases).where(*mine).values(renewed_s=now_s(connection)))
+            connection.execute(update(leases).where(*own_leases).values(renewed_s=now_s(connection)))
 
     @repeatable
     def workers(self, study_id: str) -> tuple[str, ...]:
@@ -105,10 +105,10 @@ class Leases(StorePart):
             return tuple(sorted(row.worker for row in rows))
 
     @repeatable
-    def acquire(self, study_id: str, what: str, worker: str) -> bool:
+    def acquire(self, study_id: str, lease: str, worker: str) -> bool:
         """Claim something of a study that only one worker may do; return whether it is this worker's."""
         with self._database.alone() as connection:
-            return _acquire(connection, study_id, what, worker)
+            return _acquire(connection, study_id, lease, worker)
 
     @repeatable
     def running(self, study_id: str) -> tuple[tuple[str, Claim], ...]:
@@ -134,7 +134,7 @@ class Leases(StorePart):
         return self._claim(study_id, wanted, worker, most, token)
 
     @repeatable
-    def _claim(self, study_id: str, wanted: Claim, worker: str, most: int | None, token: str) -> Claim | None:
+    def _claim(self, study_id: str, wanted: Claim, worker: str, limit: int | None, token: str) -> Claim | None:
         """Reserve a number for the wanted launch."""
         with self._database.alone() as connection:
             _bury(connection, study_id)
@@ -142,16 +142,16 @@ class Leases(StorePart):
                 if json.loads(row.document).get("token") == token:
                     return _claim_of(row)
             running = _running(connection, study_id)
-            same = (trials.c.study == study_id, trials.c.setting == wanted.setting.digest())
-            launched = connection.execute(select(func.count()).where(*same)).scalar_one()
+            equal = (trials.c.study == study_id, trials.c.setting == wanted.setting.digest())
+            launched = connection.execute(select(func.count()).where(*equal)).scalar_one()
             if launched + sum(claim.setting == wanted.setting for _, claim in running) != wanted.repeat:
                 return None
-            if most is not None:
+            if limit is not None:
                 # A failed default does not count, it is repeated.
                 failed = and_(trials.c.setting == DEFAULT.digest(), trials.c.outcome != Outcome.OK.value)
                 of_phase = (trials.c.study == study_id, trials.c.phase == wanted.phase.value, not_(failed))
                 ended = connection.execute(select(func.count()).where(*of_phase)).scalar_one()
-                if ended + sum(claim.phase is wanted.phase for _, claim in running) >= most:
+                if ended + sum(claim.phase is wanted.phase for _, claim in running) >= limit:
                     return None
             claim = replace(wanted, number=_next_number(connection, study_id))
             document = {"token": token, **claim.to_document()}
@@ -182,8 +182,8 @@ def _bury(connection: Connection, study_id: str) -> None:
     """Delete the leases of dead workers; what they were doing is free again."""
     now = now_s(connection)
     dead = [row.what for row in connection.execute(_of(study_id)) if is_dead(row.worker, row.renewed_s, now)]
-    for what in dead:
-        connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == what))
+    for lease in dead:
+        connection.execute(delete(leases).where(leases.c.study == study_id, leases.c.what == lease))
     if dead:
         _end_if_abandoned(connection, study_id)
 
@@ -204,16 +204,16 @@ def close_claim(connection: Connection, study_id: str, number: int, *, worker: s
 
     It is a new number if the worker was assumed dead and its number was reused: the result still counts.
     """
-    mine = (leases.c.study == study_id, leases.c.what == f"{_TRIAL}{number}", leases.c.worker == worker)
-    held = connection.execute(delete(leases).where(*mine)).rowcount
+    own_claim = (leases.c.study == study_id, leases.c.what == f"{_TRIAL}{number}", leases.c.worker == worker)
+    held = connection.execute(delete(leases).where(*own_claim)).rowcount
     return number if held else _next_number(connection, study_id)
 
 
 def _running(connection: Connection, study_id: str) -> tuple[tuple[str, Claim], ...]:
     """Return (worker, claim) of all workers, by number."""
     rows = connection.execute(_trials_of(study_id))
-    found = [(row.worker, _claim_of(row)) for row in rows]
-    return tuple(sorted(found, key=lambda pair: pair[1].number))
+    claims = [(row.worker, _claim_of(row)) for row in rows]
+    return tuple(sorted(claims, key=lambda pair: pair[1].number))
 
 
 def register(connection: Connection, study_id: str, worker: str) -> None:
@@ -221,11 +221,11 @@ def register(connection: Connection, study_id: str, worker: str) -> None:
     _acquire(connection, study_id, f"{_WORKER}{worker}", worker)
 
 
-def _acquire(connection: Connection, study_id: str, what: str, worker: str) -> bool:
+def _acquire(connection: Connection, study_id: str, lease: str, worker: str) -> bool:
     _bury(connection, study_id)
-    holder = connection.execute(_of(study_id).where(leases.c.what == what)).first()
+    holder = connection.execute(_of(study_id).where(leases.c.what == lease)).first()
     if holder is None:
-        _insert(connection, study_id, what, worker=worker, document={})
+        _insert(connection, study_id, lease, worker=worker, document={})
     return holder is None or holder.worker == worker
 
 
@@ -243,8 +243,8 @@ def _next_number(connection: Connection, study_id: str) -> int:
     return max([-1 if stored is None else stored, *claimed]) + 1
 
 
-def _insert(connection: Connection, study_id: str, what: str, *, worker: str, document: dict[str, Any]) -> None:
-    row = {"study": study_id, "what": what, "worker": worker, "document": to_text(document)}
+def _insert(connection: Connection, study_id: str, lease: str, *, worker: str, document: dict[str, Any]) -> None:
+    row = {"study": study_id, "what": lease, "worker": worker, "document": to_text(document)}
     connection.execute(insert(leases).values(**row, renewed_s=now_s(connection)))
 
 

@@ -56,16 +56,16 @@ class Location:
         """
         assert self.path is not None
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {error.strerror}", hint="check its permissions") from error
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise StoreError(f"{self.path} is not a file", hint="name another store with --storage")
-        if 0 < found.st_size < _SMALLEST_DATABASE:
+        if 0 < status.st_size < _SMALLEST_DATABASE:
             raise StoreError(
-                f"{self.path} has {found.st_size} bytes and is not a database",
+                f"{self.path} has {status.st_size} bytes and is not a database",
                 hint="the file is damaged; restore a backup or name another store with --storage",
             )
 
@@ -87,18 +87,18 @@ def locate(url: str | None) -> Location:
         UsageError: it is not a URL, or of a database that is not supported or would keep nothing.
     """
     text = default_url() if url is None else url.strip()
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, address = text.partition("://")
     if not separator:
         raise UsageError(f"{text!r} is not a database URL", hint=URL_HINT)
     if scheme in ("sqlite", "sqlite+pysqlite"):
-        name = rest.removeprefix("/")
-        if not rest.startswith("/") or name in ("", ":memory:") or name.startswith("file:"):
+        name = address.removeprefix("/")
+        if not address.startswith("/") or name in ("", ":memory:") or name.startswith("file:"):
             raise UsageError(f"{text!r} names no file, so nothing would be kept", hint=URL_HINT)
         if "?" in name:
             raise UsageError(f"{text!r}: an SQLite URL takes no options here", hint=URL_HINT)
         return Location(url=f"sqlite:///{name}", path=Path(name), is_default=url is None)
     if scheme in _POSTGRESQL:
-        return Location(url=f"postgresql+psycopg://{rest}", path=None)
+        return Location(url=f"postgresql+psycopg://{address}", path=None)
     raise UsageError(f"{scheme!r} is not supported: use SQLite or PostgreSQL", hint=URL_HINT)
 
 

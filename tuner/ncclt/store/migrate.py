@@ -35,9 +35,9 @@ def migrate(database: Database) -> None:
     with database.alone() as connection:
         if database.schema is not None:
             # Checked first: CREATE SCHEMA IF NOT EXISTS requires the right to create even if it exists.
-            there = set(inspect(connection).get_schema_names())
+            schemas = set(inspect(connection).get_schema_names())
             for schema in (POSTGRESQL_SCHEMA, OPTUNA_SCHEMA):
-                if schema not in there:
+                if schema not in schemas:
                     connection.execute(CreateSchema(schema))
         if _current(database, connection) != HEAD:
             _upgrade(connection)

@@ -37,13 +37,13 @@ class KnownNames:
             ("cluster", cluster, self.clusters),
             ("workload", model, self.workloads),
         )
-        for kind, name, known in asked:
+        for kind, name, names in asked:
             if not name:
-                raise unknown_name(kind, name, known)
-            if name not in known:
+                raise unknown_name(kind, name, names)
+            if name not in names:
                 raise NotFoundError(
                     f"nothing has been tuned for {model} on {cluster}: no {kind} {name!r} is known here",
-                    hint=f"{_close_names(name, known, kind)}; --storage or --server name another store",
+                    hint=f"{_close_names(name, names, kind)}; --storage or --server name another store",
                 )
 
 

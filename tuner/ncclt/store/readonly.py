@@ -68,10 +68,10 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
     """
     rows: list[_Row] = _rows(location, _PUBLISHED, cluster, model)
     with stored("a recommendation"):
-        found = [(Recommendation.from_document(json.loads(text)), check) for text, check, _, _ in rows]
-        digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in found) else ""
+        published = [(Recommendation.from_document(json.loads(text)), check) for text, check, _, _ in rows]
+        digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in published) else ""
         place = _cluster(rows[0][3]) if rows else None
-        return tuple(_with_staleness(r, check, digest, place) for r, check in found)
+        return tuple(_with_staleness(r, check, digest, place) for r, check in published)
 
 
 def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
@@ -89,12 +89,12 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[Roll
 
     with stored("a roll-out"):
         digest = _workload_digest(model, rows[0][2])
-        found = [
-            (RollOut.from_document(json.loads(said)), Recommendation.from_document(json.loads(text)), check)
-            for text, check, _, _, said in rows
+        arms = [
+            (RollOut.from_document(json.loads(rollout)), Recommendation.from_document(json.loads(text)), check)
+            for text, check, _, _, rollout in rows
         ]
         place = _cluster(rows[0][3])
-        return group_arms((rollout, _with_staleness(r, check, digest, place)) for rollout, r, check in found)
+        return group_arms((rollout, _with_staleness(r, check, digest, place)) for rollout, r, check in arms)
 
 
 def read_rules(location: Location, cluster: str) -> ClusterRules:
@@ -133,13 +133,18 @@ def read_names(location: Location) -> list[tuple[str, str]]:
     return _rows(location, _NAMES)
 
 
-def _with_staleness(found: Recommendation, check: str | None, digest: str, place: Cluster | None) -> Recommendation:
+def _with_staleness(
+    recommendation: Recommendation, check: str | None, digest: str, place: Cluster | None
+) -> Recommendation:
     stale = ""
     if check is not None:
         from ncclt.core.recheck import Recheck
 
         stale = Recheck.from_document(json.loads(check)).staleness
-    return replace(found, stale=stale or replaced_workload(found, digest) or changed_cluster(found, place))
+    return replace(
+        recommendation,
+        stale=stale or replaced_workload(recommendation, digest) or changed_cluster(recommendation, place),
+    )
 
 
 def _cluster(document: str | None) -> Cluster | None:

@@ -80,10 +80,10 @@ class Recommendations(StorePart):
             NotFoundError: no recommendation has this id.
         """
         with self._database.reading() as connection:
-            found = get_recommendation(connection, id)
-            if not self._is_visible(found.cluster):
+            recommendation = get_recommendation(connection, id)
+            if not self._is_visible(recommendation.cluster):
                 raise unknown_recommendation(id)
-            return with_staleness(connection, (found,), self._shipped)[0]
+            return with_staleness(connection, (recommendation,), self._shipped)[0]
 
     @repeatable
     def find(
@@ -123,8 +123,8 @@ class Recommendations(StorePart):
             last = recommendations.alias()
             query = query.where(table.sequence < select(last.c.sequence).where(last.c.id == after).scalar_subquery())
         with self._database.reading() as connection:
-            found = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
-            return with_staleness(connection, found, self._shipped)
+            published = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
+            return with_staleness(connection, published, self._shipped)
 
     @repeatable
     def newest(self, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
@@ -146,8 +146,8 @@ class Recommendations(StorePart):
         )
         query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
         with self._database.reading() as connection:
-            found = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
-            return with_staleness(connection, found, self._shipped)
+            published = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
+            return with_staleness(connection, published, self._shipped)
 
     @repeatable
     def rolled_out(self, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
@@ -159,10 +159,10 @@ class Recommendations(StorePart):
         query = select(*columns).select_from(joined).where(*_is_open_rollout(cluster, model))
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(rollouts.c.sequence)).all()
-            found = [read_recommendation(row.id, row.document) for row in rows]
+            revisions = [read_recommendation(row.id, row.document) for row in rows]
             with stored("a roll-out"):
                 running = [RollOut.from_document(json.loads(row.rollout)) for row in rows]
-            return group_arms(zip(running, with_staleness(connection, found, self._shipped), strict=True))
+            return group_arms(zip(running, with_staleness(connection, revisions, self._shipped), strict=True))
 
     @unscoped
     @repeatable
@@ -172,9 +172,9 @@ class Recommendations(StorePart):
         A pair is (cluster, workload); an empty cluster stands for all of them.
         """
         with self._database.reading() as connection:
-            found = connection.execute(select(changes).where(changes.c.number > since)).all()
-        newest = max((row.number for row in found), default=since)
-        return newest, frozenset((row.cluster, row.model) for row in found)
+            rows = connection.execute(select(changes).where(changes.c.number > since)).all()
+        newest = max((row.number for row in rows), default=since)
+        return newest, frozenset((row.cluster, row.model) for row in rows)
 
     @repeatable
     def stale(self, *, cluster: Names = None) -> tuple[Recommendation, ...]:
@@ -192,23 +192,23 @@ class Recommendations(StorePart):
             rows = connection.execute(query.order_by(table.sequence.desc())).all()
             published = [read_recommendation(row.id, row.document) for row in rows]
             fresh = with_staleness(connection, published, self._shipped)
-        found: list[Recommendation] = []
+        outdated: list[Recommendation] = []
         renewed: set[tuple[object, ...]] = set()
-        for row, one in zip(rows, fresh, strict=True):
-            measured = one.fingerprint
+        for row, recommendation in zip(rows, fresh, strict=True):
+            measured = recommendation.fingerprint
             jobs = (
-                one.cluster,
-                one.model,
+                recommendation.cluster,
+                recommendation.model,
                 measured.nodes,
                 measured.gpus_per_node,
                 measured.nccl_version,
                 row.origin,
             )
-            if one.stale and row.state == RevisionState.ACTIVE.value and jobs not in renewed:
-                found.append(one)
-            if not one.stale:
+            if recommendation.stale and row.state == RevisionState.ACTIVE.value and jobs not in renewed:
+                outdated.append(recommendation)
+            if not recommendation.stale:
                 renewed.add(jobs)
-        return tuple(found)
+        return tuple(outdated)
 
     @repeatable
     def newest_each(self, *, cluster: Names = None, model: str | None = None) -> tuple[Recommendation, ...]:
@@ -222,18 +222,18 @@ class Recommendations(StorePart):
         """Return every pair of cluster and workload with a recommendation or a running study, by names; None = any."""
         cluster = self._within(cluster)
         with self._database.reading() as connection:
-            found, shapes = self._preferred(connection, cluster, model)
+            preferred, shapes = self._preferred(connection, cluster, model)
             running = running_query(cluster, model, dead=abandoned(connection))
             counts = {(name, of): count for name, of, count in connection.execute(running)}
         return tuple(
             Pair(
                 cluster=pair[0],
                 model=pair[1],
-                recommendation=found.get(pair),
+                recommendation=preferred.get(pair),
                 shapes=len(shapes.get(pair, ())),
                 running=counts.get(pair, 0),
             )
-            for pair in sorted(found.keys() | counts.keys())
+            for pair in sorted(preferred.keys() | counts.keys())
         )
 
     @repeatable
@@ -353,11 +353,11 @@ def get_recommendation(connection: Connection, id: str) -> Recommendation:
 def _read_all(connection: Connection, sequences: Iterable[int]) -> tuple[Recommendation, ...]:
     """Return the revisions with some numbers of arrival, newest first."""
     table = recommendations.c
-    found: dict[int, Recommendation] = {}
+    by_sequence: dict[int, Recommendation] = {}
     for part in split_named(sequences):
         query = select(table.sequence, table.id, table.document).where(table.sequence.in_(part))
-        found |= {row.sequence: read_recommendation(row.id, row.document) for row in connection.execute(query)}
-    return tuple(found[sequence] for sequence in sorted(found, reverse=True))
+        by_sequence |= {row.sequence: read_recommendation(row.id, row.document) for row in connection.execute(query)}
+    return tuple(by_sequence[sequence] for sequence in sorted(by_sequence, reverse=True))
 
 
 @lru_cache(maxsize=2048)

@@ -200,11 +200,11 @@ def _find(
         query = query.where(records.c.recommendation.in_(list(of)))
     for column, names in wanted.items():
         query = query.where(*is_named(records.c[column], names))
-    found = []
+    documents = []
     for row in connection.execute(query.order_by(records.c.sequence.desc()).limit(limit)):
         with stored(f"the {KINDS[kind]} {row.id}"):
-            found.append(kind.from_document(json.loads(row.document)))
-    return tuple(found)
+            documents.append(kind.from_document(json.loads(row.document)))
+    return tuple(documents)
 
 
 def _use_ticket(connection: Connection, ticket: Ticket, attestation: str, sent_by: dict[str, str]) -> None:

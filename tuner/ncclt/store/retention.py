@@ -114,11 +114,11 @@ def _remove_studies(connection: Connection, ids: Sequence[str], counts: Counter[
                 )
             with_arm = rollout_arms.c.recommendation.in_(revisions)
             ids = connection.scalars(select(rollout_arms.c.rollout).where(with_arm).distinct()).all()
-            for given in split_named(ids):
-                counts["step times"] += _delete(connection, job_times, job_times.c.rollout.in_(given))
-                counts["job starts"] += _delete(connection, job_starts, job_starts.c.rollout.in_(given))
-                counts["roll-outs"] += _delete(connection, rollouts, rollouts.c.id.in_(given))
-                _delete(connection, rollout_arms, rollout_arms.c.rollout.in_(given))
+            for part in split_named(ids):
+                counts["step times"] += _delete(connection, job_times, job_times.c.rollout.in_(part))
+                counts["job starts"] += _delete(connection, job_starts, job_starts.c.rollout.in_(part))
+                counts["roll-outs"] += _delete(connection, rollouts, rollouts.c.id.in_(part))
+                _delete(connection, rollout_arms, rollout_arms.c.rollout.in_(part))
             counts["revisions"] += _delete(connection, recommendations, recommendations.c.id.in_(revisions))
         _delete(connection, measurements, measurements.c.study.in_(chunk))
         _delete(connection, leases, leases.c.study.in_(chunk))
@@ -129,11 +129,11 @@ def _remove_studies(connection: Connection, ids: Sequence[str], counts: Counter[
 def _remove_old(connection: Connection, before: str, counts: Counter[str]) -> None:
     of = records.c.recommendation
     newest = select(func.max(records.c.sequence)).where(of.in_(select(recommendations.c.id)))
-    kept = records.c.sequence.in_(newest.group_by(records.c.kind, of))
+    is_newest = records.c.sequence.in_(newest.group_by(records.c.kind, of))
     # A record without a time has no known age.
     old = (records.c.created != "", records.c.created < before)
     for kind, name in _KINDS.items():
-        counts[name] += _delete(connection, records, records.c.kind == kind, *old, ~kept)
+        counts[name] += _delete(connection, records, records.c.kind == kind, *old, ~is_newest)
     of_kind = records.c.kind == "preflight"
     last = select(func.max(records.c.sequence)).where(of_kind).group_by(records.c.cluster)
     counts["preflights"] += _delete(connection, records, of_kind, *old, records.c.sequence.not_in(last))

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, exists, fu
 
 from ncclt.core.policy import Policy
 from ncclt.core.publication import describe_publication, refuse_replacement
-from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.recommendation import SHAPE_PARTS, Decision, Recommendation
 from ncclt.core.revision import (
     Action,
     Actor,
@@ -85,6 +85,7 @@ _ARM_ENDINGS = {
     ArmState.ENDED: Action.ROLL_OUT_ENDED,
 }
 _JOBS = ("cluster", "model", "fingerprint", "origin")
+_STATUS_COLUMNS = ("id", "revision", "cluster", "model", "origin", "pinned", "unverified", "created")
 
 
 class Revisions(StorePart):
@@ -126,44 +127,41 @@ class Revisions(StorePart):
             now = self._clock()
             if study is not None:
                 write_state(connection, open_study(connection, study, now=now).id, study.state, study.reason, now=now)
-            kept = _find_equal(connection, recommendation)
-            if kept is None:
+            published = _find_equal(connection, recommendation)
+            if published is None:
                 by = by or Actor(who=account_name())
-                kept = _insert(connection, recommendation, now=now)
-                connection.execute(
-                    update(recommendations)
-                    .where(recommendations.c.id == kept.id)
-                    .values(unverified=unverified or _rules(connection, kept.cluster).require_verification)
-                )
-                row = _row(connection, kept.id)
+                unverified = unverified or _rules(connection, recommendation.cluster).require_verification
+                published = _insert(connection, recommendation, unverified=unverified, now=now)
+                row = _row(connection, published.id)
                 _note(connection, row, Action.PUBLISHED, by, now)
                 if not for_rollout:
                     _go_on(connection, row, by, self._shipped, now)
-        if not self._comes_back(kept):
+        if not self._comes_back(published):
             raise StoreError(
-                f"the recommendation {kept.id} was stored in {self._database.shown} and does not come back as it was",
+                f"the recommendation {published.id} was stored in {self._database.shown} "
+                "and does not come back as it was",
                 hint="the store is damaged; restore a backup or name another store with --storage",
             )
-        return kept
+        return published
 
-    def _comes_back(self, kept: Recommendation) -> bool:
+    def _comes_back(self, published: Recommendation) -> bool:
         """Read a revision back as jobs do, and compare; a later one may be in its place."""
         reading = Recommendations(self._database, self._shipped, self._clock, self._scope)
-        if self.status(kept.id).state not in (RevisionState.ACTIVE, RevisionState.STALE):
-            return replace(reading.get(kept.id), stale="") == kept
+        if self.status(published.id).state not in (RevisionState.ACTIVE, RevisionState.STALE):
+            return replace(reading.get(published.id), stale="") == published
         if self._database.location.path is None:
-            served = reading.newest(cluster=kept.cluster, model=kept.model)
+            served = reading.newest(cluster=published.cluster, model=published.model)
         else:
-            served = read_published(self._database.location, cluster=kept.cluster, model=kept.model)
-        there = {(r.fingerprint, r.origin): r for r in served}.get((kept.fingerprint, kept.origin))
-        return there is not None and (there.id != kept.id or replace(there, stale="") == kept)
+            served = read_published(self._database.location, cluster=published.cluster, model=published.model)
+        current = {(r.fingerprint, r.origin): r for r in served}.get((published.fingerprint, published.origin))
+        return current is not None and (current.id != published.id or replace(current, stale="") == published)
 
     @repeatable
     def publication(self, id: str) -> str:
         """Describe the publication of a revision; NotFoundError where there is none of this id."""
         with self._database.reading() as connection:
             row = self._row(connection, id)
-            kept = select(history.c.why).where(history.c.recommendation == id, history.c.action == Action.KEPT.value)
+            refusal = select(history.c.why).where(history.c.recommendation == id, history.c.action == Action.KEPT.value)
             gone = (history.c.action == Action.RETIRED.value, history.c.why == f"replaced by {id}")
             replaced = connection.execute(
                 select(history.c.recommendation).where(*gone).order_by(history.c.sequence.desc()).limit(1)
@@ -172,7 +170,7 @@ class Revisions(StorePart):
             return describe_publication(
                 id,
                 RevisionState(row.state),
-                kept=connection.execute(kept.order_by(history.c.sequence.desc()).limit(1)).scalar() or "",
+                kept=connection.execute(refusal.order_by(history.c.sequence.desc()).limit(1)).scalar() or "",
                 active=_fresh(connection, active, self._shipped) if active and active != id else None,
                 replaced=get_recommendation(connection, replaced) if replaced and active == id else None,
             )
@@ -202,15 +200,10 @@ class Revisions(StorePart):
         Raises:
             UsageError: a number is out of range, or the candidates are for different jobs.
         """
-        checked = ClusterRules(cluster="", percent=percent or 100, loss_limit=loss_limit or 0.0)
-        if percent is not None and percent != checked.percent:
-            raise UsageError(f"a roll-out is for 1 to 100 % of the jobs, not {percent}")
-        ids = (id, *arms)
-        if len(ids) > MOST_ARMS or len(set(ids)) < len(ids):
-            raise UsageError(f"a roll-out has 1 to {MOST_ARMS} different revisions, not {len(ids)}")
+        _require_shares((id, *arms), percent=percent, loss_limit=loss_limit)
         with self._database.alone() as connection:
             now = self._clock()
-            rows = [self._candidate(connection, one) for one in ids]
+            rows = [self._candidate(connection, id) for id in (id, *arms)]
             rules = _rules(connection, rows[0].cluster)
             for row in rows:
                 _require_approvable(connection, row, rules, by)
@@ -219,16 +212,16 @@ class Revisions(StorePart):
                         f"the revisions {rows[0].id} and {row.id} are for different jobs",
                         hint="the arms of a roll-out have one cluster, workload, size and NCCL version",
                     )
-            for found in _open_rollouts(connection, rows[0].cluster, rows[0].model):
-                if ids == (found.winner,):
-                    if percent not in (None, 100):
-                        raise ConflictError(
-                            f"the revision {id} won its roll-out, so approval gives it to all jobs, not to {percent} %",
-                            hint="approve it without a percentage, or retire it",
-                        )
-                    _note(connection, rows[0], Action.APPROVED, by, now)
-                    _promote(connection, found, rows[0], by, now)
-                    return ""
+            rollouts_won = [r for r in _open_rollouts(connection, rows[0].cluster, rows[0].model) if r.winner == id]
+            if rollouts_won and not arms:
+                if percent not in (None, 100):
+                    raise ConflictError(
+                        f"the revision {id} won its roll-out, so approval gives it to all jobs, not to {percent} %",
+                        hint="approve it without a percentage, or retire it",
+                    )
+                _note(connection, rows[0], Action.APPROVED, by, now)
+                _promote(connection, rollouts_won[0], rows[0], by, now)
+                return ""
             _require_no_rollout(connection, rows[0])
             rules = replace(
                 rules,
@@ -315,14 +308,14 @@ class Revisions(StorePart):
                     f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations pin {id} --off`"
                 )
             ended = []
-            for found in _open_rollouts(connection, row.cluster, row.model):
-                said, after = replace(by, why=f"{id} was retired"), found
-                if found.control == id:
-                    after = _end_rollout(connection, found, said, now)
-                for arm in found.arms:
+            for rollout in _open_rollouts(connection, row.cluster, row.model):
+                actor, after = replace(by, why=f"{id} was retired"), rollout
+                if rollout.control == id:
+                    after = _end_rollout(connection, rollout, actor, now)
+                for arm in rollout.arms:
                     if arm.recommendation == id and (arm.is_open or arm.is_served):
-                        dropped = replace(arm, state=ArmState.ENDED, reason=said.why)
-                        after = _settle(connection, found, [dropped], said, now)
+                        dropped = replace(arm, state=ArmState.ENDED, reason=actor.why)
+                        after = _settle(connection, rollout, [dropped], actor, now)
                 ended += [] if after.is_open else [after.id]
             _set(connection, row, state=RevisionState.RETIRED.value)
             _note(connection, row, Action.RETIRED, by, now)
@@ -339,10 +332,10 @@ class Revisions(StorePart):
     @repeatable
     def switched_off(self) -> frozenset[str]:
         """Return the names of the clusters whose delivery is off."""
-        mine = is_named(cluster_rules.c.cluster, self._within(None))
+        visible = is_named(cluster_rules.c.cluster, self._within(None))
         with self._database.reading() as connection:
-            found = connection.execute(select(cluster_rules.c.cluster, cluster_rules.c.document).where(*mine)).all()
-        return frozenset(row.cluster for row in found if not _read_rules(row.cluster, row.document).delivery)
+            rows = connection.execute(select(cluster_rules.c.cluster, cluster_rules.c.document).where(*visible)).all()
+        return frozenset(row.cluster for row in rows if not _read_rules(row.cluster, row.document).delivery)
 
     def set_rules(self, rules: ClusterRules, by: Actor) -> None:
         """Store the conditions of a cluster for what is published from now on; delivery is switched at once."""
@@ -353,24 +346,24 @@ class Revisions(StorePart):
             before = _rules(connection, rules.cluster)
             if rules == before:
                 return
-            known = connection.execute(
+            updated = connection.execute(
                 update(cluster_rules).where(cluster_rules.c.cluster == rules.cluster).values(document=document)
             )
-            if not known.rowcount:
+            if not updated.rowcount:
                 connection.execute(insert(cluster_rules).values(cluster=rules.cluster, document=document))
-            said = f"approval {'required' if rules.require_approval else 'not required'}, "
-            said += f"verification {'required' if rules.require_verification else 'not required'}, "
-            said += f"{rules.percent} % of jobs at first, "
-            said += f"loss limit {rules.loss_limit * 100:g} %, "
-            said += f"wins {'need approval' if rules.approve_wins else 'go to all jobs'}"
+            summary = f"approval {'required' if rules.require_approval else 'not required'}, "
+            summary += f"verification {'required' if rules.require_verification else 'not required'}, "
+            summary += f"{rules.percent} % of jobs at first, "
+            summary += f"loss limit {rules.loss_limit * 100:g} %, "
+            summary += f"wins {'need approval' if rules.approve_wins else 'go to all jobs'}"
             if rules.delivery != before.delivery:
-                said = f"delivery switched {'on' if rules.delivery else 'off'}, {said}"
+                summary = f"delivery switched {'on' if rules.delivery else 'off'}, {summary}"
                 column = recommendations.c
                 for model in connection.scalars(
                     select(column.model).where(column.cluster == rules.cluster).distinct()
                 ).all():
                     note_change(connection, cluster=rules.cluster, model=model)
-            actor = Actor(who=by.who, why=shorten_reason(f"{said}{f': {by.why}' if by.why else ''}"))
+            actor = Actor(who=by.who, why=shorten_reason(f"{summary}{f': {by.why}' if by.why else ''}"))
             note_event(connection, Action.RULES_CHANGED, actor, now, cluster=rules.cluster)
 
     @repeatable
@@ -401,21 +394,12 @@ class Revisions(StorePart):
             *is_named(history.c.action, action and action.value),
         )
         with self._database.reading() as connection:
-            found = []
+            events = []
             for row in connection.execute(query):
                 with stored(f"entry {row.sequence} of the history"):
-                    event = HistoryEvent(
-                        number=row.sequence,
-                        cluster=row.cluster,
-                        model=row.model,
-                        recommendation=row.recommendation,
-                        action=Action(row.action),
-                        who=row.who,
-                        why=row.why,
-                        created=row.created,
-                    )
-                found.append(event)
-            return tuple(found)
+                    document = {"schema": HistoryEvent.SHAPE.schema, **row._mapping, "number": row.sequence}
+                    events.append(HistoryEvent.from_document(document))
+            return tuple(events)
 
     @repeatable
     def statuses(
@@ -434,31 +418,20 @@ class Revisions(StorePart):
         )
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-            found = [read_recommendation(row.id, row.document) for row in rows]
-            fresh = with_staleness(connection, found, self._shipped)
-            states = [
-                RevisionState.STALE if one.stale and row.state == RevisionState.ACTIVE else RevisionState(row.state)
-                for row, one in zip(rows, fresh, strict=True)
-            ]
-            return tuple(
-                RevisionStatus(
-                    id=row.id,
-                    revision=row.revision,
-                    cluster=row.cluster,
-                    model=row.model,
-                    nodes=one.fingerprint.nodes,
-                    gpus_per_node=one.fingerprint.gpus_per_node,
-                    nccl_version=one.fingerprint.nccl_version,
-                    origin=row.origin,
-                    state=state,
-                    stale=one.stale,
-                    pinned=row.pinned,
-                    unverified=row.unverified,
-                    publisher=_publisher(connection, row.id),
-                    created=row.created,
+            published = [read_recommendation(row.id, row.document) for row in rows]
+            statuses = []
+            for row, recommendation in zip(rows, with_staleness(connection, published, self._shipped), strict=True):
+                is_stale = recommendation.stale and row.state == RevisionState.ACTIVE
+                statuses.append(
+                    RevisionStatus(
+                        **{name: row._mapping[name] for name in _STATUS_COLUMNS},
+                        **{part: getattr(recommendation.fingerprint, part) for part in SHAPE_PARTS},
+                        state=RevisionState.STALE if is_stale else RevisionState(row.state),
+                        stale=recommendation.stale,
+                        publisher=_publisher(connection, row.id),
+                    )
                 )
-                for row, one, state in zip(rows, fresh, states, strict=True)
-            )
+            return tuple(statuses)
 
     def status(self, id: str) -> RevisionStatus:
         """Return one revision with its state.
@@ -466,10 +439,10 @@ class Revisions(StorePart):
         Raises:
             NotFoundError: there is none of this id.
         """
-        found = self.statuses(id=id)
-        if not found:
+        statuses = self.statuses(id=id)
+        if not statuses:
             raise unknown_recommendation(id)
-        return found[0]
+        return statuses[0]
 
     @repeatable
     def rollout(self, id: str) -> RollOut:
@@ -535,8 +508,8 @@ class Revisions(StorePart):
             arms: in their new states; those that are left out stay.
         """
         with self._database.alone() as connection:
-            found = self._rollout(connection, id)
-            return _settle(connection, found, arms, by, self._clock(), gain=gain) if found.is_open else found
+            rollout = self._rollout(connection, id)
+            return _settle(connection, rollout, arms, by, self._clock(), gain=gain) if rollout.is_open else rollout
 
     @repeatable
     def add_job_time(self, time: JobTime) -> bool:
@@ -569,15 +542,15 @@ class Revisions(StorePart):
             issued_s: Unix time.
         """
         with self._database.alone() as connection:
-            found = self._rollout(connection, rollout)
-            known = _find_start(connection, rollout, job)
-            if known is not None:
-                return find_same_start(known, issued_s)
-            if not found.is_open:
+            current = self._rollout(connection, rollout)
+            earlier = _find_start(connection, rollout, job)
+            if earlier is not None:
+                return find_same_start(earlier, issued_s)
+            if not current.is_open:
                 return None
-            start = found.start(job, issued_s=issued_s)
+            start = current.start(job, issued_s=issued_s)
             _add_start(connection, start, self._clock())
-            _settle(connection, found, (), Actor(who=account_name()), self._clock())
+            _settle(connection, current, (), Actor(who=account_name()), self._clock())
             return start
 
     @repeatable
@@ -595,8 +568,8 @@ class Revisions(StorePart):
             if self._scope:
                 for id in ids:
                     self._rollout(connection, id)
-            known = connection.execute(select(rollouts.c.id, rollouts.c.document).where(rollouts.c.id.in_(ids)))
-            is_open = {row.id for row in known if _read_rollout(row.id, row.document).is_open}
+            rows = connection.execute(select(rollouts.c.id, rollouts.c.document).where(rollouts.c.id.in_(ids)))
+            is_open = {row.id for row in rows if _read_rollout(row.id, row.document).is_open}
             for start in starts:
                 of = (job_starts.c.rollout == start.rollout, job_starts.c.job == start.job)
                 if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
@@ -635,12 +608,12 @@ class Revisions(StorePart):
     @repeatable
     def count_jobs(self, ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
         """Return the numbers of starts and of reports by roll-out and revision; an empty one is none."""
-        seen = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
+        visible = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
         counts: list[dict[tuple[str, str], int]] = []
         with self._database.reading() as connection:
             for table in (job_starts, job_times):
                 key = (table.c.rollout, table.c.recommendation)
-                query = select(*key, func.count()).where(table.c.rollout.in_(seen)).group_by(*key)
+                query = select(*key, func.count()).where(table.c.rollout.in_(visible)).group_by(*key)
                 counts.append({(row[0], row[1]): row[2] for row in connection.execute(query)})
         starts, reports = counts
         return {key: (starts.get(key, 0), reports.get(key, 0)) for key in starts | reports}
@@ -650,8 +623,8 @@ class Revisions(StorePart):
         """Keep the answer for all nodes of a job, unless one is kept already; return the kept question and answer."""
         self._require_visible(cluster)
         with self._database.alone() as connection:
-            if (known := _find_job_decision(connection, cluster, job)) is not None:
-                return known
+            if (decision := _find_job_decision(connection, cluster, job)) is not None:
+                return decision
             values = {"cluster": cluster, "job": job, "question": question, "document": document}
             connection.execute(insert(job_decisions).values(**values, created=self._clock()))
             return question, document
@@ -680,35 +653,33 @@ class Revisions(StorePart):
         if row.state != RevisionState.CANDIDATE:
             of = select(history).where(history.c.recommendation == id).order_by(history.c.sequence.desc())
             last = connection.execute(of.limit(1)).first()
-            said = f": {last.who} did that at {last.created}" if last else ""
+            change = f": {last.who} did that at {last.created}" if last else ""
             hint = (
                 f"`ncclt admin recommendations activate {id}`"
                 if row.state == RevisionState.RETIRED
                 else "there is nothing to do"
             )
-            raise ConflictError(f"the revision {id} is {row.state} and no candidate any more{said}", hint=hint)
+            raise ConflictError(f"the revision {id} is {row.state} and no candidate any more{change}", hint=hint)
         return row
 
     def _rollout(self, connection: Connection, id: str) -> RollOut:
         document = connection.execute(select(rollouts.c.document).where(rollouts.c.id == id)).scalar()
-        found = None if document is None else _read_rollout(id, document)
-        if found is None or not self._is_visible(found.cluster):
+        rollout = None if document is None else _read_rollout(id, document)
+        if rollout is None or not self._is_visible(rollout.cluster):
             raise unknown_rollout(id)
-        return found
+        return rollout
 
 
 def note_verified(connection: Connection, verification: Verification, by: Actor, *, shipped: Shipped, now: str) -> None:
     """Let a candidate that awaited its verification go on, where that showed a gain of step time."""
-    found = connection.execute(
-        select(recommendations).where(recommendations.c.id == verification.recommendation)
-    ).first()
-    if found is None or not found.unverified or verification.verdict.decision is not Decision.TUNED:
+    row = connection.execute(select(recommendations).where(recommendations.c.id == verification.recommendation)).first()
+    if row is None or not row.unverified or verification.verdict.decision is not Decision.TUNED:
         return
-    _set(connection, found, unverified=False)
+    _set(connection, row, unverified=False)
     by = replace(by, why=f"verification {verification.id}")
-    _note(connection, found, Action.VERIFIED, by, now)
-    if found.state == RevisionState.CANDIDATE:
-        _go_on(connection, _row(connection, found.id), by, shipped, now)
+    _note(connection, row, Action.VERIFIED, by, now)
+    if row.state == RevisionState.CANDIDATE:
+        _go_on(connection, _row(connection, row.id), by, shipped, now)
 
 
 @contextmanager
@@ -730,14 +701,16 @@ def noting_stale(
         model, cluster: whose revisions; None = any.
     """
     active = find_active(connection, model=model, cluster=cluster)
-    fresh = {one.id for one in with_staleness(connection, active, shipped) if not one.stale}
+    fresh = {
+        recommendation.id for recommendation in with_staleness(connection, active, shipped) if not recommendation.stale
+    }
     yield
-    for pair in sorted({(one.cluster, one.model) for one in active}):
+    for pair in sorted({(recommendation.cluster, recommendation.model) for recommendation in active}):
         note_change(connection, cluster=pair[0], model=pair[1])
-    for one in with_staleness(connection, active, shipped):
-        if one.stale and one.id in fresh:
-            actor = replace(by or Actor(who=account_name()), why=shorten_reason(one.stale))
-            _note(connection, _row(connection, one.id), Action.STALE, actor, now)
+    for recommendation in with_staleness(connection, active, shipped):
+        if recommendation.stale and recommendation.id in fresh:
+            actor = replace(by or Actor(who=account_name()), why=shorten_reason(recommendation.stale))
+            _note(connection, _row(connection, recommendation.id), Action.STALE, actor, now)
 
 
 def _find_equal(connection: Connection, recommendation: Recommendation) -> Recommendation | None:
@@ -746,34 +719,30 @@ def _find_equal(connection: Connection, recommendation: Recommendation) -> Recom
     held = connection.execute(select(table.document).where(table.id == recommendation.id)).scalar()
     if held is None:
         return None
-    there = read_recommendation(recommendation.id, held)
-    same = replace(recommendation, revision=there.revision, created=recommendation.created or there.created)
-    return there if there == same else None
+    published = read_recommendation(recommendation.id, held)
+    compared = replace(recommendation, revision=published.revision, created=recommendation.created or published.created)
+    return published if published == compared else None
 
 
-def _insert(connection: Connection, recommendation: Recommendation, *, now: str) -> Recommendation:
+def _insert(connection: Connection, recommendation: Recommendation, *, unverified: bool, now: str) -> Recommendation:
     """Store a candidate under the next revision of its cluster, model and fingerprint."""
     table = recommendations.c
     fingerprint = recommendation.fingerprint.digest()
-    same = (table.cluster == recommendation.cluster, table.model == recommendation.model)
+    of_pair = (table.cluster == recommendation.cluster, table.model == recommendation.model)
     newest = connection.execute(
-        select(func.max(table.revision)).where(*same, table.fingerprint == fingerprint)
+        select(func.max(table.revision)).where(*of_pair, table.fingerprint == fingerprint)
     ).scalar()
     numbered = replace(recommendation, revision=(newest or 0) + 1, created=recommendation.created or now)
+    columns = {name: getattr(numbered, name) for name in ("id", "revision", "study", "cluster", "model", "created")}
     connection.execute(
         insert(recommendations).values(
-            id=numbered.id,
-            revision=numbered.revision,
-            study=numbered.study,
-            cluster=numbered.cluster,
-            model=numbered.model,
+            **columns,
             fingerprint=fingerprint,
-            created=numbered.created,
             document=to_text(numbered.to_document()),
             origin=numbered.origin.value,
             state=RevisionState.CANDIDATE.value,
             pinned=False,
-            unverified=False,
+            unverified=unverified,
         )
     )
     return numbered
@@ -788,9 +757,9 @@ def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, n
     line = connection.execute(select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)).first()
     rolled_out = [
         arm.recommendation
-        for found in _open_rollouts(connection, row.cluster, row.model)
-        if _is_for_same_jobs(connection, row, found)
-        for arm in found.arms
+        for rollout in _open_rollouts(connection, row.cluster, row.model)
+        if _is_for_same_jobs(connection, row, rollout)
+        for arm in rollout.arms
         if arm.is_open or arm.is_served
     ]
     if row.unverified or rules.require_approval or line is not None or (rolled_out and rules.percent < 100):
@@ -835,21 +804,13 @@ def _roll_out(
         max_cost=max_cost,
         created=now,
     )
-    connection.execute(
-        insert(rollouts).values(
-            id=rollout.id,
-            cluster=rollout.cluster,
-            model=rollout.model,
-            control=rollout.control,
-            state=rollout.state.value,
-            document=to_text(rollout.to_document()),
-        )
-    )
+    columns = {name: getattr(rollout, name) for name in ("id", "cluster", "model", "control")}
+    connection.execute(insert(rollouts).values(**columns, **_rollout_columns(rollout)))
     against = f"against {control}" if control else "against the jobs' own settings"
     for row, arm in zip(rows, rollout.arms, strict=True):
         connection.execute(insert(rollout_arms).values(rollout=rollout.id, recommendation=row.id))
-        said = f"{100 * arm.share:.3g} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
-        _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=said), now)
+        terms = f"{100 * arm.share:.3g} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
+        _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=terms), now)
     note_change(connection, cluster=rollout.cluster, model=rollout.model)
     return rollout.id
 
@@ -914,9 +875,12 @@ def _count_jobs(connection: Connection, table: Table, rollout: RollOut, arm: Rol
     return connection.scalar(select(func.count()).select_from(table).where(*of)) or 0
 
 
+def _rollout_columns(rollout: RollOut) -> dict[str, str]:
+    return {"state": rollout.state.value, "document": to_text(rollout.to_document())}
+
+
 def _write_rollout(connection: Connection, rollout: RollOut) -> None:
-    values = {"state": rollout.state.value, "document": to_text(rollout.to_document())}
-    connection.execute(update(rollouts).where(rollouts.c.id == rollout.id).values(values))
+    connection.execute(update(rollouts).where(rollouts.c.id == rollout.id).values(**_rollout_columns(rollout)))
 
 
 def _hold_rollout(connection: Connection, rollout: RollOut, action: Action, by: Actor, now: str) -> None:
@@ -930,8 +894,8 @@ def _hold_rollout(connection: Connection, rollout: RollOut, action: Action, by: 
 
 def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor, now: str) -> None:
     """Give the winner of a roll-out to all jobs, one without evidence with that of the roll-out's jobs."""
-    found = get_recommendation(connection, row.id)
-    if found.is_untried and rollout.gain is not None:
+    recommendation = get_recommendation(connection, row.id)
+    if recommendation.is_untried and rollout.gain is not None:
         steps = {
             id: statistics.median(
                 connection.scalars(
@@ -940,14 +904,14 @@ def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor,
                     )
                 ).all()
             )
-            for id in (rollout.control, found.id)
+            for id in (rollout.control, recommendation.id)
         }
         proven = prove_by_jobs(
-            found,
+            recommendation,
             rollout.gain,
             min_effect=rollout.min_effect,
             default_us=steps[rollout.control],
-            policy_us=steps[found.id],
+            policy_us=steps[recommendation.id],
         )
         _set(connection, row, document=to_text(proven.to_document()))
     reason = next(arm.reason for arm in rollout.arms if arm.recommendation == row.id)
@@ -984,8 +948,8 @@ def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, 
 
 def _end_rollouts(connection: Connection, row: Row[Any], reason: str, by: Actor, now: str) -> tuple[str, ...]:
     rolling = _open_rollouts(connection, row.cluster, row.model)
-    found = [one for one in rolling if _is_for_same_jobs(connection, row, one)]
-    return tuple(_end_rollout(connection, one, replace(by, why=reason), now).id for one in found)
+    ending = [rollout for rollout in rolling if _is_for_same_jobs(connection, row, rollout)]
+    return tuple(_end_rollout(connection, rollout, replace(by, why=reason), now).id for rollout in ending)
 
 
 def _is_for_same_jobs(connection: Connection, row: Row[Any], rollout: RollOut) -> bool:
@@ -1016,6 +980,14 @@ def _require_no_pin(connection: Connection, row: Row[Any]) -> None:
         )
 
 
+def _require_shares(ids: Sequence[str], *, percent: int | None, loss_limit: float | None) -> None:
+    checked = ClusterRules(cluster="", percent=percent or 100, loss_limit=loss_limit or 0.0)
+    if percent is not None and percent != checked.percent:
+        raise UsageError(f"a roll-out is for 1 to 100 % of the jobs, not {percent}")
+    if len(ids) > MOST_ARMS or len(set(ids)) < len(ids):
+        raise UsageError(f"a roll-out has 1 to {MOST_ARMS} different revisions, not {len(ids)}")
+
+
 def _require_approvable(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor) -> None:
     if row.unverified:
         raise ConflictError(
@@ -1031,12 +1003,14 @@ def _require_approvable(connection: Connection, row: Row[Any], rules: ClusterRul
 
 
 def _require_no_rollout(connection: Connection, row: Row[Any]) -> None:
-    for found in _open_rollouts(connection, row.cluster, row.model):
-        if _is_for_same_jobs(connection, row, found):
-            first = found.winner or found.arms[0].recommendation
-            share = f"being rolled out to {found.percent:g} % of these jobs"
+    for rollout in _open_rollouts(connection, row.cluster, row.model):
+        if _is_for_same_jobs(connection, row, rollout):
+            first = rollout.winner or rollout.arms[0].recommendation
+            state = f"in the roll-out {rollout.id}, which is paused"
+            if rollout.running:
+                state = f"being rolled out to {rollout.percent:g} % of these jobs"
             raise ConflictError(
-                f"the revision {first} is {share if found.running else f'in the roll-out {found.id}, which is paused'}",
+                f"the revision {first} is {state}",
                 hint=f"end that first: `ncclt admin recommendations activate {first}`, or `retire`",
             )
 
@@ -1083,8 +1057,8 @@ def _read_rollout(id: str, document: str) -> RollOut:
 
 
 def _find_job_decision(connection: Connection, cluster: str, job: str) -> tuple[str, str] | None:
-    kept = job_decisions.c
-    query = select(kept.question, kept.document).where(kept.cluster == cluster, kept.job == job)
+    columns = job_decisions.c
+    query = select(columns.question, columns.document).where(columns.cluster == cluster, columns.job == job)
     row = connection.execute(query).one_or_none()
     return None if row is None else (row.question, row.document)
 
@@ -1101,13 +1075,8 @@ def _find_start(connection: Connection, rollout: str, job: str) -> JobStart | No
 
 
 def _read_start(row: Row[Any]) -> JobStart:
-    return JobStart(
-        rollout=row.rollout,
-        job=row.job,
-        recommendation=row.recommendation,
-        issued_s=row.issued_s,
-        running=tuple(map(int, row.running)),
-    )
+    columns = {name: row._mapping[name] for name in ("rollout", "job", "recommendation", "issued_s")}
+    return JobStart(**columns, running=tuple(map(int, row.running)))
 
 
 def _row(connection: Connection, id: str) -> Row[Any]:
@@ -1125,5 +1094,5 @@ def _row(connection: Connection, id: str) -> Row[Any]:
 def _publisher(connection: Connection, id: str) -> str:
     """Return the publisher of a revision."""
     of = (history.c.recommendation == id, history.c.action == Action.PUBLISHED.value)
-    who: str = connection.execute(select(history.c.who).where(*of)).scalar_one()
-    return who
+    publisher: str = connection.execute(select(history.c.who).where(*of)).scalar_one()
+    return publisher

@@ -54,5 +54,5 @@ def known_revision(shown: str, *, tables: Collection[str], read: Callable[[], st
 def require_current(revision: str, store: str = "the store") -> None:
     """Raise StoreError unless the tables have the revision of this ncclt; `store` is its subject."""
     if revision != HEAD:
-        found = f"is at migration {revision}, this ncclt needs {HEAD}" if revision else "has no tables yet"
-        raise StoreError(f"{store} {found}", hint="run `ncclt admin store migrate` with the same --storage")
+        state = f"is at migration {revision}, this ncclt needs {HEAD}" if revision else "has no tables yet"
+        raise StoreError(f"{store} {state}", hint="run `ncclt admin store migrate` with the same --storage")

@@ -118,7 +118,7 @@ def named_clusters(folder: Path) -> dict[str, Cluster]:
 
 
 def _read(folder: Path, suffix: str, parse: Callable[[str], Entry], *, kind: str = "shipped") -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for path in sorted(folder.glob(f"*{suffix}")):
         try:
             entry = parse(path.read_text(encoding="utf-8"))
@@ -128,9 +128,9 @@ def _read(folder: Path, suffix: str, parse: Callable[[str], Entry], *, kind: str
                 f"the {kind} file {path.name} is broken: {reason(error)}",
                 hint=f"{'repair or remove' if kind == 'imported' else 'reinstall ncclt or repair'} {path}",
             ) from error
-        if entry.name in found:
+        if entry.name in entries:
             raise InputError(
                 f"the {kind} file {path.name} repeats the name {entry.name!r}", hint=f"rename it in {path}"
             )
-        found[entry.name] = entry
-    return found
+        entries[entry.name] = entry
+    return entries

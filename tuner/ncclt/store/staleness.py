@@ -19,28 +19,31 @@ from ncclt.store.tables import Names, clusters, is_named, records, workloads
 
 
 def with_staleness(
-    connection: Connection, found: Sequence[Recommendation], shipped: Shipped
+    connection: Connection, recommendations: Sequence[Recommendation], shipped: Shipped
 ) -> tuple[Recommendation, ...]:
     """Return recommendations with the reason why they are no longer served, in their order."""
     stale = [
-        row for row in newest_records(connection, "recheck", [r.id for r in found]) if row.word == Freshness.STALE.value
+        row
+        for row in newest_records(connection, "recheck", [r.id for r in recommendations])
+        if row.word == Freshness.STALE.value
     ]
     checked = {}
     for row in stale:
         with stored(f"the recheck {row.id}"):
             checked[row.recommendation] = Recheck.from_document(json.loads(row.document)).staleness
     digests = {
-        name: _workload_digest(connection, shipped, name) for name in {r.model for r in found if r.source_digest}
+        name: _workload_digest(connection, shipped, name)
+        for name in {r.model for r in recommendations if r.source_digest}
     }
-    added = clusters.c.name.in_(sorted({r.cluster for r in found}))  # shipped ones never change
+    added = clusters.c.name.in_(sorted({r.cluster for r in recommendations}))  # shipped ones never change
     places = {}
     for name, text in connection.execute(select(clusters.c.name, clusters.c.document).where(added)):
         with stored(f"the cluster {name!r}"):
             places[name] = Cluster.from_document(json.loads(text))
-    shapes = {(r.cluster, r.fingerprint): r for r in found}
+    shapes = {(r.cluster, r.fingerprint): r for r in recommendations}
     changed = {shape: changed_cluster(r, places.get(r.cluster)) for shape, r in shapes.items()}
     answers = []
-    for r in found:
+    for r in recommendations:
         why = checked.get(r.id) or replaced_workload(r, digests.get(r.model, "")) or changed[r.cluster, r.fingerprint]
         answers.append(r if r.stale == why else replace(r, stale=why))
     return tuple(answers)
@@ -53,8 +56,8 @@ def newest_records(
     if not recommendations:
         return ()
     of = records.c.recommendation
-    mine = (records.c.kind == kind, of.in_(list(recommendations)), *is_named(records.c.cluster, cluster))
-    newest = select(func.max(records.c.sequence)).where(*mine).group_by(of)
+    wanted = (records.c.kind == kind, of.in_(list(recommendations)), *is_named(records.c.cluster, cluster))
+    newest = select(func.max(records.c.sequence)).where(*wanted).group_by(of)
     return connection.execute(select(records).where(records.c.sequence.in_(newest))).all()
 
 

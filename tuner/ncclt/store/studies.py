@@ -65,21 +65,21 @@ class Studies(StorePart):
             NotFoundError: there is no such study.
             UsageError: the prefix is ambiguous.
         """
-        mine = is_named(studies.c.cluster, self._within(cluster))
+        visible = is_named(studies.c.cluster, self._within(cluster))
         with self._database.reading() as connection:
             for column in (studies.c.id, studies.c.name):
-                row = connection.execute(select(studies).where(column == key, *mine)).first()
+                row = connection.execute(select(studies).where(column == key, *visible)).first()
                 if row is not None:
                     return _read(connection, [row])[0]
             begins = studies.c.id.startswith(key, autoescape=True)
-            rows = connection.execute(select(studies).where(begins, *mine).limit(4)).all()
+            rows = connection.execute(select(studies).where(begins, *visible).limit(4)).all()
             if key and len(rows) == 1:
                 return _read(connection, rows)[0]
             if key and rows:
                 ids = ", ".join(row.id for row in rows)
                 raise UsageError(f"several studies have an id that begins with {key!r}: {ids}", hint="give more of it")
-            known = connection.execute(select(studies.c.name, studies.c.id).where(*mine))
-            raise unknown_name("study", key, [name for row in known for name in row])
+            names = connection.execute(select(studies.c.name, studies.c.id).where(*visible))
+            raise unknown_name("study", key, [name for row in names for name in row])
 
     @repeatable
     def page(
@@ -130,8 +130,8 @@ class Studies(StorePart):
             NotFoundError: there is no such study.
         """
         with self._database.alone() as connection:
-            mine = is_named(studies.c.cluster, self._within(None))
-            write_state(connection, id, state, reason, now=self._clock(), mine=mine)
+            visible = is_named(studies.c.cluster, self._within(None))
+            write_state(connection, id, state, reason, now=self._clock(), only=visible)
 
     @repeatable
     def search(self, text: str, *, cluster: Names = None) -> tuple[tuple[str, str, str], ...]:
@@ -157,27 +157,27 @@ class Studies(StorePart):
                 select(literal("workload"), workloads.c.name, workloads.c.name),
             )
             hits += [(kind, key, name) for kind, key, name in connection.execute(rows)]
-            found = connection.execute(newest.order_by(studies.c.sequence.desc()).limit(MOST_FOUND))
-            hits += [("study", id, name) for id, name in found]
+            rows_found = connection.execute(newest.order_by(studies.c.sequence.desc()).limit(MOST_FOUND))
+            hits += [("study", id, name) for id, name in rows_found]
         fitting = {(kind, key): name for kind, key, name in hits if wanted in name.casefold() or kind == "study"}
         if cluster is not None:
-            seen = {cluster} if isinstance(cluster, str) else set(cluster)
-            fitting = {at: name for at, name in fitting.items() if at[0] != "cluster" or at[1] in seen}
+            visible = {cluster} if isinstance(cluster, str) else set(cluster)
+            fitting = {at: name for at, name in fitting.items() if at[0] != "cluster" or at[1] in visible}
         shown: list[tuple[str, str, str]] = []
         for wanted_kind in ("cluster", "workload", "study"):
-            mine = [(kind, key, name) for (kind, key), name in fitting.items() if kind == wanted_kind]
+            of_kind = [(kind, key, name) for (kind, key), name in fitting.items() if kind == wanted_kind]
             if wanted_kind != "study":
-                mine.sort(key=lambda hit: (not hit[2].casefold().startswith(wanted), hit[2]))
-            shown += mine[:MOST_FOUND]
+                of_kind.sort(key=lambda hit: (not hit[2].casefold().startswith(wanted), hit[2]))
+            shown += of_kind[:MOST_FOUND]
         return tuple(shown)
 
     def _newest_first(self, cluster: Names, model: str | None) -> Select[Any]:
         where = (*is_named(studies.c.cluster, self._within(cluster)), *is_named(studies.c.model, model))
         return select(studies).where(*where).order_by(studies.c.sequence.desc())
 
-    def _summaries(self, connection: Connection, found: Sequence[Study]) -> tuple[StudyEntry, ...]:
+    def _summaries(self, connection: Connection, shown: Sequence[Study]) -> tuple[StudyEntry, ...]:
         """Return studies with their numbers so far, in their order; recommendations say whether they are stale."""
-        ids = [study.id for study in found]
+        ids = [study.id for study in shown]
         count = select(trials.c.study, func.count().label("trials")).where(trials.c.study.in_(ids))
         counts = {row.study: row.trials for row in connection.execute(count.group_by(trials.c.study))}
         published = tuple(newest_by_study(connection, ids).values())
@@ -192,7 +192,7 @@ class Studies(StorePart):
                 default_us=scores[study.id].get(DEFAULT.digest()),
                 recommendation=recommended.get(study.id),
             )
-            for study in found
+            for study in shown
         )
 
 
@@ -205,13 +205,13 @@ def open_study(connection: Connection, study: Study, *, now: str, worker: str = 
         if worker:
             register(connection, fresh.id, worker)
         return fresh
-    (there,) = _read(connection, [row])
-    if different := _differences(there, study):
+    (existing,) = _read(connection, [row])
+    if different := _differences(existing, study):
         raise UsageError(
             f"the study {study.name!r} exists and differs: {'; '.join(different)}",
             hint="give the new study another name, or repeat the options of the stored one",
         )
-    return there
+    return existing
 
 
 def write_state(
@@ -221,10 +221,10 @@ def write_state(
     reason: str,
     *,
     now: str,
-    mine: Sequence[ColumnElement[bool]] = (),
+    only: Sequence[ColumnElement[bool]] = (),
 ) -> None:
-    """Do the work of `Studies.set_state` in a transaction that is alone, for a study in `mine`."""
-    text = connection.execute(select(studies.c.document).where(studies.c.id == id, *mine)).scalar()
+    """Do the work of `Studies.set_state` in a transaction that is alone, for a study among `only`."""
+    text = connection.execute(select(studies.c.document).where(studies.c.id == id, *only)).scalar()
     if text is None:
         raise NotFoundError(f"there is no study with the id {id!r}", hint="`ncclt studies list` lists all")
     with stored(f"the study {id}"):
@@ -240,25 +240,28 @@ def study_row(study: Study) -> dict[str, Any]:
     return {**columns, "cluster": study.cluster.name, "model": study.workload.name, "document": to_text(document)}
 
 
-def _differences(there: Study, asked: Study) -> list[str]:
-    different = list(there.cluster.fingerprint().mismatches(asked.cluster.fingerprint()))
+def _differences(existing: Study, asked: Study) -> list[str]:
+    different = list(existing.cluster.fingerprint().mismatches(asked.cluster.fingerprint()))
     pairs = {
-        "site variables": tuple(_join_pairs(one.cluster.site_variables) for one in (there, asked)),
-        "workload": (there.workload.digest(), asked.workload.digest()),
-        "launcher": (there.launcher, asked.launcher),
-        "simulated": (there.simulated, asked.simulated),
-        "tuning variables that the job sets today": tuple(_join_pairs(one.today) for one in (there, asked)),
-        "process-wide parameters": (_join_names(there.process_wide), _join_names(asked.process_wide)),
-        "--deterministic": (there.deterministic, asked.deterministic),
-        "seed": (there.seed, asked.seed),
-        "sampler": (there.sampler or "ncclt's own", asked.sampler or "ncclt's own"),
+        "site variables": tuple(_join_pairs(study.cluster.site_variables) for study in (existing, asked)),
+        "workload": (existing.workload.digest(), asked.workload.digest()),
+        "launcher": (existing.launcher, asked.launcher),
+        "simulated": (existing.simulated, asked.simulated),
+        "tuning variables that the job sets today": tuple(_join_pairs(study.today) for study in (existing, asked)),
+        "process-wide parameters": (_join_names(existing.process_wide), _join_names(asked.process_wide)),
+        "--deterministic": (existing.deterministic, asked.deterministic),
+        "seed": (existing.seed, asked.seed),
+        "sampler": (existing.sampler or "ncclt's own", asked.sampler or "ncclt's own"),
     }
-    if None not in (there.way, asked.way):
-        pairs["settings forced and timed (--through, --persistent)"] = (there.way or "plainly", asked.way or "plainly")
+    if None not in (existing.way, asked.way):
+        pairs["settings forced and timed (--through, --persistent)"] = (
+            existing.way or "plainly",
+            asked.way or "plainly",
+        )
     # A study that is resumed without the log keeps its tables.
-    if asked.printed_costs is not None and asked.printed_costs != there.printed_costs:
-        pairs["NCCL's cost tables"] = ("none" if there.printed_costs is None else "others", "those of a log")
-    return different + [f"{what}: stored {old}, asked for {new}" for what, (old, new) in pairs.items() if old != new]
+    if asked.printed_costs is not None and asked.printed_costs != existing.printed_costs:
+        pairs["NCCL's cost tables"] = ("none" if existing.printed_costs is None else "others", "those of a log")
+    return different + [f"{name}: stored {old}, asked for {new}" for name, (old, new) in pairs.items() if old != new]
 
 
 def _join_pairs(pairs: tuple[tuple[str, str], ...]) -> str:
@@ -273,14 +276,14 @@ def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Study]:
     """Return studies; one that is running by its state, and whose workers have all died, is interrupted."""
     running = StudyState.RUNNING.value
     dead = abandoned(connection) if any(row.state == running for row in rows) else frozenset()
-    found = []
+    studies_read = []
     for row in rows:
         with stored(f"the study {row.name!r}"):
             study = Study.from_document(json.loads(row.document) | {name: getattr(row, name) for name in _COLUMNS})
         if study.state is StudyState.RUNNING and study.id in dead:
             study = replace(study, state=StudyState.INTERRUPTED, reason=ABANDONED)
-        found.append(study)
-    return found
+        studies_read.append(study)
+    return studies_read
 
 
 def _median_scores(connection: Connection, ids: Sequence[str]) -> Mapping[str, dict[str, float]]:

@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, not_, or_, select, update
-from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, not_, or_, select, update
 
 from ncclt.core.algorithms import Algorithm
 from ncclt.core.message import Collective, Message
@@ -24,7 +23,7 @@ from ncclt.store.failures import repeatable
 from ncclt.store.leases import close_claim
 from ncclt.store.names import unknown_name
 from ncclt.store.part import StorePart
-from ncclt.store.tables import measurements, split_named, studies, trials
+from ncclt.store.tables import is_named, measurements, split_named, studies, trials
 
 Order = Literal["number", "-number", "time", "-time"]
 """By what trials are sorted; `-` = from the largest. Trials without a time come last."""
@@ -103,10 +102,10 @@ class Trials(StorePart):
             if worker is not None:
                 # Under which number exactly this trial is stored: two launches of one setting differ in `repeat`.
                 row = trial_row(study_id, trial)
-                same = [trials.c[name] == row[name] for name in ("study", "phase", "setting", "started", "document")]
-                kept: int | None = connection.execute(select(trials.c.number).where(*same)).scalar()
-                if kept is not None:
-                    return replace(trial, number=kept)
+                equal = [trials.c[name] == row[name] for name in ("study", "phase", "setting", "started", "document")]
+                number: int | None = connection.execute(select(trials.c.number).where(*equal)).scalar()
+                if number is not None:
+                    return replace(trial, number=number)
                 trial = replace(trial, number=close_claim(connection, study_id, trial.number, worker=worker))
             touched = connection.execute(update(studies).where(studies.c.id == study_id).values(updated=self._clock()))
             if touched.rowcount == 0:
@@ -154,10 +153,10 @@ class Trials(StorePart):
         """
         with self._database.reading() as connection:
             self._require_study(connection, study_id)
-            found = self._outline(connection, study_id, trials.c.number == number)
-            if not found:
+            outline = self._outline(connection, study_id, trials.c.number == number)
+            if not outline:
                 raise NotFoundError(f"the study has no trial {number}", hint="its page lists all that have ended")
-            return self._with_measurements(connection, study_id, found)[0]
+            return self._with_measurements(connection, study_id, outline)[0]
 
     @repeatable
     def outline(self, study_id: str) -> tuple[Trial, ...]:
@@ -174,11 +173,11 @@ class Trials(StorePart):
         """
         with self._database.reading() as connection:
             self._require_study(connection, study_id)
-            found = self._outline(connection, study_id)
-            first = next((one.number for one in found if one.tries_setting and one.setting == DEFAULT), None)
-            wanted = [one for one in found if one.phase is Phase.PROVE or one.number == first]
-            measured = {one.number: one for one in self._with_measurements(connection, study_id, wanted)}
-            return tuple(measured.get(one.number, one) for one in found)
+            outline = self._outline(connection, study_id)
+            first = next((trial.number for trial in outline if trial.tries_setting and trial.setting == DEFAULT), None)
+            wanted = [trial for trial in outline if trial.phase is Phase.PROVE or trial.number == first]
+            measured = {trial.number: trial for trial in self._with_measurements(connection, study_id, wanted)}
+            return tuple(measured.get(trial.number, trial) for trial in outline)
 
     @repeatable
     def with_measurements(self, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
@@ -190,10 +189,10 @@ class Trials(StorePart):
     @repeatable
     def repeats(self, study_id: str, trial: Trial, *, limit: int) -> tuple[Trial, ...]:
         """Return the other trials that measured the same setting outside the proof, `limit` at most."""
-        same = and_(trials.c.setting == trial.setting.digest(), trials.c.number != trial.number)
+        is_repeat = and_(trials.c.setting == trial.setting.digest(), trials.c.number != trial.number)
         with self._database.reading() as connection:
             self._require_study(connection, study_id)
-            return self._outline(connection, study_id, and_(same, TRIES_SETTING), limit=limit)
+            return self._outline(connection, study_id, and_(is_repeat, TRIES_SETTING), limit=limit)
 
     @repeatable
     def select(
@@ -204,39 +203,14 @@ class Trials(StorePart):
             self._require_study(connection, study_id)
             counted = select(func.count(), func.count(trials.c.score_us)).where(trials.c.study == study_id)
             total, scored = connection.execute(counted).one()
-            where = [trials.c.study == study_id]
-            source: FromClause = trials
-            columns: list[Any] = list(trials.c)
-            if only.phase is not None:
-                where.append(trials.c.phase == only.phase.value)
-            if only.outcome is not None:
-                where.append(trials.c.outcome == only.outcome.value)
-            if only.algorithm is not None:
-                # Every quote of a text in the document has a backslash before it, so nothing else looks like this.
-                where.append(trials.c.document.contains(f'"algorithm":"{only.algorithm.value}"', autoescape=True))
-            if only.message is not None:
-                same = [measurements.c[name] == value for name, value in only.message.to_document().items()]
-                mine = (measurements.c.study == trials.c.study, measurements.c.number == trials.c.number)
-                source = trials.join(measurements, and_(*mine, *same))
-                columns.append(measurements.c.samples_us)
-            filtered = len(where) > 1 or only.message is not None
-            counting = select(func.count()).select_from(source).where(*where)
-            matching = connection.execute(counting).scalar_one() if filtered else total
-            query = (
-                select(*columns)
-                .select_from(source)
-                .where(*where)
-                .order_by(*_sort_columns(order))
-                .offset(skip)
-                .limit(limit)
-            )
+            query = _filter_trials(study_id, only)
+            matching = connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
             items = []
-            for row in connection.execute(query):
+            for row in connection.execute(query.order_by(*_sort_columns(order)).offset(skip).limit(limit)):
                 with stored(f"trial {row.number} of study {study_id}"):
                     samples = json.loads(row.samples_us) if only.message is not None else ()
-                    items.append(
-                        ListedTrial(trial=_trial(row), call_us=statistics.median(samples) if samples else None)
-                    )
+                    call_us = statistics.median(samples) if samples else None
+                    items.append(ListedTrial(trial=_trial(row), call_us=call_us))
             return TrialPart(items=tuple(items), matching=matching, total=total, failed=total - scored)
 
     def _require_study(self, connection: Connection, study_id: str) -> None:
@@ -250,118 +224,110 @@ class Trials(StorePart):
         """Read trials, which are sorted by number, with their measurements."""
         if not rows:
             return ()
-        measured: dict[int, list[Measurement]] = defaultdict(list)
-        mine = (measurements.c.study == study_id, measurements.c.number.between(rows[0].number, rows[-1].number))
-        query = select(measurements).where(*mine).order_by(measurements.c.number, measurements.c.position)
-        for row in connection.execute(query):
-            with stored(f"trial {row.number} of study {study_id}"):
-                measured[row.number].append(_measurement(row))
-        found = []
+        between = measurements.c.number.between(rows[0].number, rows[-1].number)
+        measured = self._measured(connection, study_id, between)
+        trials_read = []
         for row in rows:
             with stored(f"trial {row.number} of study {study_id}"):
-                found.append(_trial(row, tuple(measured[row.number])))
-        return tuple(found)
+                trials_read.append(_trial(row, tuple(measured[row.number])))
+        return tuple(trials_read)
 
     def _outline(
         self, connection: Connection, study_id: str, *only: ColumnElement[bool], limit: int | None = None
     ) -> tuple[Trial, ...]:
-        mine = select(trials).where(trials.c.study == study_id, *only)
-        rows = connection.execute(mine.order_by(trials.c.number).limit(limit))
+        query = select(trials).where(trials.c.study == study_id, *only)
         settings: dict[str, Setting] = {}
-        found = []
-        for row in rows:
+        outline = []
+        for row in connection.execute(query.order_by(trials.c.number).limit(limit)):
             with stored(f"trial {row.number} of study {study_id}"):
-                found.append(_trial(row, (), settings))
-        return tuple(found)
+                outline.append(_trial(row, (), settings))
+        return tuple(outline)
 
-    def _with_measurements(self, connection: Connection, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
-        mine: dict[int, list[Measurement]] = {}
-        for part in split_named(trial.number for trial in wanted):
-            query = select(measurements).where(measurements.c.study == study_id, measurements.c.number.in_(part))
-            for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
-                with stored(f"trial {row.number} of study {study_id}"):
-                    mine.setdefault(row.number, []).append(_measurement(row))
+    def _with_measurements(
+        self, connection: Connection, study_id: str, outline: Collection[Trial]
+    ) -> tuple[Trial, ...]:
+        measured: dict[int, list[Measurement]] = defaultdict(list)
+        for numbers in split_named(trial.number for trial in outline):
+            measured |= self._measured(connection, study_id, measurements.c.number.in_(numbers))
         return tuple(
-            replace(trial, result=replace(trial.result, measurements=tuple(mine.get(trial.number, ()))))
-            for trial in wanted
+            replace(trial, result=replace(trial.result, measurements=tuple(measured[trial.number])))
+            for trial in outline
         )
+
+    def _measured(
+        self, connection: Connection, study_id: str, numbers: ColumnElement[bool]
+    ) -> dict[int, list[Measurement]]:
+        """Return the measurements of some trials of a study, by number."""
+        measured: dict[int, list[Measurement]] = defaultdict(list)
+        query = select(measurements).where(measurements.c.study == study_id, numbers)
+        for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
+            with stored(f"trial {row.number} of study {study_id}"):
+                measured[row.number].append(_measurement(row))
+        return measured
+
+
+_OF_TRIAL = ("repeat", "block", "proof")
+_OF_RESULT = ("detail", "wall_s", "place", "by_plugin")
+_OF_MEASUREMENT = ("wrong", "interpolated", "measured_bytes", "bits")
+"""Fields in the document of a trial, and in columns of a measurement, as they are."""
 
 
 def trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
     """Return the row of a trial."""
+    result = trial.result
+    document = {
+        "setting": trial.setting.to_document(),
+        "arm": trial.arm,
+        **{name: getattr(trial, name) for name in _OF_TRIAL},
+        **{name: getattr(result, name) for name in _OF_RESULT},
+        "warm": result.persistent,
+        **({"commands": result.commands} if result.commands else {}),
+        **({"policy": trial.policy.to_document()} if trial.policy is not None else {}),
+    }
     return {
         "study": study_id,
         "number": trial.number,
         "phase": trial.phase.value,
         "setting": trial.setting.digest(),
-        "outcome": trial.result.outcome.value,
+        "outcome": result.outcome.value,
         "score_us": trial.score_us,
         "started": trial.started,
-        "document": to_text(
-            {
-                "setting": trial.setting.to_document(),
-                "repeat": trial.repeat,
-                "arm": trial.arm.value if trial.arm else None,
-                "block": trial.block,
-                "proof": trial.proof,
-                "detail": trial.result.detail,
-                "wall_s": trial.result.wall_s,
-                "place": trial.result.place,
-                "warm": trial.result.persistent,
-                "by_plugin": trial.result.by_plugin,
-                **({"commands": trial.result.commands} if trial.result.commands else {}),
-                **({"policy": trial.policy.to_document()} if trial.policy is not None else {}),
-            }
-        ),
+        "document": to_text(document),
     }
 
 
 def _trial(row: Row[Any], measured: tuple[Measurement, ...] = (), settings: dict[str, Setting] | None = None) -> Trial:
     """Read a trial; `settings` keeps each setting by its digest where many trials share a few."""
     document = json.loads(row.document)
+    settings = {} if settings is None else settings
+    if row.setting not in settings:
+        settings[row.setting] = Setting.from_document(document["setting"])
     result = TrialResult(
         outcome=Outcome(row.outcome),
         measurements=measured,
-        detail=document["detail"],
-        wall_s=document["wall_s"],
-        place=document["place"],
         persistent=document["warm"],
-        by_plugin=document["by_plugin"],
         commands=tuple(document.get("commands", ())),  # only where something was launched
+        **{name: document[name] for name in _OF_RESULT},
     )
-    setting = settings.get(row.setting) if settings is not None else None
-    if setting is None:
-        setting = Setting.from_document(document["setting"])
-        if settings is not None:
-            settings[row.setting] = setting
     return Trial(
         number=row.number,
         phase=Phase(row.phase),
-        setting=setting,
-        repeat=document["repeat"],
+        setting=settings[row.setting],
         result=result,
         score_us=row.score_us,
         arm=Arm(document["arm"]) if document["arm"] else None,
-        block=document["block"],
-        proof=document["proof"],
         started=row.started,
         policy=Policy.from_document(document["policy"]) if "policy" in document else None,
+        **{name: document[name] for name in _OF_TRIAL},
     )
 
 
 def measurement_row(study_id: str, number: int, position: int, measurement: Measurement) -> dict[str, Any]:
     """Return the row of a measurement."""
-    return {
-        "study": study_id,
-        "number": number,
-        "position": position,
-        **measurement.message.to_document(),
-        "wrong": measurement.wrong,
-        "interpolated": measurement.interpolated,
-        "measured_bytes": measurement.measured_bytes,
-        "bits": measurement.bits,
-        "samples_us": to_text(measurement.samples_us),
-    }
+    columns = {name: getattr(measurement, name) for name in _OF_MEASUREMENT}
+    samples = {"samples_us": to_text(measurement.samples_us)}
+    place = {"study": study_id, "number": number, "position": position}
+    return place | measurement.message.to_document() | columns | samples
 
 
 def _measurement(row: Row[Any]) -> Measurement:
@@ -372,15 +338,27 @@ def _measurement(row: Row[Any]) -> Measurement:
         group_size=row.group_size,
         spans_nodes=row.spans_nodes,
     )
-    samples = tuple(float(sample) for sample in json.loads(row.samples_us))
-    return Measurement(
-        message=message,
-        samples_us=samples,
-        wrong=row.wrong,
-        interpolated=row.interpolated,
-        measured_bytes=row.measured_bytes,
-        bits=row.bits,
-    )
+    samples_us = tuple(float(sample) for sample in json.loads(row.samples_us))
+    columns = {name: row._mapping[name] for name in _OF_MEASUREMENT}
+    return Measurement(message=message, samples_us=samples_us, **columns)
+
+
+def _filter_trials(study_id: str, only: TrialFilter) -> Select[Any]:
+    """Return the query for the trials that a filter lets through, with the samples of its message."""
+    where = [
+        trials.c.study == study_id,
+        *is_named(trials.c.phase, only.phase and only.phase.value),
+        *is_named(trials.c.outcome, only.outcome and only.outcome.value),
+    ]
+    if only.algorithm is not None:
+        # Every quote of a text in the document has a backslash before it, so nothing else looks like this.
+        where.append(trials.c.document.contains(f'"algorithm":"{only.algorithm.value}"', autoescape=True))
+    if only.message is None:
+        return select(trials).where(*where)
+    of_message = [measurements.c[name] == value for name, value in only.message.to_document().items()]
+    of_trial = (measurements.c.study == trials.c.study, measurements.c.number == trials.c.number)
+    source = trials.join(measurements, and_(*of_trial, *of_message))
+    return select(*trials.c, measurements.c.samples_us).select_from(source).where(*where)
 
 
 def _sort_columns(order: Order) -> tuple[ColumnElement[Any], ...]:
