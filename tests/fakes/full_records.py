@@ -1,5 +1,6 @@
 """Records of which every field is away from its default."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
@@ -22,7 +23,7 @@ VALID = {
     "loss_limit": 0.02,
     "percent": 30,
     "priority": 3,
-    "interval": (0.5, 1.5),
+    "interval": (0.5, math.inf),
     "confined": False,
 }
 """Values of fields that take only some values of their type, or are hidden."""

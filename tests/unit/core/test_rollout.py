@@ -1,11 +1,10 @@
 """A roll-out as a record: whom it draws, and which step times no job has."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from ncclt.core.rollout import ArmState, JobTime, PairedGain, RollOut, RollOutArm, draw
+from ncclt.core.rollout import ArmState, JobTime, RollOutArm, draw
 from ncclt.errors import InputError, UsageError
 from ncclt.testing.samples import sample_roll_out
 
@@ -52,11 +51,6 @@ def test_the_chance_of_an_arm_is_that_among_its_own_jobs_and_the_control():
 def test_a_roll_out_has_one_to_four_different_arms(ids):
     with pytest.raises(UsageError, match="1 to 4 different revisions"):
         replace(ROLLOUT, arms=tuple(RollOutArm(recommendation=id, share=0.1) for id in ids))
-
-
-def test_a_roll_out_is_stored_as_it_is():
-    won = replace(ROLLOUT, gain=PairedGain(estimate=1.1, interval=(0.0, math.inf), pairs=3))
-    assert RollOut.from_document(won.to_document()) == won
 
 
 def test_a_draw_is_a_share_that_differs_by_seed_and_name():

@@ -26,11 +26,6 @@ any_setting = st.builds(
 )
 
 
-@given(any_setting)
-def test_a_setting_survives_its_document(setting):
-    assert Setting.from_document(setting.to_document()) == setting
-
-
 @given(any_setting, any_setting)
 def test_equal_settings_and_only_those_have_equal_digests(one, other):
     assert (one.digest() == other.digest()) is (one == other)
