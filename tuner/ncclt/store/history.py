@@ -25,14 +25,5 @@ def note_event(
         created: ISO time.
         cluster, model, recommendation: of the change; empty = none.
     """
-    connection.execute(
-        insert(history).values(
-            cluster=cluster,
-            model=model,
-            recommendation=recommendation,
-            action=action.value,
-            who=by.who,
-            why=by.why,
-            created=created,
-        )
-    )
+    of = {"cluster": cluster, "model": model, "recommendation": recommendation}
+    connection.execute(insert(history).values(**of, action=action.value, who=by.who, why=by.why, created=created))

@@ -9,10 +9,10 @@ from sqlalchemy import delete, exists, insert, select, update
 from ncclt.core.revision import Action, shorten_reason
 from ncclt.core.tuning_job import TuningJob
 from ncclt.store.catalogue import Clusters, Workloads
-from ncclt.store.database import Database, now_s
+from ncclt.store.database import now_s
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import is_dead
-from ncclt.store.part import Shipped, StorePart, unscoped
+from ncclt.store.part import StorePart, unscoped
 from ncclt.store.tables import history, job_workers
 from ncclt.user_dirs import recorded_tables
 
@@ -22,13 +22,6 @@ SETTLE_S = 5.0
 
 class Jobs(StorePart):
     """The tuning jobs and their workers; the queue itself is `ncclt.store.job_queue`."""
-
-    def __init__(
-        self, database: Database, shipped: Shipped, clock: Callable[[], str], scope: frozenset[str] = frozenset()
-    ) -> None:
-        super().__init__(database, shipped, clock, scope)
-        self._clusters = Clusters(database, shipped, clock, scope)
-        self._workloads = Workloads(database, shipped, clock, scope)
 
     def check(self, job: TuningJob, *, again: bool = False) -> TuningJob:
         """Return a job with the name of its study; refuse now what `ncclt tune` of a worker would refuse.
@@ -41,10 +34,11 @@ class Jobs(StorePart):
             NotFoundError: a name is unknown.
             UsageError: the workload does not fit the shape, or the cluster was recorded with another one.
         """
-        cluster = self._clusters.get(job.cluster)
+        parts = (self._database, self._shipped, self._clock, self._scope)
+        cluster = Clusters(*parts).get(job.cluster)
         if cluster.name in recorded_tables():
             cluster.as_recorded(nodes=job.nodes, gpus_per_node=job.gpus_per_node, nccl_version=job.nccl_version)
-        return job.on(cluster, self._workloads.get(job.model), again=again)
+        return job.on(cluster, Workloads(*parts).get(job.model), again=again)
 
     @unscoped
     @repeatable

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, insert, select, union_all
 
-from ncclt.core.recommendation import Recommendation
+from ncclt.core.recommendation import SHAPE_PARTS, Recommendation
 from ncclt.core.revision import RevisionState
 from ncclt.core.rollout import OPEN_STATES, RolledOut, RollOut, group_arms
 from ncclt.core.trial import TimesOrigin
@@ -123,8 +123,7 @@ class Recommendations(StorePart):
             last = recommendations.alias()
             query = query.where(table.sequence < select(last.c.sequence).where(last.c.id == after).scalar_subquery())
         with self._database.reading() as connection:
-            published = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
-            return with_staleness(connection, published, self._shipped)
+            return self._read(connection, connection.execute(query).all())
 
     @repeatable
     def newest(self, *, cluster: str, model: str) -> tuple[Recommendation, ...]:
@@ -146,8 +145,7 @@ class Recommendations(StorePart):
         )
         query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
         with self._database.reading() as connection:
-            published = [read_recommendation(row.id, row.document) for row in connection.execute(query)]
-            return with_staleness(connection, published, self._shipped)
+            return self._read(connection, connection.execute(query).all())
 
     @repeatable
     def rolled_out(self, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
@@ -159,10 +157,9 @@ class Recommendations(StorePart):
         query = select(*columns).select_from(joined).where(*_is_open_rollout(cluster, model))
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(rollouts.c.sequence)).all()
-            revisions = [read_recommendation(row.id, row.document) for row in rows]
             with stored("a roll-out"):
                 running = [RollOut.from_document(json.loads(row.rollout)) for row in rows]
-            return group_arms(zip(running, with_staleness(connection, revisions, self._shipped), strict=True))
+            return group_arms(zip(running, self._read(connection, rows), strict=True))
 
     @unscoped
     @repeatable
@@ -190,20 +187,12 @@ class Recommendations(StorePart):
         query = query.where(*is_named(table.cluster, self._within(cluster)))
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(table.sequence.desc())).all()
-            published = [read_recommendation(row.id, row.document) for row in rows]
-            fresh = with_staleness(connection, published, self._shipped)
+            published = self._read(connection, rows)
         outdated: list[Recommendation] = []
         renewed: set[tuple[object, ...]] = set()
-        for row, recommendation in zip(rows, fresh, strict=True):
-            measured = recommendation.fingerprint
-            jobs = (
-                recommendation.cluster,
-                recommendation.model,
-                measured.nodes,
-                measured.gpus_per_node,
-                measured.nccl_version,
-                row.origin,
-            )
+        for row, recommendation in zip(rows, published, strict=True):
+            shape = (getattr(recommendation.fingerprint, part) for part in SHAPE_PARTS)
+            jobs = (recommendation.cluster, recommendation.model, row.origin, *shape)
             if recommendation.stale and row.state == RevisionState.ACTIVE.value and jobs not in renewed:
                 outdated.append(recommendation)
             if not recommendation.stale:
@@ -245,6 +234,11 @@ class Recommendations(StorePart):
         with self._database.reading() as connection:
             until = connection.execute(select(func.max(table.sequence)).where(table.created <= created)).scalar()
             return self._preferred(connection, self._within(cluster), model, until or 0)[0]
+
+    def _read(self, connection: Connection, rows: Iterable[Any]) -> tuple[Recommendation, ...]:
+        """Return the revisions of rows, as jobs would get them."""
+        published = [read_recommendation(row.id, row.document) for row in rows]
+        return with_staleness(connection, published, self._shipped)
 
     def _preferred(
         self, connection: Connection, cluster: Names, model: str | None, until: int | None = None
@@ -323,10 +317,9 @@ def find_active(
 ) -> tuple[Recommendation, ...]:
     """Return the active revisions of a workload, of a cluster or of all; None = any."""
     table = recommendations.c
-    query = select(table.id, table.document).where(table.state == RevisionState.ACTIVE.value)
-    for column, wanted in ((table.model, model), (table.cluster, cluster)):
-        if wanted is not None:
-            query = query.where(column == wanted)
+    query = select(table.id, table.document).where(
+        table.state == RevisionState.ACTIVE.value, *is_named(table.model, model), *is_named(table.cluster, cluster)
+    )
     return tuple(read_recommendation(row.id, row.document) for row in connection.execute(query))
 
 

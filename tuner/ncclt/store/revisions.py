@@ -385,14 +385,13 @@ class Revisions(StorePart):
             before: only entries with a lower number; None = from the newest one.
             limit: how many at most.
         """
-        query = select(history).order_by(history.c.sequence.desc()).limit(limit)
-        if before is not None:
-            query = query.where(history.c.sequence < before)
-        query = query.where(
+        query = select(history).where(
             *is_named(history.c.cluster, self._within(cluster)),
             *is_named(history.c.recommendation, recommendation),
             *is_named(history.c.action, action and action.value),
+            *([] if before is None else [history.c.sequence < before]),
         )
+        query = query.order_by(history.c.sequence.desc()).limit(limit)
         with self._database.reading() as connection:
             events = []
             for row in connection.execute(query):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -124,8 +125,7 @@ class Trials(StorePart):
     @repeatable
     def find(self, study_id: str, *, without: Collection[int] = ()) -> tuple[Trial, ...]:
         """Return the trials of a study with their measurements, except some numbers; none for an unknown study."""
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             numbers = connection.execute(select(trials.c.number).where(trials.c.study == study_id)).scalars().all()
             # A worker polls, mostly for no trial or the last few: read from the first of them on.
             first = min(set(numbers) - set(without), default=None)
@@ -139,8 +139,7 @@ class Trials(StorePart):
     def page(self, study_id: str, *, after: int = -1, limit: int) -> tuple[Trial, ...]:
         """Return the next trials of a study behind a number, with their measurements; `limit` at most."""
         query = select(trials).where(trials.c.study == study_id, trials.c.number > after)
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             rows = connection.execute(query.order_by(trials.c.number).limit(limit)).all()
             return self._read(connection, study_id, rows)
 
@@ -151,8 +150,7 @@ class Trials(StorePart):
         Raises:
             NotFoundError: the study has no trial of this number.
         """
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             outline = self._outline(connection, study_id, trials.c.number == number)
             if not outline:
                 raise NotFoundError(f"the study has no trial {number}", hint="its page lists all that have ended")
@@ -161,8 +159,7 @@ class Trials(StorePart):
     @repeatable
     def outline(self, study_id: str) -> tuple[Trial, ...]:
         """Return the trials of a study without their measurements: ten times as fast for a long study."""
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             return self._outline(connection, study_id)
 
     @repeatable
@@ -171,8 +168,7 @@ class Trials(StorePart):
 
         The first trial of the default has them, too: without a proof, it shows the sizes that were measured.
         """
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             outline = self._outline(connection, study_id)
             first = next((trial.number for trial in outline if trial.tries_setting and trial.setting == DEFAULT), None)
             wanted = [trial for trial in outline if trial.phase is Phase.PROVE or trial.number == first]
@@ -182,16 +178,14 @@ class Trials(StorePart):
     @repeatable
     def with_measurements(self, study_id: str, wanted: Collection[Trial]) -> tuple[Trial, ...]:
         """Return trials of an outline with their measurements."""
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             return self._with_measurements(connection, study_id, wanted)
 
     @repeatable
     def repeats(self, study_id: str, trial: Trial, *, limit: int) -> tuple[Trial, ...]:
         """Return the other trials that measured the same setting outside the proof, `limit` at most."""
         is_repeat = and_(trials.c.setting == trial.setting.digest(), trials.c.number != trial.number)
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             return self._outline(connection, study_id, and_(is_repeat, TRIES_SETTING), limit=limit)
 
     @repeatable
@@ -199,8 +193,7 @@ class Trials(StorePart):
         self, study_id: str, only: TrialFilter, *, order: Order = "number", skip: int = 0, limit: int
     ) -> TrialPart:
         """Return the trials that a filter lets through, `limit` of them at most behind the first `skip`."""
-        with self._database.reading() as connection:
-            self._require_study(connection, study_id)
+        with self._reading(study_id) as connection:
             counted = select(func.count(), func.count(trials.c.score_us)).where(trials.c.study == study_id)
             total, scored = connection.execute(counted).one()
             query = _filter_trials(study_id, only)
@@ -212,6 +205,13 @@ class Trials(StorePart):
                     call_us = statistics.median(samples) if samples else None
                     items.append(ListedTrial(trial=_trial(row), call_us=call_us))
             return TrialPart(items=tuple(items), matching=matching, total=total, failed=total - scored)
+
+    @contextmanager
+    def _reading(self, study_id: str) -> Iterator[Connection]:
+        """Open a transaction that reads a study within the scope."""
+        with self._database.reading() as connection:
+            self._require_study(connection, study_id)
+            yield connection
 
     def _require_study(self, connection: Connection, study_id: str) -> None:
         """Refuse a study beyond the scope."""
