@@ -11,7 +11,7 @@ import secrets
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, exists, func, insert, select, update
@@ -88,6 +88,27 @@ _JOBS = ("cluster", "model", "fingerprint", "origin")
 _STATUS_COLUMNS = ("id", "revision", "cluster", "model", "origin", "pinned", "unverified", "created")
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Change of revisions, in a transaction that is alone.
+
+    Attributes:
+        connection: of the transaction.
+        shipped: what comes with ncclt.
+        by: who makes it, and why.
+        now: its ISO time.
+    """
+
+    connection: Connection
+    shipped: Shipped
+    by: Actor
+    now: str
+
+    def because(self, why: str) -> Change:
+        """Return the change with another reason, of which only what an `Actor` takes is kept."""
+        return replace(self, by=replace(self.by, why=shorten_reason(why)))
+
+
 class Revisions(StorePart):
     """The states of revisions.
 
@@ -123,19 +144,18 @@ class Revisions(StorePart):
         self._require_visible(recommendation.cluster)
         conflict = f"the recommendation {recommendation.id} is already published"
         self._database.require_sound()
-        with self._database.alone(conflict=conflict) as connection:
-            now = self._clock()
+        with self._changing(by, conflict=conflict) as change:
+            connection, now = change.connection, change.now
             if study is not None:
                 write_state(connection, open_study(connection, study, now=now).id, study.state, study.reason, now=now)
             published = _find_equal(connection, recommendation)
             if published is None:
-                by = by or Actor(who=account_name())
                 unverified = unverified or _rules(connection, recommendation.cluster).require_verification
                 published = _insert(connection, recommendation, unverified=unverified, now=now)
                 row = _row(connection, published.id)
-                _note(connection, row, Action.PUBLISHED, by, now)
+                _note(change, row, Action.PUBLISHED)
                 if not for_rollout:
-                    _go_on(connection, row, by, self._shipped, now)
+                    _go_on(change, row)
         if not self._comes_back(published):
             raise StoreError(
                 f"the recommendation {published.id} was stored in {self._database.shown} "
@@ -201,8 +221,8 @@ class Revisions(StorePart):
             UsageError: a number is out of range, or the candidates are for different jobs.
         """
         _require_shares((id, *arms), percent=percent, loss_limit=loss_limit)
-        with self._database.alone() as connection:
-            now = self._clock()
+        with self._changing(by) as change:
+            connection = change.connection
             rows = [self._candidate(connection, id) for id in (id, *arms)]
             rules = _rules(connection, rows[0].cluster)
             for row in rows:
@@ -212,39 +232,30 @@ class Revisions(StorePart):
                         f"the revisions {rows[0].id} and {row.id} are for different jobs",
                         hint="the arms of a roll-out have one cluster, workload, size and NCCL version",
                     )
-            rollouts_won = [r for r in _open_rollouts(connection, rows[0].cluster, rows[0].model) if r.winner == id]
-            if rollouts_won and not arms:
-                if percent not in (None, 100):
-                    raise ConflictError(
-                        f"the revision {id} won its roll-out, so approval gives it to all jobs, not to {percent} %",
-                        hint="approve it without a percentage, or retire it",
-                    )
-                _note(connection, rows[0], Action.APPROVED, by, now)
-                _promote(connection, rollouts_won[0], rows[0], by, now)
+            if not arms and _promote_winner(change, rows[0], percent):
                 return ""
             _require_no_rollout(connection, rows[0])
+            if len(rows) > 1 and percent == 100:
+                raise UsageError(
+                    "several candidates need jobs without them to compare with",
+                    hint="give them to less than 100 % of the jobs",
+                )
+            usual = share_equally(len(rows)) if len(rows) > 1 and rules.percent == 100 else rules.percent
             rules = replace(
                 rules,
-                percent=rules.percent if percent is None else percent,
+                percent=usual if percent is None else percent,
                 loss_limit=rules.loss_limit if loss_limit is None else loss_limit,
             )
             for row in rows:
-                _note(connection, row, Action.APPROVED, by, now)
+                _note(change, row, Action.APPROVED)
             if len(rows) == 1:
-                return _give(connection, rows[0], rules, by, now, max_cost=max_cost)
-            if rules.percent == 100:
-                if percent is not None:
-                    raise UsageError(
-                        "several candidates need jobs without them to compare with",
-                        hint="give them to less than 100 % of the jobs",
-                    )
-                rules = replace(rules, percent=share_equally(len(rows)))
-            return _roll_out(connection, rows, rules, by, now, max_cost=max_cost)
+                return _give(change, rows[0], rules, max_cost=max_cost)
+            return _roll_out(change, rows, rules, max_cost=max_cost)
 
     def activate(self, id: str, by: Actor) -> tuple[str, ...]:
         """Give a candidate that awaits nothing to all jobs; return the ids of the roll-outs that this ends."""
-        with self._database.alone() as connection:
-            now = self._clock()
+        with self._changing(by) as change:
+            connection = change.connection
             row = self._candidate(connection, id)
             if row.unverified:
                 raise ConflictError(
@@ -256,23 +267,23 @@ class Revisions(StorePart):
                     hint=f"another person: `ncclt admin recommendations approve {id}`",
                 )
             _require_no_pin(connection, row)
-            return _activate(connection, row, Action.ACTIVATED, by, now)
+            return _activate(change, row, Action.ACTIVATED)
 
     def roll_back(self, id: str, by: Actor) -> tuple[str, ...]:
         """Make an earlier revision active again; return the ids of the roll-outs that this ends."""
-        with self._database.alone() as connection:
-            row = self._row(connection, id)
-            if stale := _fresh(connection, id, self._shipped).stale:
+        with self._changing(by) as change:
+            row = self._row(change.connection, id)
+            if stale := _fresh(change.connection, id, self._shipped).stale:
                 raise ConflictError(
                     f"the revision {id} is stale: {stale}",
                     hint="`ncclt recheck` measures it again once that is repaired",
                 )
-            return _roll_back(connection, row, by, self._clock())
+            return _roll_back(change, row)
 
     def pin(self, id: str, by: Actor) -> tuple[str, ...]:
         """Give jobs this active or retired revision, whatever is published later; return the ids of ended roll-outs."""
-        with self._database.alone() as connection:
-            now = self._clock()
+        with self._changing(by) as change:
+            connection = change.connection
             row = self._row(connection, id)
             if row.state == RevisionState.CANDIDATE:
                 raise ConflictError(
@@ -280,26 +291,26 @@ class Revisions(StorePart):
                 )
             if row.pinned:
                 raise ConflictError(f"the revision {id} is pinned already")
-            ended = _roll_back(connection, row, by, now) if row.state == RevisionState.RETIRED else ()
-            ended += _end_rollouts(connection, row, f"{id} was pinned", by, now)
+            ended = _roll_back(change, row) if row.state == RevisionState.RETIRED else ()
+            ended += _end_rollouts(change, row, f"{id} was pinned")
             _set(connection, row, pinned=True)
-            _note(connection, row, Action.PINNED, by, now)
+            _note(change, row, Action.PINNED)
             return ended
 
     def unpin(self, id: str, by: Actor) -> None:
         """Let later revisions replace this one again."""
-        with self._database.alone() as connection:
-            now = self._clock()
+        with self._changing(by) as change:
+            connection = change.connection
             row = self._row(connection, id)
             if not row.pinned:
                 raise ConflictError(f"the revision {id} is not pinned")
             _set(connection, row, pinned=False)
-            _note(connection, row, Action.UNPINNED, by, now)
+            _note(change, row, Action.UNPINNED)
 
     def retire(self, id: str, by: Actor) -> tuple[str, ...]:
         """Give a revision to no job any more; return the ids of the roll-outs that this ends."""
-        with self._database.alone() as connection:
-            now = self._clock()
+        with self._changing(by) as change:
+            connection = change.connection
             row = self._row(connection, id)
             if row.state == RevisionState.RETIRED:
                 raise ConflictError(f"the revision {id} is retired already")
@@ -309,16 +320,16 @@ class Revisions(StorePart):
                 )
             ended = []
             for rollout in _open_rollouts(connection, row.cluster, row.model):
-                actor, after = replace(by, why=f"{id} was retired"), rollout
+                ending, after = change.because(f"{id} was retired"), rollout
                 if rollout.control == id:
-                    after = _end_rollout(connection, rollout, actor, now)
+                    after = _end_rollout(ending, rollout)
                 for arm in rollout.arms:
                     if arm.recommendation == id and (arm.is_open or arm.is_served):
-                        dropped = replace(arm, state=ArmState.ENDED, reason=actor.why)
-                        after = _settle(connection, rollout, [dropped], actor, now)
+                        dropped = replace(arm, state=ArmState.ENDED, reason=ending.by.why)
+                        after = _settle(ending, rollout, [dropped])
                 ended += [] if after.is_open else [after.id]
             _set(connection, row, state=RevisionState.RETIRED.value)
-            _note(connection, row, Action.RETIRED, by, now)
+            _note(change, row, Action.RETIRED)
             note_change(connection, cluster=row.cluster, model=row.model)
             return tuple(ended)
 
@@ -340,8 +351,8 @@ class Revisions(StorePart):
     def set_rules(self, rules: ClusterRules, by: Actor) -> None:
         """Store the conditions of a cluster for what is published from now on; delivery is switched at once."""
         self._require_visible(rules.cluster)
-        with self._database.alone() as connection:
-            now = self._clock()
+        with self._changing(by) as change:
+            connection = change.connection
             document = to_text(rules.to_document())
             before = _rules(connection, rules.cluster)
             if rules == before:
@@ -363,8 +374,8 @@ class Revisions(StorePart):
                     select(column.model).where(column.cluster == rules.cluster).distinct()
                 ).all():
                     note_change(connection, cluster=rules.cluster, model=model)
-            actor = Actor(who=by.who, why=shorten_reason(f"{summary}{f': {by.why}' if by.why else ''}"))
-            note_event(connection, Action.RULES_CHANGED, actor, now, cluster=rules.cluster)
+            actor = change.because(f"{summary}{f': {by.why}' if by.why else ''}").by
+            note_event(connection, Action.RULES_CHANGED, actor, change.now, cluster=rules.cluster)
 
     @repeatable
     def history(
@@ -486,15 +497,13 @@ class Revisions(StorePart):
 
     def pause_rollout(self, id: str, by: Actor) -> None:
         """Pause a roll-out: jobs that start get the control until it is resumed; running jobs still report."""
-        with self._database.alone() as connection:
-            paused = self._rollout(connection, id).pause(by)
-            _hold_rollout(connection, paused, Action.ROLL_OUT_PAUSED, by, self._clock())
+        with self._changing(by) as change:
+            _hold_rollout(change, self._rollout(change.connection, id).pause(by), Action.ROLL_OUT_PAUSED)
 
     def resume_rollout(self, id: str, by: Actor) -> None:
         """Resume a paused roll-out: its arms get their shares of the jobs again."""
-        with self._database.alone() as connection:
-            resumed = self._rollout(connection, id).resume()
-            _hold_rollout(connection, resumed, Action.ROLL_OUT_RESUMED, by, self._clock())
+        with self._changing(by) as change:
+            _hold_rollout(change, self._rollout(change.connection, id).resume(), Action.ROLL_OUT_RESUMED)
 
     def settle_arms(self, id: str, arms: Sequence[RollOutArm], by: Actor, *, gain: PairedGain | None = None) -> RollOut:
         """Store what the guard found about arms of a roll-out, and return it: of several that notice a loss, one acts.
@@ -506,9 +515,9 @@ class Revisions(StorePart):
         Args:
             arms: in their new states; those that are left out stay.
         """
-        with self._database.alone() as connection:
-            rollout = self._rollout(connection, id)
-            return _settle(connection, rollout, arms, by, self._clock(), gain=gain) if rollout.is_open else rollout
+        with self._changing(by) as change:
+            rollout = self._rollout(change.connection, id)
+            return _settle(change, rollout, arms, gain) if rollout.is_open else rollout
 
     @repeatable
     def add_job_time(self, time: JobTime) -> bool:
@@ -540,7 +549,8 @@ class Revisions(StorePart):
         Args:
             issued_s: Unix time.
         """
-        with self._database.alone() as connection:
+        with self._changing() as change:
+            connection = change.connection
             current = self._rollout(connection, rollout)
             earlier = _find_start(connection, rollout, job)
             if earlier is not None:
@@ -548,8 +558,8 @@ class Revisions(StorePart):
             if not current.is_open:
                 return None
             start = current.start(job, issued_s=issued_s)
-            _add_start(connection, start, self._clock())
-            _settle(connection, current, (), Actor(who=account_name()), self._clock())
+            _add_start(change, start)
+            _settle(change, current, ())
             return start
 
     @repeatable
@@ -562,7 +572,8 @@ class Revisions(StorePart):
     @repeatable
     def add_job_starts(self, starts: Sequence[JobStart]) -> None:
         """Store the starts of jobs; the first one of each job counts, and only while its roll-out is open."""
-        with self._database.alone() as connection:
+        with self._changing() as change:
+            connection = change.connection
             ids = {start.rollout for start in starts}
             if self._scope:
                 for id in ids:
@@ -572,9 +583,9 @@ class Revisions(StorePart):
             for start in starts:
                 of = (job_starts.c.rollout == start.rollout, job_starts.c.job == start.job)
                 if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
-                    _add_start(connection, start, self._clock())
+                    _add_start(change, start)
             for id in is_open:
-                _settle(connection, self._rollout(connection, id), (), Actor(who=account_name()), self._clock())
+                _settle(change, self._rollout(connection, id), ())
 
     @repeatable
     def job_starts(self, *of: str) -> tuple[JobStart, ...]:
@@ -635,6 +646,12 @@ class Revisions(StorePart):
         with self._database.reading() as connection:
             return _find_job_decision(connection, cluster, job)
 
+    @contextmanager
+    def _changing(self, by: Actor | None = None, *, conflict: str = "") -> Iterator[Change]:
+        """Open the transaction of a change, by default of this account."""
+        with self._database.alone(conflict=conflict) as connection:
+            yield Change(connection, self._shipped, by or Actor(who=account_name()), self._clock())
+
     def _require_roll_outs(self, connection: Connection, ids: Collection[str]) -> None:
         """Raise NotFoundError for a roll-out that does not exist or may not be seen."""
         visible = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
@@ -675,10 +692,10 @@ def note_verified(connection: Connection, verification: Verification, by: Actor,
     if row is None or not row.unverified or verification.verdict.decision is not Decision.TUNED:
         return
     _set(connection, row, unverified=False)
-    by = replace(by, why=f"verification {verification.id}")
-    _note(connection, row, Action.VERIFIED, by, now)
+    change = Change(connection, shipped, by, now).because(f"verification {verification.id}")
+    _note(change, row, Action.VERIFIED)
     if row.state == RevisionState.CANDIDATE:
-        _go_on(connection, _row(connection, row.id), by, shipped, now)
+        _go_on(change, _row(connection, row.id))
 
 
 @contextmanager
@@ -708,8 +725,8 @@ def noting_stale(
         note_change(connection, cluster=pair[0], model=pair[1])
     for recommendation in with_staleness(connection, active, shipped):
         if recommendation.stale and recommendation.id in fresh:
-            actor = replace(by or Actor(who=account_name()), why=shorten_reason(recommendation.stale))
-            _note(connection, _row(connection, recommendation.id), Action.STALE, actor, now)
+            change = Change(connection, shipped, by or Actor(who=account_name()), now).because(recommendation.stale)
+            _note(change, _row(connection, recommendation.id), Action.STALE)
 
 
 def _find_equal(connection: Connection, recommendation: Recommendation) -> Recommendation | None:
@@ -747,50 +764,47 @@ def _insert(connection: Connection, recommendation: Recommendation, *, unverifie
     return numbered
 
 
-def _go_on(connection: Connection, row: Row[Any], by: Actor, shipped: Shipped, now: str) -> None:
+def _go_on(change: Change, row: Row[Any]) -> None:
     """Give a candidate to jobs, unless it awaits a verification, an approval, or the end of a pin or a roll-out.
 
     Evidence that is too weak to replace what jobs get leaves it a candidate, until a person approves it.
     """
-    rules = _rules(connection, row.cluster)
-    line = connection.execute(select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)).first()
+    rules = _rules(change.connection, row.cluster)
+    pinned = select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)
+    is_pinned = change.connection.execute(pinned).first() is not None
     rolled_out = [
         arm.recommendation
-        for rollout in _open_rollouts(connection, row.cluster, row.model)
-        if _is_for_same_jobs(connection, row, rollout)
+        for rollout in _open_rollouts(change.connection, row.cluster, row.model)
+        if _is_for_same_jobs(change.connection, row, rollout)
         for arm in rollout.arms
         if arm.is_open or arm.is_served
     ]
-    if row.unverified or rules.require_approval or line is not None or (rolled_out and rules.percent < 100):
+    if row.unverified or rules.require_approval or is_pinned or (rolled_out and rules.percent < 100):
         return
-    new = get_recommendation(connection, row.id)
+    new = get_recommendation(change.connection, row.id)
     if new.is_untried or (new.has_step_times and rules.approve_wins):
         return  # only a roll-out serves an untried one, and a person approves a win on step times
-    for id in (*connection.scalars(_select_active(row)), *rolled_out):
-        if why := refuse_replacement(new, _fresh(connection, id, shipped)):
-            _note(connection, row, Action.KEPT, replace(by, why=shorten_reason(why)), now)
+    for id in (*change.connection.scalars(_select_active(row)), *rolled_out):
+        if why := refuse_replacement(new, _fresh(change.connection, id, change.shipped)):
+            _note(change.because(why), row, Action.KEPT)
             return
-    _give(connection, row, rules, by, now)
+    _give(change, row, rules)
 
 
-def _give(
-    connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor, now: str, *, max_cost: float = MAX_COST
-) -> str:
+def _give(change: Change, row: Row[Any], rules: ClusterRules, *, max_cost: float = MAX_COST) -> str:
     """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
-    control = connection.scalar(_select_active(row))
-    before = get_recommendation(connection, control).delivered if control else (Policy(), Policy())
-    if rules.percent == 100 or get_recommendation(connection, row.id).delivered == before:
-        _activate(connection, row, Action.ACTIVATED, by, now)
+    control = change.connection.scalar(_select_active(row))
+    before = get_recommendation(change.connection, control).delivered if control else (Policy(), Policy())
+    if rules.percent == 100 or get_recommendation(change.connection, row.id).delivered == before:
+        _activate(change, row, Action.ACTIVATED)
         return ""
-    return _roll_out(connection, [row], rules, by, now, max_cost=max_cost)
+    return _roll_out(change, [row], rules, max_cost=max_cost)
 
 
-def _roll_out(
-    connection: Connection, rows: Sequence[Row[Any]], rules: ClusterRules, by: Actor, now: str, *, max_cost: float
-) -> str:
+def _roll_out(change: Change, rows: Sequence[Row[Any]], rules: ClusterRules, *, max_cost: float) -> str:
     """Give candidates to equal shares of the jobs, and return the id of the roll-out."""
-    control = connection.scalar(_select_active(rows[0]))
-    measured = get_recommendation(connection, rows[0].id).fingerprint
+    control = change.connection.scalar(_select_active(rows[0]))
+    measured = get_recommendation(change.connection, rows[0].id).fingerprint
     rollout = RollOut(
         id=secrets.token_hex(6),
         cluster=rows[0].cluster,
@@ -801,20 +815,20 @@ def _roll_out(
         seed=secrets.token_hex(8),
         loss_limit=rules.loss_limit,
         max_cost=max_cost,
-        created=now,
+        created=change.now,
     )
     columns = {name: getattr(rollout, name) for name in ("id", "cluster", "model", "control")}
-    connection.execute(insert(rollouts).values(**columns, **_rollout_columns(rollout)))
+    change.connection.execute(insert(rollouts).values(**columns, **_rollout_columns(rollout)))
     against = f"against {control}" if control else "against the jobs' own settings"
     for row, arm in zip(rows, rollout.arms, strict=True):
-        connection.execute(insert(rollout_arms).values(rollout=rollout.id, recommendation=row.id))
+        change.connection.execute(insert(rollout_arms).values(rollout=rollout.id, recommendation=row.id))
         terms = f"{100 * arm.share:.3g} % of the jobs, {against}, loss limit {rules.loss_limit * 100:g} %"
-        _note(connection, row, Action.ROLL_OUT_BEGAN, replace(by, why=terms), now)
-    note_change(connection, cluster=rollout.cluster, model=rollout.model)
+        _note(change.because(terms), row, Action.ROLL_OUT_BEGAN)
+    note_change(change.connection, cluster=rollout.cluster, model=rollout.model)
     return rollout.id
 
 
-def _roll_back(connection: Connection, row: Row[Any], by: Actor, now: str) -> tuple[str, ...]:
+def _roll_back(change: Change, row: Row[Any]) -> tuple[str, ...]:
     """Make an earlier revision active again."""
     if row.state != RevisionState.RETIRED:
         hint = (
@@ -823,49 +837,40 @@ def _roll_back(connection: Connection, row: Row[Any], by: Actor, now: str) -> tu
             else "there is nothing to do"
         )
         raise ConflictError(f"the revision {row.id} is {row.state}, and only a retired one can come back", hint=hint)
-    if not _has_done(connection, row.id, _MADE_ACTIVE):  # it may not have been approved
+    if not _has_done(change.connection, row.id, _MADE_ACTIVE):  # it may not have been approved
         raise ConflictError(f"the revision {row.id} was never active", hint="publish it again with `ncclt tune`")
-    _require_no_pin(connection, row)
-    return _activate(connection, row, Action.ROLLED_BACK, by, now)
+    _require_no_pin(change.connection, row)
+    return _activate(change, row, Action.ROLLED_BACK)
 
 
-def _settle(
-    connection: Connection,
-    rollout: RollOut,
-    arms: Iterable[RollOutArm],
-    by: Actor,
-    now: str,
-    *,
-    gain: PairedGain | None = None,
-) -> RollOut:
+def _settle(change: Change, rollout: RollOut, arms: Iterable[RollOutArm], gain: PairedGain | None = None) -> RollOut:
     """Store new states of arms of an open roll-out, with what follows from them; see `Revisions.settle_arms`."""
     unreported = {
-        arm.recommendation: _count_jobs(connection, job_starts, rollout, arm)
-        - _count_jobs(connection, job_times, rollout, arm)
+        arm.recommendation: _count_jobs(change.connection, job_starts, rollout, arm)
+        - _count_jobs(change.connection, job_times, rollout, arm)
         for arm in rollout.arms
     }
-    changed = rollout.settle(arms, unreported, gain=gain, now=now)
+    changed = rollout.settle(arms, unreported, gain=gain, now=change.now)
     if changed == rollout:
         return rollout
-    _write_rollout(connection, changed)
+    _write_rollout(change.connection, changed)
     for before, arm in zip(rollout.arms, changed.arms, strict=True):
         if arm.state is before.state:
             continue
-        row, why = _row(connection, arm.recommendation), replace(by, why=shorten_reason(arm.reason))
+        row = _row(change.connection, arm.recommendation)
         if arm.state is ArmState.LOST:
-            _set(connection, row, state=RevisionState.RETIRED.value)
+            _set(change.connection, row, state=RevisionState.RETIRED.value)
         if arm.state in _ARM_ENDINGS:
-            _note(connection, row, _ARM_ENDINGS[arm.state], why, now)
+            _note(change.because(arm.reason), row, _ARM_ENDINGS[arm.state])
     if changed.running != rollout.running or changed.state is not rollout.state:
-        note_change(connection, cluster=rollout.cluster, model=rollout.model)
+        note_change(change.connection, cluster=rollout.cluster, model=rollout.model)
     if changed.state is RollOutState.WON and not rollout.winner:
-        row = _row(connection, changed.winner)
-        approved = _rules(connection, rollout.cluster).approve_wins
+        row = _row(change.connection, changed.winner)
+        approved = _rules(change.connection, rollout.cluster).approve_wins
         awaits = f"; awaits approval, {changed.percent:g} % of the jobs keep it" if approved else ""
-        won = replace(by, why=shorten_reason(f"{changed.reason}{awaits}"))
-        _note(connection, row, Action.ROLL_OUT_WON, won, now)
+        _note(change.because(f"{changed.reason}{awaits}"), row, Action.ROLL_OUT_WON)
         if not approved:
-            _promote(connection, changed, row, replace(by, why=shorten_reason(changed.reason)), now)
+            _promote(change.because(changed.reason), changed, row)
     return changed
 
 
@@ -882,22 +887,38 @@ def _write_rollout(connection: Connection, rollout: RollOut) -> None:
     connection.execute(update(rollouts).where(rollouts.c.id == rollout.id).values(**_rollout_columns(rollout)))
 
 
-def _hold_rollout(connection: Connection, rollout: RollOut, action: Action, by: Actor, now: str) -> None:
+def _hold_rollout(change: Change, rollout: RollOut, action: Action) -> None:
     """Store a roll-out that a person paused or resumed."""
-    _write_rollout(connection, rollout)
+    _write_rollout(change.connection, rollout)
     for arm in rollout.arms:
         if arm.is_open or arm.is_served:
-            _note(connection, _row(connection, arm.recommendation), action, by, now)
-    note_change(connection, cluster=rollout.cluster, model=rollout.model)
+            _note(change, _row(change.connection, arm.recommendation), action)
+    note_change(change.connection, cluster=rollout.cluster, model=rollout.model)
 
 
-def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor, now: str) -> None:
+def _promote_winner(change: Change, row: Row[Any], percent: int | None) -> bool:
+    """Give a revision that won its roll-out to all jobs; False = it did not."""
+    open_rollouts = _open_rollouts(change.connection, row.cluster, row.model)
+    rollout = next((rollout for rollout in open_rollouts if rollout.winner == row.id), None)
+    if rollout is None:
+        return False
+    if percent not in (None, 100):
+        raise ConflictError(
+            f"the revision {row.id} won its roll-out, so approval gives it to all jobs, not to {percent} %",
+            hint="approve it without a percentage, or retire it",
+        )
+    _note(change, row, Action.APPROVED)
+    _promote(change, rollout, row)
+    return True
+
+
+def _promote(change: Change, rollout: RollOut, row: Row[Any]) -> None:
     """Give the winner of a roll-out to all jobs, one without evidence with that of the roll-out's jobs."""
-    recommendation = get_recommendation(connection, row.id)
+    recommendation = get_recommendation(change.connection, row.id)
     if recommendation.is_untried and rollout.gain is not None:
         steps = {
             id: statistics.median(
-                connection.scalars(
+                change.connection.scalars(
                     select(job_times.c.step_us).where(
                         job_times.c.rollout == rollout.id, job_times.c.recommendation == id
                     )
@@ -912,43 +933,43 @@ def _promote(connection: Connection, rollout: RollOut, row: Row[Any], by: Actor,
             default_us=steps[rollout.control],
             policy_us=steps[recommendation.id],
         )
-        _set(connection, row, document=to_text(proven.to_document()))
+        _set(change.connection, row, document=to_text(proven.to_document()))
     reason = next(arm.reason for arm in rollout.arms if arm.recommendation == row.id)
-    _write_rollout(connection, replace(rollout, state=RollOutState.PROMOTED, reason=reason, ended=now))
-    _activate(connection, row, Action.ACTIVATED, by, now)
+    _write_rollout(change.connection, replace(rollout, state=RollOutState.PROMOTED, reason=reason, ended=change.now))
+    _activate(change, row, Action.ACTIVATED)
 
 
-def _end_rollout(connection: Connection, rollout: RollOut, by: Actor, now: str) -> RollOut:
+def _end_rollout(change: Change, rollout: RollOut) -> RollOut:
     """End an open roll-out without a decision: its revisions are candidates."""
-    ended = [replace(arm, state=ArmState.ENDED, reason=by.why) for arm in rollout.arms]
-    return _settle(connection, rollout, ended, by, now)
+    ended = [replace(arm, state=ArmState.ENDED, reason=change.by.why) for arm in rollout.arms]
+    return _settle(change, rollout, ended)
 
 
-def _activate(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> tuple[str, ...]:
+def _activate(change: Change, row: Row[Any], action: Action) -> tuple[str, ...]:
     """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin.
 
     Return the ids of the roll-outs that this ends.
     """
-    if get_recommendation(connection, row.id).is_untried:
+    if get_recommendation(change.connection, row.id).is_untried:
         raise ConflictError(
             f"the revision {row.id} has no evidence, so only a share of the jobs may try it",
             hint=f"`ncclt admin recommendations approve {row.id} --percent 50` rolls it out",
         )
-    ended = _end_rollouts(connection, row, f"{row.id} became active", by, now)
+    ended = _end_rollouts(change, row, f"{row.id} became active")
     active = (*_same_jobs(row), recommendations.c.state == RevisionState.ACTIVE.value)
-    for before in connection.execute(select(recommendations).where(*active)).all():
-        _set(connection, before, state=RevisionState.RETIRED.value, pinned=False)
-        _note(connection, before, Action.RETIRED, replace(by, why=f"replaced by {row.id}"), now)
-    _set(connection, row, state=RevisionState.ACTIVE.value)
-    _note(connection, row, action, by, now)
-    note_change(connection, cluster=row.cluster, model=row.model)
+    for before in change.connection.execute(select(recommendations).where(*active)).all():
+        _set(change.connection, before, state=RevisionState.RETIRED.value, pinned=False)
+        _note(change.because(f"replaced by {row.id}"), before, Action.RETIRED)
+    _set(change.connection, row, state=RevisionState.ACTIVE.value)
+    _note(change, row, action)
+    note_change(change.connection, cluster=row.cluster, model=row.model)
     return ended
 
 
-def _end_rollouts(connection: Connection, row: Row[Any], reason: str, by: Actor, now: str) -> tuple[str, ...]:
-    rolling = _open_rollouts(connection, row.cluster, row.model)
-    ending = [rollout for rollout in rolling if _is_for_same_jobs(connection, row, rollout)]
-    return tuple(_end_rollout(connection, rollout, replace(by, why=reason), now).id for rollout in ending)
+def _end_rollouts(change: Change, row: Row[Any], reason: str) -> tuple[str, ...]:
+    rolling = _open_rollouts(change.connection, row.cluster, row.model)
+    ending = [rollout for rollout in rolling if _is_for_same_jobs(change.connection, row, rollout)]
+    return tuple(_end_rollout(change.because(reason), rollout).id for rollout in ending)
 
 
 def _is_for_same_jobs(connection: Connection, row: Row[Any], rollout: RollOut) -> bool:
@@ -1023,8 +1044,9 @@ def _set(connection: Connection, row: Row[Any], **values: object) -> None:
     connection.execute(update(recommendations).where(recommendations.c.id == row.id).values(**values))
 
 
-def _note(connection: Connection, row: Row[Any], action: Action, by: Actor, now: str) -> None:
-    note_event(connection, action, by, now, cluster=row.cluster, model=row.model, recommendation=row.id)
+def _note(change: Change, row: Row[Any], action: Action) -> None:
+    of = {"cluster": row.cluster, "model": row.model, "recommendation": row.id}
+    note_event(change.connection, action, change.by, change.now, **of)
 
 
 def _fresh(connection: Connection, id: str, shipped: Shipped) -> Recommendation:
@@ -1062,9 +1084,9 @@ def _find_job_decision(connection: Connection, cluster: str, job: str) -> tuple[
     return None if row is None else (row.question, row.document)
 
 
-def _add_start(connection: Connection, start: JobStart, now: str) -> None:
+def _add_start(change: Change, start: JobStart) -> None:
     running = "".join(map(str, start.running))
-    connection.execute(insert(job_starts).values(**asdict(start) | {"running": running}, created=now))
+    change.connection.execute(insert(job_starts).values(**asdict(start) | {"running": running}, created=change.now))
 
 
 def _find_start(connection: Connection, rollout: str, job: str) -> JobStart | None:
