@@ -22,6 +22,7 @@ OTHERWISE = {
     "Trial": (set(), {"gpu_seconds"}),
     "Study": ({"workload"}, {"model", "workload_digest", "label"}),
     "StaleJob": ({"status"}, {"job"}),
+    "RevisionStatus": (set(), {"rollouts", "ended_rollouts"}),
 }
 """Records whose answers leave out fields, which are another model's, and add entries."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from ncclt.core.revision import Action
 from ncclt.core.tuning_job import TuningJob
-from ncclt.store import jobs, open_store
+from ncclt.store import jobs
 from ncclt.store.leases import SILENT_S, _started, is_dead, this_worker
 
 ELSEWHERE = "other/1/2/3"
@@ -16,12 +16,6 @@ ELSEWHERE = "other/1/2/3"
 
 def bury(store, cluster, give_back, holders=()):
     store.jobs.bury_workers(cluster, holders=lambda: holders, give_back=give_back)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
-        yield store
 
 
 @pytest.fixture

@@ -7,18 +7,11 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import StoreError
-from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.leases import this_worker
 from ncclt.testing.samples import sample_study
 
 RING, TREE = Setting(algorithm=Algorithm.RING), Setting(algorithm=Algorithm.TREE)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path / 'ncclt.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -7,17 +7,10 @@ from sqlalchemy.dialects import sqlite
 
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.study import StudyState
-from ncclt.store import open_store
 from ncclt.store.recommendations import newest_query, running_query
 from ncclt.store.studies import MOST_FOUND
 from ncclt.store.tables import studies
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
-        yield opened
 
 
 def plan_of(store, query):

@@ -10,7 +10,6 @@ from ncclt.errors import StoreError
 from ncclt.health.preflight.checkup import SIZES, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes
-from ncclt.store import open_store
 
 CLUSTER = Cluster(
     name="dgx",
@@ -26,12 +25,6 @@ CLUSTER = Cluster(
     gpudirect=True,
     nccl_version="2.28.9",
 )
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
-        yield opened
 
 
 def sample(id, *, weak=(), **changes):

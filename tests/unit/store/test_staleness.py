@@ -33,11 +33,6 @@ def sample_check(id, *, stale=True, recommendation="r1"):
 
 
 @pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'ncclt.db'}"
-
-
-@pytest.fixture
 def store(url):
     with open_store(url) as opened:
         opened.studies.open(sample_study())

@@ -8,15 +8,8 @@ from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import NotFoundError, UsageError
-from ncclt.store import open_store
 from ncclt.store.leases import this_worker
 from ncclt.testing.samples import sample_study
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
-        yield opened
 
 
 def test_pages_of_any_size_hold_every_study_once_and_the_newest_first(store, subtests):

@@ -14,7 +14,6 @@ from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import StoreError
-from ncclt.store import open_store
 from ncclt.testing.samples import sample_study, sample_trial
 
 MESSAGES = st.builds(
@@ -61,12 +60,6 @@ TRIALS = st.builds(
     block=st.integers(0, 1000),
     started=st.text(st.characters(codec="utf-8")),
 )
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path}/a.db") as opened:
-        yield opened
 
 
 @settings(

@@ -11,7 +11,6 @@ from ncclt.core.trial import ON_JOBS
 from ncclt.deliver.render.delivery import headline
 from ncclt.errors import ConflictError
 from ncclt.pipeline.candidates import UNTRIED
-from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
 
 ADA = Actor(who="ada")
@@ -20,12 +19,6 @@ ADA = Actor(who="ada")
 def untried(id):
     found = sample_recommendation(id)
     return replace(found, table=replace(found.table, verdict=UNTRIED), simulated=False, launcher=ON_JOBS, study="")
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as opened:
-        yield opened
 
 
 def test_published_without_evidence_it_stays_a_candidate(store):
