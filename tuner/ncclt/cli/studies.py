@@ -46,16 +46,14 @@ from ncclt.errors import NotFoundError, UsageError
 from ncclt.measure.target import Target
 from ncclt.nccl.p2p_chunk import default_process_wide
 from ncclt.nccl.tuner_plugin import find as find_plugin
-from ncclt.prove.confirm import confirmed_times
 from ncclt.prove.payback import describe_cost
-from ncclt.prove.study_summary import StudySummary, build_message_rows, summarize_study
 
 if TYPE_CHECKING:
     from ncclt.core.cluster import Cluster
     from ncclt.core.message import Message
     from ncclt.core.recommendation import Recommendation
     from ncclt.core.study import Study, StudyEntry, Trial
-    from ncclt.prove.study_summary import MessageRow
+    from ncclt.prove.study_summary import MessageRow, StudySummary
 
 _ROWS, _BAR = 20, 3
 """Messages of the table at most, and characters of its bars."""
@@ -191,6 +189,8 @@ def show(
     if newest:
         # Documents name no store and no machine, here as in `tune --json`.
         use = choose_form(newest) if as_json else choose_form(newest, source=source, build=find_plugin() is None)
+        from ncclt.prove.study_summary import summarize_study  # needs numpy, which the base install lacks
+
         summary = summarize_study(study, trials, newest, use=use, steps_per_day=steps_per_day)
     if as_json:
         _print_document(study, trials, newest, summary)
@@ -216,6 +216,9 @@ def _print_result(
     source: str,
     publication: str,
 ) -> None:
+    from ncclt.prove.confirm import confirmed_times
+    from ncclt.prove.study_summary import build_message_rows
+
     rows = build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
     print_text("")
     print_details(summary, study, rows)
@@ -260,6 +263,9 @@ def print_picture(study: Study, trials: Sequence[Trial], newest: Recommendation)
     print_text(f"{study.workload.name} on {study.cluster.name}: µs per call, default (░) and policy (█)")
     for line in textwrap.wrap(study.label, 80, break_on_hyphens=False):
         print_text(line)
+    from ncclt.prove.confirm import confirmed_times
+    from ncclt.prove.study_summary import build_message_rows
+
     rows = build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
     longest_us = max(row.default_us for row in rows)
     names = _name_messages(rows)
