@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app
-from ncclt.cli.output import draw_bar
+from ncclt.cli.render import draw_bar
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.cluster_file import cluster_toml
 from ncclt.core.message import Collective, Message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 
 from ncclt.cli.configuration import lookup, require_one_source, storage_flag
 from ncclt.cli.options import AsJson
-from ncclt.cli.output import print_json, print_table, say
+from ncclt.cli.render import Column, print_json, print_table, print_text, say
 from ncclt.core.attestation import Attestation, Effect, Form
 from ncclt.core.plural import count_noun
 from ncclt.deliver.answer import AnswerSource, api_key, server_errors
@@ -76,7 +75,7 @@ def attest(
         delivered = find_delivered(ids[0], form or find_form(readable), source)
         attestation = attest_files(readable, delivered, created=utc_now())
     if as_json:
-        print_json(attestation.to_document())
+        print_json(attestation)
     else:
         print_attestation(attestation)
     keep_attestation(attestation, ticket, source)
@@ -144,32 +143,29 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool = False) -> N
     Args:
         to_stderr: stdout belongs to the job.
     """
-    from ncclt.core.message import format_bytes
-
-    write = partial(say, to_stdout=not to_stderr)
-    write(
-        f"ncclt: {attestation.recommendation} ({attestation.model} on {attestation.cluster}, as {attestation.form}) "
-        f"{_WORDS[attestation.effect]}: {attestation.reason}"
-    )
+    write = say if to_stderr else print_text
+    job = f"{attestation.model} on {attestation.cluster}, as {attestation.form}"
+    write(f"ncclt: {attestation.recommendation} ({job}) {_WORDS[attestation.effect]}: {attestation.reason}")
     if attestation.rows:
-        rows = [
-            (
-                row.collective.value,
-                format_bytes(row.size_bytes) if row.size_bytes else "-",
-                str(row.group_size or "any"),
-                row.wanted,
-                row.used or "-",
-                str(row.calls),
-                row.state.value,
-                row.reason,
-            )
-            for row in attestation.rows[:_SHOWN_ROWS]
-        ]
-        columns = ("collective", "size", "ranks", "wanted", "used", "calls", "state", "why")
-        print_table(columns, rows, numbers=("size", "ranks", "calls"), to_stderr=to_stderr)
+        from ncclt.core.message import format_bytes
+
+        print_table(
+            attestation.rows[:_SHOWN_ROWS],
+            [
+                Column("collective", lambda row: row.collective.value),
+                Column("size", lambda row: format_bytes(row.size_bytes) if row.size_bytes else "-", right=True),
+                Column("ranks", lambda row: str(row.group_size or "any"), right=True, drop=1),
+                Column("wanted", lambda row: row.wanted),
+                Column("used", lambda row: row.used or "-"),
+                Column("calls", lambda row: row.calls, drop=2),
+                Column("state", lambda row: row.state.value),
+                Column("why", lambda row: row.reason, drop=3),
+            ],
+            to_stderr=to_stderr,
+        )
         if len(attestation.rows) > _SHOWN_ROWS:
             write(f"and {count_noun(len(attestation.rows) - _SHOWN_ROWS, 'more row')}: --json shows them")
     if attestation.calls_unruled:
         write(f"The policy leaves {count_noun(attestation.calls_unruled, 'call')} to NCCL")
-    for note in attestation.notes:
-        write(f"note: {note}")
+    for remark in attestation.notes:
+        write(f"note: {remark}")

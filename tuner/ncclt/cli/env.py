@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ncclt.cli.configuration import lookup, require_one_source
-from ncclt.cli.output import report, say
+from ncclt.cli.exits import report
+from ncclt.cli.render import say
 from ncclt.core.cluster import hash_site
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Request

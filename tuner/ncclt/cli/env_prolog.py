@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclt.cli.env import options_of_form
-from ncclt.cli.output import say
+from ncclt.cli.render import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.core.recommendation import Request

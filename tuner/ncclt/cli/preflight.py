@@ -13,9 +13,17 @@ import typer
 
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.exits import EXIT_INTERRUPTED, interruptible
-from ncclt.cli.launch_view import launch_row, print_launches
 from ncclt.cli.options import AsJson, Fields, Quiet, spread
-from ncclt.cli.render import Column, print_facts, print_json, print_table, print_text, say
+from ncclt.cli.render import (
+    Column,
+    build_launch_document,
+    print_facts,
+    print_json,
+    print_launches,
+    print_table,
+    print_text,
+    say,
+)
 from ncclt.core.budget import MOST_SECONDS
 from ncclt.core.message import format_bytes
 from ncclt.core.option import Group, Option
@@ -305,7 +313,7 @@ def _plan_first_launch(request: PreflightRequest, target: Target, *, time_s: flo
     target = target if target.launcher_class.shares_files else replace(target, hosts=hosts)
     runner_for, _ = launched_runners(cluster, target, environ=os.environ, time_s=time_s, ask=False)
     messages = probe_messages(request.sizes, ranks=cluster.world_size, nodes=len(hosts))
-    return [launch_row("all nodes", plan) for plan in runner_for(hosts, ()).plans(DEFAULT, messages)]
+    return [build_launch_document("all nodes", plan) for plan in runner_for(hosts, ()).plans(DEFAULT, messages)]
 
 
 def print_preflight(result: Preflight, *, quiet: bool) -> None:

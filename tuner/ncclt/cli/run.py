@@ -20,7 +20,8 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from ncclt.cli.output import report, say
+from ncclt.cli.exits import report
+from ncclt.cli.render import say
 from ncclt.errors import StartRefused, UsageError, all_or_none, as_ncclt_error, reason
 
 TYPE_CHECKING = False

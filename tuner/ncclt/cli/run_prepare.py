@@ -23,7 +23,8 @@ from ncclt.cli.env import (
     named_path,
     source,
 )
-from ncclt.cli.output import report, say
+from ncclt.cli.exits import report
+from ncclt.cli.render import say
 from ncclt.core.attestation import Form
 from ncclt.core.recommendation import SHAPE_PARTS
 from ncclt.deliver.agree import AGREEMENT_VARIABLE, hook_path, write_hook

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ncclt.cli.output import report, say
+from ncclt.cli.exits import report
+from ncclt.cli.render import say
 from ncclt.core.attestation import Form
 from ncclt.core.rollout import Variant
 from ncclt.deliver.answer import Answer, AnswerSource, api_key, policy_from_answer, server_errors
