@@ -20,8 +20,8 @@ from ncclt.core.verification import Side, Verification
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.prove.confidence import Interval, estimate_interval
 from ncclt.prove.evidence import ArmLaunch, LaunchEvidence
+from ncclt.prove.levels import INTERVAL_ERROR
 from ncclt.prove.study_summary import proven_times_us
-from ncclt.prove.verdict import INTERVAL_ERROR
 from ncclt_api.pages.charts import Axis, Chart, ChartTable, Level, Line, Mark, Span, Tone
 from ncclt_api.pages.wording import (
     NONE,
