@@ -111,21 +111,6 @@ DECISIONS = {
 """How a study ends -> its decision and the reason, given the gain and the number of blocks."""
 
 
-RANGES = (
-    (0, 256 << 10, Algorithm.TREE, Protocol.LL, 8),
-    ((256 << 10) + 1, 8 * MIB, Algorithm.TREE, Protocol.LL128, 16),
-    (8 * MIB + 1, None, Algorithm.RING, Protocol.SIMPLE, 24),
-)
-"""Rules of the policies: first and last size, algorithm of all_reduce, protocol, channels."""
-
-DECISIONS = {
-    "tuned": (Decision.TUNED, "communication is faster by {:+.1f} % in {} blocks"),
-    "kept": (Decision.KEEP_DEFAULT, "a gain of 2 % is refuted: {:+.1f} % in {} blocks"),
-    "undecided": (Decision.UNDECIDED, "neither proven nor refuted: {:+.1f} % in {} blocks"),
-}
-"""How a study ends -> its decision and the reason, given the gain and the number of blocks."""
-
-
 def own_clusters() -> list[Cluster]:
     """Return clusters that somebody could have added; the last ones have the hostile names."""
     hall_a = replace(
