@@ -38,9 +38,6 @@ RECENT = 12
 USUAL_DAYS = 30
 """Default period of the summary of recent verdicts, days."""
 
-MOST_STALE = 100
-"""Max rows of the list of stale recommendations."""
-
 MOST_ROWS, MOST_COLUMNS = 40, 24
 """Largest map on one page; a filter shows the rest."""
 
@@ -161,7 +158,6 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, page: Cu
         map=home_map,
         gain=gain,
         stale=listed,
-        most_stale=MOST_STALE,
         running=running,
         rolling=rolling,
         recent=recent,

@@ -149,8 +149,7 @@ def show_revision(
         # Without the seed: who knows it can choose the name of a job.
         "rollout": RollOutDocument.model_validate(rollout.to_document()) if rollout else None,
     }
-    job = _build_job_query(revision)
-    return page.write("recommendation.html", query, values, job=job, rollout=rollout, wanted=query.use)
+    return page.write("recommendation.html", query, values, rollout=rollout, wanted=query.use)
 
 
 @router.post("/{id}/{verb}", dependencies=[*needs(Role.APPROVE), OwnForm])
@@ -201,18 +200,6 @@ def _list_siblings(store: Store, status: RevisionStatus) -> list[RevisionStatus]
 
     rows = store.revisions.statuses(cluster=status.cluster, model=status.model, limit=200)
     return [row for row in rows if shape(row) == shape(status)][:_SHOWN]
-
-
-def _build_job_query(revision: Recommendation) -> dict[str, str]:
-    """Return the query of the permanent address of what this job gets."""
-    place = revision.fingerprint
-    return {
-        "cluster": revision.cluster,
-        "model": revision.model,
-        "nodes": str(place.nodes),
-        "gpus_per_node": str(place.gpus_per_node),
-        "nccl_version": place.nccl_version,
-    }
 
 
 def server_option(url: str) -> str:

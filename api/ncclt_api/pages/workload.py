@@ -19,9 +19,6 @@ from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
 
 router = page_router(dependencies=needs(Role.READ))
 
-MOST_MESSAGES, MOST_DIFFERENT = 60, 40
-"""Rows of the tables of messages and of differences; the API has all of them."""
-
 
 class WorkloadQuery(PageQuery):
     """Another workload to compare with; a cluster hides results elsewhere."""
@@ -53,14 +50,7 @@ def show_workload(
         "other": compared,
         "changes": compare_workloads(workload, compared) if compared else None,
     }
-    return page.write(
-        "workload.html",
-        query,
-        values,
-        others=sorted(shipped.keys() - {name}),
-        most_messages=MOST_MESSAGES,
-        most_different=MOST_DIFFERENT,
-    )
+    return page.write("workload.html", query, values, others=sorted(shipped.keys() - {name}))
 
 
 def _rank_pair(pair: Pair) -> tuple[bool, bool, float, str]:
