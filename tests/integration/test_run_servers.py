@@ -77,7 +77,8 @@ def test_variables_and_table_come_by_one_request(tmp_path, monkeypatch):
 
     monkeypatch.setattr(client, "fetch_env", fetch_env)
     request = Request(cluster="leonardo", model="bert")
-    found = answer.request_answer(request, (AWAY, None), timeout_s=0.5, from_cache=False, warn=print)
+    source = answer.AnswerSource(server=AWAY, timeout_s=0.5)
+    found = answer.request_answer(request, source, from_cache=False, warn=print)
     assert asked == [("json", 0.5)]
     assert (found.table.count("\nallreduce,"), found.variables[0][0]) == (3, "NCCL_ALGO")
 

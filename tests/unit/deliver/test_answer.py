@@ -10,7 +10,7 @@ import pytest
 
 from ncclt.cli.env import main as env
 from ncclt.core.recommendation import Request
-from ncclt.deliver.answer import request_answer
+from ncclt.deliver.answer import AnswerSource, request_answer
 from ncclt.deliver.render.formats import render
 from ncclt.errors import NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 from ncclt.testing.samples import sample_recommendation
@@ -37,7 +37,7 @@ def test_env_and_run_see_the_same_error(status, kind, code, capsys, monkeypatch,
     request = Request(cluster="leonardo", model="bert", nodes=2, gpus_per_node=4, nccl_version="2.22.3")
     with serving(answer) as server:
         with pytest.raises(kind, match="nothing fits") as caught:
-            request_answer(request, (server.url, None), timeout_s=60.0, from_cache=False, warn=print)
+            request_answer(request, AnswerSource(server=server.url, timeout_s=60.0), from_cache=False, warn=print)
         assert type(caught.value) is kind
         words = ("--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4")
         assert env([*words, "--nccl-version", "2.22.3", "--server", server.url]) == code

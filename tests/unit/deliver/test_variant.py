@@ -10,7 +10,7 @@ from ncclt.core.recommendation import Decision, Request
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import FIRST_STARTS, Reason, Variant
 from ncclt.core.trial import TimesOrigin
-from ncclt.deliver.answer import answer_from_recommendation, request_answer
+from ncclt.deliver.answer import AnswerSource, answer_from_recommendation, request_answer
 from ncclt.deliver.job_info import name_for_rollout
 from ncclt.deliver.render.formats import render
 from ncclt.deliver.variant import choose_variant, serve_from_store
@@ -135,7 +135,8 @@ def test_a_store_gives_each_job_what_its_name_says(tmp_path):
         if job in arm:
             early, own = serve_from_store(url, replace(ASKED, job=job), with_ticket=False)
             assert (early.recommendation.id, early.rollout, own) == ("a", "", {}), "a hang would go unseen"
-        answer = request_answer(replace(ASKED, job=job), (None, url), timeout_s=60.0, from_cache=False, warn=print)
+        source = AnswerSource(storage=url, timeout_s=60.0)
+        answer = request_answer(replace(ASKED, job=job), source, from_cache=False, warn=print)
         assert (answer.recommendation, answer.rollout) == (wanted, rollout.id)
         for with_ticket in (True, False) if job in arm else (True,):
             again, _ = serve_from_store(url, replace(ASKED, job=job), with_ticket=with_ticket)

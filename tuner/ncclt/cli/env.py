@@ -34,7 +34,7 @@ from ncclt.errors import NccltError, NoRecommendationError, UsageError, as_ncclt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ncclt.deliver.answer import Answer
+    from ncclt.deliver.answer import Answer, AnswerSource
 
 _ALLOWABLE = tuple(map(str, ORIGIN_WORDS))
 
@@ -217,7 +217,7 @@ def _text(arguments: argparse.Namespace) -> str:
     if not cluster:
         raise UsageError("--cluster is needed", hint="or set NCCLT_CLUSTER, or `cluster` in ncclt.toml")
     check_request(arguments)
-    server, storage = source(arguments)
+    source = find_source(arguments)
     job = JobInfo(
         environ=os.environ,
         shape=read_shape((), os.environ, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node),
@@ -230,12 +230,12 @@ def _text(arguments: argparse.Namespace) -> str:
         if arguments.format == "slurm-taskprolog":
             from ncclt.cli.env_prolog import prolog
 
-            return prolog(arguments, request, server, storage)
+            return prolog(arguments, request, source)
         if arguments.policy_dir is not None or arguments.report is not None or arguments.all_users:
             raise UsageError("--policy-dir, --report and --all-users need --format slurm-taskprolog")
-        if server:
-            return _fetch(arguments, request, job, server)
-        return _render_stored(arguments, request, job, storage)
+        if source.server:
+            return _fetch(arguments, request, job, source.server)
+        return _render_stored(arguments, request, job, source.storage)
 
 
 def allowed_differences(accepted: Sequence[str]) -> list[str]:
@@ -299,27 +299,27 @@ def _describe(part: str, fact: Sourced) -> str:
     return f"{SHAPE_PARTS[part]} {fact.value} from {fact.source}"
 
 
-def source(
-    arguments: argparse.Namespace, *, warn: Callable[[str], None] | None = None
-) -> tuple[str | None, str | None]:
-    """Return server and storage, one of them None: the more direct setting counts, then the server.
+def find_source(arguments: argparse.Namespace, *, warn: Callable[[str], None] | None = None) -> AnswerSource:
+    """Return the server or the storage: the more direct setting counts, then the server.
 
     A server that comes from a file is named on stderr, since a file in the working folder then decides about the job.
 
     Args:
         warn: as for `lookup`.
     """
+    from ncclt.deliver.answer import AnswerSource
+
     require_one_source(arguments.server, arguments.storage)
-    if arguments.server or arguments.storage:
-        return arguments.server, arguments.storage
-    if os.environ.get("NCCLT_STORAGE") and not os.environ.get("NCCLT_SERVER"):
-        return None, os.environ["NCCLT_STORAGE"]
-    server = lookup("server", warn=warn)
-    if not server.value:
-        return None, lookup("storage", warn=warn).value
-    if not server.origin.startswith("NCCLT_"):
-        say(f"ncclt: the server {server.value!r} is named by {server.origin}")
-    return server.value, None
+    server, storage = arguments.server, arguments.storage
+    if not server and not storage and not os.environ.get("NCCLT_SERVER"):
+        storage = os.environ.get("NCCLT_STORAGE")
+    if not server and not storage:
+        named = lookup("server", warn=warn)
+        server = named.value
+        if server and not named.origin.startswith("NCCLT_"):
+            say(f"ncclt: the server {server!r} is named by {named.origin}")
+        storage = None if server else lookup("storage", warn=warn).value
+    return AnswerSource(server=server, storage=storage, timeout_s=arguments.timeout)
 
 
 def _render_stored(arguments: argparse.Namespace, request: Request, job: JobInfo, storage: str | None) -> str:

@@ -18,7 +18,7 @@ from ncclt.cli.render import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
 from ncclt.core.recommendation import Request
-from ncclt.deliver.answer import Answer, request_answer
+from ncclt.deliver.answer import Answer, AnswerSource, request_answer
 from ncclt.deliver.attest import CHOICE_VARIABLES
 from ncclt.deliver.job_info import CHANGING_VARIABLES, JobInfo
 from ncclt.deliver.job_plan import RIVALS_OF_TABLE, JobPlan, Means, find_plugin, plan_job
@@ -29,7 +29,7 @@ from ncclt.errors import NoRecommendationError, UsageError
 from ncclt.nccl.tuner_plugin.compact_table import table_file_environment
 
 
-def prolog(arguments: argparse.Namespace, request: Request, server: str | None, storage: str | None) -> str:
+def prolog(arguments: argparse.Namespace, request: Request, source: AnswerSource) -> str:
     """Return the script; with --policy-dir also write table and plugin to that folder.
 
     Raises:
@@ -42,8 +42,7 @@ def prolog(arguments: argparse.Namespace, request: Request, server: str | None, 
         raise UsageError("--report needs --policy-dir", hint="the reports are the plugin's")
     if arguments.all_users and arguments.output is not None:
         _check_reachable(arguments.output.absolute().parent, "the script")
-    from_cache = arguments.fallback == "cached"
-    answer = request_answer(request, (server, storage), timeout_s=arguments.timeout, from_cache=from_cache, warn=say)
+    answer = request_answer(request, source, from_cache=arguments.fallback == "cached", warn=say)
     job = {**answer.document, "model": arguments.model}
     uid = None if arguments.all_users else os.getuid()
     if arguments.policy_dir is not None:

@@ -19,9 +19,9 @@ from ncclt.cli.env import (
     add_source_and_conditions,
     allowed_differences,
     check_request,
+    find_source,
     job_request,
     named_path,
-    source,
 )
 from ncclt.cli.exits import report
 from ncclt.cli.render import say
@@ -128,8 +128,8 @@ _WAYS = (
     "--shared FOLDER on every node, one `ncclt run` around srun or mpirun, --policy FILE, or --server with --job NAME"
 )
 
-GetSource = Callable[[], tuple[str | None, str | None]]
-"""Returns server and store, which are looked up on first use."""
+GetSource = Callable[[], AnswerSource]
+"""Returns the server or the store, which are looked up on first use."""
 
 _warn = cache(say)
 """Prints each line once: several values may be looked up in one file."""
@@ -146,7 +146,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> JobPlan:
         StartRefused: other processes of the job have, or may have, what this one lacks.
         Exception: nothing can be given.
     """
-    where = cache(partial(source, arguments, warn=_warn))
+    where = cache(partial(find_source, arguments, warn=_warn))
     shared = _shared(arguments)
     with all_or_none() if arguments.policy is not None or shared is not None else nullcontext():
         job = read_job(
@@ -232,7 +232,7 @@ def _decide(arguments: argparse.Namespace, job: JobInfo, where: GetSource, plugi
         if runs_once or nodes == 1:
             return _plan(arguments, job, answer, plugin)
         return _set_nothing(arguments, f"the job has {nodes} nodes, and their launcher is unknown")
-    if not (job.is_named and where()[0]):
+    if not (job.is_named and where().server):
         return _set_nothing(arguments, "each process of this job would decide alone, and ranks that disagree hang")
     try:
         answer = _ask(arguments, job, where, from_cache=False, per_job=True)
@@ -269,9 +269,9 @@ def _ask(
     cluster = arguments.cluster or lookup("cluster", warn=_warn).value
     if not cluster:
         raise UsageError("no cluster is named", hint="--cluster NAME, NCCLT_CLUSTER, or `cluster` in ncclt.toml")
-    place, timeout_s = where(), arguments.timeout
+    source = where()
     with job_request(arguments, job, cluster) as request:
-        answer = request_answer(request, place, timeout_s=timeout_s, from_cache=from_cache, warn=say, per_job=per_job)
+        answer = request_answer(request, source, from_cache=from_cache, warn=say, per_job=per_job)
     return answer if answer.job == request.job else replace(answer, job="")
 
 
@@ -357,14 +357,9 @@ def _start(arguments: argparse.Namespace, job: JobInfo, where: GetSource, plan: 
         from ncclt.cli.run_report import JobReport, run_and_attest
 
         name = name_for_rollout(os.environ, job.argv, named=arguments.job, nodes=arguments.nodes) if timed else ""
-        job_report = JobReport(folder=folder, source=lambda: _source_of_reports(arguments, where), job=name)
+        job_report = JobReport(folder=folder, source=where, job=name)
         plan = replace(plan, run=partial(run_and_attest, plan, job_report))
     return plan
-
-
-def _source_of_reports(arguments: argparse.Namespace, where: GetSource) -> AnswerSource:
-    server, storage = where()
-    return AnswerSource(server=server, storage=storage, timeout_s=arguments.timeout)
 
 
 def _report_folder(arguments: argparse.Namespace) -> Path | None:

@@ -230,19 +230,27 @@ def answer_from_table(path: Path) -> Answer:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSource:
+    """Place that answers come from and reports go to: a server, else a store.
+
+    Attributes:
+        server: address; None or empty = the store.
+        storage: URL of the store; None = the default one.
+        timeout_s: for each request to the server.
+    """
+
+    server: str | None = None
+    storage: str | None = None
+    timeout_s: float
+
+
 def request_answer(
-    request: Request,
-    source: tuple[str | None, str | None],
-    *,
-    timeout_s: float,
-    from_cache: bool,
-    warn: Callable[[str], None],
-    per_job: bool = False,
+    request: Request, source: AnswerSource, *, from_cache: bool, warn: Callable[[str], None], per_job: bool = False
 ) -> Answer:
     """Request an answer from the server by one request, or from the store if there is no server.
 
     Args:
-        source: server and storage, one of them, or neither for the default store.
         from_cache: use the cached answer if the server is unreachable.
         warn: receives a line for the user, at once.
         per_job: the server keeps its first answer for the job, also that nothing fits, which is then an empty answer.
@@ -253,15 +261,15 @@ def request_answer(
         ServerError: the server is unreachable or broken, and the cache has no answer.
         InputError: the answer is invalid.
     """
-    server, storage = source
-    if not server:
+    if not source.server:
         from ncclt.deliver.variant import serve_from_store
 
-        served, ticket = serve_from_store(storage, request, with_ticket=True)
+        served, ticket = serve_from_store(source.storage, request, with_ticket=True)
         return answer_from_recommendation(served.recommendation, served.to_document() | ticket)
     cache = {"fallback": "cached" if from_cache else "none", **cache_options()} if not per_job else {}
     try:
-        reply = fetch_for_request(request, server, format="json", timeout_s=timeout_s, kept=per_job, **cache)
+        options = {"format": "json", "timeout_s": source.timeout_s, "kept": per_job}
+        reply = fetch_for_request(request, source.server, **options, **cache)
     except NoRecommendationError as error:
         if not per_job:
             raise
@@ -283,21 +291,6 @@ def answer_from_recommendation(recommendation: Recommendation, variant: Mapping[
     from ncclt.deliver.render.formats import env_document
 
     return answer_from_document(env_document(recommendation) | dict(variant or {}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSource:
-    """Place that answers come from and reports go to: a server, else a store.
-
-    Attributes:
-        server: address; None or empty = the store.
-        storage: URL of the store; None = the default one.
-        timeout_s: for each request to the server.
-    """
-
-    server: str | None = None
-    storage: str | None = None
-    timeout_s: float
 
 
 @contextmanager
