@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ncclt.core.attestation import Attestation, CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
@@ -193,29 +194,16 @@ def _log_sources(books: Sequence[LogBook]) -> list[LogEvidence]:
 
 def _report_calls(reports: Sequence[CommunicatorReport]) -> Iterator[ObservedCall]:
     for report in reports:
-        group, unmatched = int(report.head["ranks"]), Counter(report.calls)
+        unmatched, call = Counter(report.calls), partial(ObservedCall, group_size=int(report.head["ranks"]))
         for outcome, uses in ((CallOutcome.APPLIED, report.asked), (CallOutcome.UNAVAILABLE, report.refused)):
             for (collective, size, choice), calls in uses.items():
                 unmatched[collective, size] -= calls
-                yield ObservedCall(
-                    collective=collective,
-                    size_bytes=size,
-                    group_size=group,
-                    choice=choice.lower(),
-                    outcome=outcome,
-                    calls=calls,
-                )
+                asked = partial(call, choice=choice.lower(), outcome=outcome)
+                yield asked(collective=collective, size_bytes=size, calls=calls)
+        call = partial(call, choice="", outcome=CallOutcome.UNMATCHED, remark=str(report.head["not_in_use"]))
         for (collective, size), calls in unmatched.items():
             if calls > 0 and size > 0:
-                yield ObservedCall(
-                    collective=collective,
-                    size_bytes=size,
-                    group_size=group,
-                    choice="",
-                    outcome=CallOutcome.UNMATCHED,
-                    calls=calls,
-                    remark=str(report.head["not_in_use"]),
-                )
+                yield call(collective=collective, size_bytes=size, calls=calls)
 
 
 def _log_calls(books: Sequence[LogBook]) -> Iterator[ObservedCall]:
