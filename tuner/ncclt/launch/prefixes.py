@@ -82,6 +82,9 @@ _ANCHOR = re.compile(
     rb"|Comm\. Op\s{1,40}Message Size|GPU0\s|comm_type,|collective,|(?:rank,)?(?:Process Group Name|Collective name),"
     rb"|(?:\[\s{0,8})?\{\"[\w ]{1,60}\"\s?:"
 )
+_CONTENT = re.compile(rb"NCCL |Params for bucket ")
+"""Content that stands in front of an anchor, and is no prefix."""
+
 _MOST_ANCHORS = 5
 _LONGEST_PREFIX = 400
 _MOST_LEVELS = 6
@@ -188,7 +191,7 @@ def _levels(lines: Sequence[bytes]) -> Iterator[tuple[re.Pattern[bytes], ...]]:
 
 def _form(prefix: bytes) -> re.Pattern[bytes] | None:
     """Return the pattern of a prefix with other numbers; None = it is none, but the content's own beginning."""
-    if not prefix.strip() or prefix[-1:].isalnum() or b'{"' in prefix or b"NCCL " in prefix:
+    if not prefix.strip() or prefix[-1:].isalnum() or b'{"' in prefix or _CONTENT.search(prefix):
         return None
     form = re.sub(rb"\d+", rb"\\d+", re.escape(prefix))
     return re.compile(re.sub(rb"(?i)(\brank(?:\\ |[:=])?)\\d\+", rb"\1(?P<rank>\\d+)", form, count=1))

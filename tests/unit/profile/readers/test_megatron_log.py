@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from ncclt.core.message import DTYPE_SIZES
@@ -129,8 +129,10 @@ def test_unknown_dtype_is_assumed_aloud(log):
 )
 @given(st.binary(max_size=300), st.integers(0, 60))
 @example(b'{"0":', 1)  # no prefix ends in the middle of a word
+@example(b'{"0"', 32)  # a line of the log in front of JSON is no prefix
 def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
     """Noise spoils at most the lines it touches."""
+    assume(b"Params for bucket" not in noise)  # that is a line of the log, cut
     other = b"Params for bucket 2 (5 elements):"
     path = tmp_path / "fuzz.log"
     path.write_bytes(b"Params for bucket 1 (10 elements):\n" + other[:at] + noise + other[at:] + b"\n" + noise)
