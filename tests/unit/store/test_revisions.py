@@ -175,15 +175,6 @@ def test_a_pin_holds_against_what_is_published_later(store, url):
         store.revisions.unpin("a", BOB)
 
 
-@ON_SQLITE
-def test_a_retired_revision_is_given_to_no_job(store, url):
-    publish(store, "a")
-    store.revisions.retire("a", BOB)
-    assert (states(store), served(store, url)) == ({"a": "retired"}, [])
-    with pytest.raises(ConflictError, match="retired already"):
-        store.revisions.retire("a", BOB)
-
-
 def test_the_history_cannot_be_changed_or_shortened(store, url):
     publish(store, "a", "b")
     before = store.revisions.history()
@@ -367,16 +358,6 @@ def test_a_win_that_turns_out_to_hang_is_lost(store, url):
     settle(store, rollout, ArmState.WON, "faster")
     assert settle(store, rollout, ArmState.LOST, "hangs")
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
-
-
-@ON_SQLITE
-def test_a_won_revision_that_nobody_approved_cannot_come_back_by_a_detour(store):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
-    publish(store, "a")
-    settle(store, store.revisions.rollouts()[0], ArmState.WON, "faster")
-    store.revisions.retire("a", ANN)
-    with pytest.raises(ConflictError, match="never active"):
-        store.revisions.roll_back("a", ANN)
 
 
 def keep_default(id):

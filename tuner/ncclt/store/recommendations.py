@@ -1,35 +1,40 @@
-"""Published recommendations: those that jobs can be given, and overviews of all."""
+"""Published recommendations: those that jobs can be given, why some are stale, and overviews of all."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, case, delete, func, insert, select, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select, union_all
 
-from ncclt.core.recommendation import SHAPE_PARTS, Recommendation
+from ncclt.core.cluster import Cluster
+from ncclt.core.recheck import Freshness, Recheck
+from ncclt.core.recommendation import SHAPE_PARTS, Recommendation, changed_cluster, replaced_workload
 from ncclt.core.revision import RevisionState
 from ncclt.core.rollout import OPEN_STATES, RolledOut, RollOut, group_arms
 from ncclt.core.trial import TimesOrigin
+from ncclt.core.workload import Workload
 from ncclt.store.documents import stored
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned, is_running
 from ncclt.store.names import unknown_recommendation
-from ncclt.store.part import StorePart, unscoped
-from ncclt.store.staleness import with_staleness
+from ncclt.store.part import Shipped, StorePart, unscoped
 from ncclt.store.tables import (
     Names,
     changes,
+    clusters,
     is_named,
     recommendations,
+    records,
     rollout_arms,
     rollouts,
     split_named,
     studies,
+    workloads,
 )
 
 _PREFERRED = (TimesOrigin.MEASURED, TimesOrigin.RECORDED, TimesOrigin.SIMULATED)
@@ -358,3 +363,56 @@ def read_recommendation(id: str, document: str) -> Recommendation:
     """Return the recommendation of a stored document, which never changes; an overview needs hundreds of them."""
     with stored(f"the recommendation {id}"):
         return Recommendation.from_document(json.loads(document))
+
+
+def with_staleness(
+    connection: Connection, published: Sequence[Recommendation], shipped: Shipped
+) -> tuple[Recommendation, ...]:
+    """Return recommendations with the reason why they are no longer served, in their order."""
+    stale = [
+        row
+        for row in newest_records(connection, "recheck", [r.id for r in published])
+        if row.word == Freshness.STALE.value
+    ]
+    checked = {}
+    for row in stale:
+        with stored(f"the recheck {row.id}"):
+            checked[row.recommendation] = Recheck.from_document(json.loads(row.document)).staleness
+    digests = {
+        name: _workload_digest(connection, shipped, name) for name in {r.model for r in published if r.source_digest}
+    }
+    added = clusters.c.name.in_(sorted({r.cluster for r in published}))  # shipped ones never change
+    places = {}
+    for name, text in connection.execute(select(clusters.c.name, clusters.c.document).where(added)):
+        with stored(f"the cluster {name!r}"):
+            places[name] = Cluster.from_document(json.loads(text))
+    shapes = {(r.cluster, r.fingerprint): r for r in published}
+    changed = {shape: changed_cluster(r, places.get(r.cluster)) for shape, r in shapes.items()}
+    answers = []
+    for r in published:
+        why = checked.get(r.id) or replaced_workload(r, digests.get(r.model, "")) or changed[r.cluster, r.fingerprint]
+        answers.append(r if r.stale == why else replace(r, stale=why))
+    return tuple(answers)
+
+
+def newest_records(
+    connection: Connection, kind: str, ids: Collection[str], *, cluster: Names = None
+) -> Sequence[Row[Any]]:
+    """Return the row of the newest record of a kind for each recommendation that has one."""
+    if not ids:
+        return ()
+    of = records.c.recommendation
+    wanted = (records.c.kind == kind, of.in_(list(ids)), *is_named(records.c.cluster, cluster))
+    newest = select(func.max(records.c.sequence)).where(*wanted).group_by(of)
+    return connection.execute(select(records).where(records.c.sequence.in_(newest))).all()
+
+
+def _workload_digest(connection: Connection, shipped: Shipped, name: str) -> str:
+    """Return the digest of a workload; empty for one that was removed, which is not a replacement."""
+    if name in shipped.workloads:
+        return shipped.workloads[name].digest()
+    text = connection.execute(select(workloads.c.document).where(workloads.c.name == name)).scalar()
+    if text is None:
+        return ""
+    with stored(f"the workload {name!r}"):
+        return Workload.from_document(json.loads(text)).digest()

@@ -22,9 +22,8 @@ from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.names import unknown_recommendation
 from ncclt.store.part import StorePart, unscoped
-from ncclt.store.recommendations import get_recommendation, note_change
+from ncclt.store.recommendations import get_recommendation, newest_records, note_change
 from ncclt.store.revisions import note_verified, noting_stale
-from ncclt.store.staleness import newest_records
 from ncclt.store.tables import Names, attested_jobs, is_named, records
 from ncclt.user_dirs import account_name
 

@@ -58,8 +58,8 @@ from ncclt.store.recommendations import (
     get_recommendation,
     note_change,
     read_recommendation,
+    with_staleness,
 )
-from ncclt.store.staleness import with_staleness
 from ncclt.store.studies import open_study, write_state
 from ncclt.store.tables import (
     Names,

@@ -22,8 +22,7 @@ from ncclt.store.failures import repeatable
 from ncclt.store.leases import ABANDONED, abandoned, is_running, register
 from ncclt.store.names import unknown_name
 from ncclt.store.part import StorePart
-from ncclt.store.recommendations import newest_by_study
-from ncclt.store.staleness import with_staleness
+from ncclt.store.recommendations import newest_by_study, with_staleness
 from ncclt.store.tables import Names, clusters, is_named, studies, trials, workloads
 from ncclt.store.trials import TRIES_SETTING
 
