@@ -13,7 +13,7 @@ import typer
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Model, spread
-from ncclt.cli.render import Column, note, print_json, print_table
+from ncclt.cli.render import Column, format_bandwidth, note, print_json, print_table
 from ncclt.core.duration import format_duration
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
@@ -372,7 +372,7 @@ def _print_estimate(profile: Workload, estimated: Estimate, source: str, measure
         print(f"Times: {studies} with the NCCL default ({kind}), else NCCL's cost model")
     else:
         print("Times: NCCL's cost model with nominal links (no study of this cluster)")
-    average = f"average bus bandwidth {estimated.bus_gbps:.3g} GB/s"
+    average = f"average bus bandwidth {format_bandwidth(estimated.bus_gbps)}"
     print(f"Communication: {_format_seconds(estimated.communication_s)} {profile.per}, {average}")
     print(f"  expected from rings at nominal link bandwidth: {_format_seconds(estimated.links_s)}")
     if estimated.compute_s is None:
@@ -384,7 +384,7 @@ def _print_estimate(profile: Workload, estimated: Estimate, source: str, measure
     both = estimated.compute_s + estimated.communication_s
     verdict = "Network-bound" if estimated.is_network_bound else "Compute-bound"
     print(f"{verdict}: {_format_seconds(longest)}/step with full overlap, {_format_seconds(both)} with none")
-    print(f"Network-bound below {estimated.turning_gbps:.3g} GB/s bus bandwidth")
+    print(f"Network-bound below {format_bandwidth(estimated.turning_gbps or 0.0)} bus bandwidth")
 
 
 def _format_seconds(value: float) -> str:

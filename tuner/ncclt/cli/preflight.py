@@ -17,6 +17,7 @@ from ncclt.cli.options import AsJson, Fields, Quiet, spread
 from ncclt.cli.render import (
     Column,
     build_launch_document,
+    format_bandwidth,
     print_facts,
     print_json,
     print_launches,
@@ -227,7 +228,7 @@ def _measure(request: PreflightRequest, target: Target, *, time_s: float | None,
     def report(reading: ProbeReading) -> None:
         result = f"{reading.outcome}: {reading.detail.splitlines()[0] if reading.detail else 'no output'}"
         if reading.outcome is Outcome.OK:
-            result = f"{reading.gbps:.3g} GB/s, {reading.share * 100:.0f} % of the expected bandwidth"
+            result = f"{format_bandwidth(reading.gbps)}, {reading.share * 100:.0f} % of the expected bandwidth"
         if not hidden:
             say(f"ncclt: launch {next(numbers)}, {reading.section.label}: {result}")
 
@@ -286,7 +287,7 @@ def print_plan(request: PreflightRequest, target: Target, *, time_s: float | Non
         return
     shown_rounds = [(number, " ".join(map("+".join, pairs))) for number, pairs in enumerate(rounds[:_ROUNDS], 1)]
     durations = f"about {healthy * LAUNCH_S:.0f} if healthy, {one_fault * LAUNCH_S:.0f} with one slow node"
-    gbps = f"{dict(expected.sizes)[sizes[-1]]:.4g} GB/s at {format_bytes(sizes[-1])} ({expected.source})"
+    gbps = f"{format_bandwidth(dict(expected.sizes)[sizes[-1]])} at {format_bytes(sizes[-1])} ({expected.source})"
     print_facts(
         [
             ("hosts", ", ".join(request.hosts)),

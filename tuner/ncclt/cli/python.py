@@ -73,12 +73,7 @@ def tune(
     url = None if isinstance(storage, store.Store) else storage
     if isinstance(workload, str):
         workload = _find_workload(workload, own, url)
-    target = target.resolved(os.environ, demo=demo)
-    if target.lacks_allocation(os.environ):
-        raise UsageError(
-            "launcher='slurm' needs a Slurm allocation, and this process has none",
-            hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
-        )
+    target = _resolve_target(target, demo=demo)
     with nullcontext(own) if own else store.open_store(url) as opened:
         request = TuneRequest(workload=workload, budget=budget)
         testbed = open_testbed(target, opened.clusters.get, request.workload, environ=os.environ, seed=budget.seed)
@@ -90,6 +85,16 @@ def tune(
             )
         named = f"sqlite:///{opened.path}" if own and opened.path else url
         return replace(result, source=storage_option(named, opened.shown))
+
+
+def _resolve_target(target: Target, *, demo: bool) -> Target:
+    target = target.resolved(os.environ, demo=demo)
+    if target.lacks_allocation(os.environ):
+        raise UsageError(
+            "launcher='slurm' needs a Slurm allocation, and this process has none",
+            hint="run it under salloc or sbatch, or let `ncclt tune --launcher slurm` submit the study",
+        )
+    return target
 
 
 def _find_workload(name: str, opened: Store | None, url: str | None) -> Workload:

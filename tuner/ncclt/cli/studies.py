@@ -330,9 +330,14 @@ def print_evidence(document: dict[str, Any], *, as_json: bool) -> None:
             arm["blocks"],
             [
                 Column("block", lambda block: block["block"] + 1),
-                Column("default, ms", lambda block: _join(block["default_us"], "{:.4g}", 1e-3), drop=2, right=True),
-                Column("policy, ms", lambda block: _join(block["policy_us"], "{:.4g}", 1e-3), drop=2, right=True),
-                Column("log ratios", lambda block: _join(block["log_ratios"], "{:+.3f}"), drop=1, right=True),
+                Column("default, ms", lambda block: _join_ms(block["default_us"]), drop=2, right=True),
+                Column("policy, ms", lambda block: _join_ms(block["policy_us"]), drop=2, right=True),
+                Column(
+                    "log ratios",
+                    lambda block: _join_ratios(block["log_ratios"]),
+                    drop=1,
+                    right=True,
+                ),
                 Column("speed-up so far", lambda block: f"{block['speedup']:.3f}", right=True),
                 Column("95 % interval", lambda block: _format_ends(block["interval"]) or "none yet"),
                 Column("decision", lambda block: block["decision"]),
@@ -357,8 +362,12 @@ def _print_recomputed(judged: Mapping[str, Any]) -> None:
         note(f"judged by ncclt {__version__}; another version may judge by other rules")
 
 
-def _join(values: Sequence[float], form: str, factor: float = 1) -> str:
-    return " ".join(form.format(value * factor) for value in values)
+def _join_ratios(log_ratios: Sequence[float]) -> str:
+    return " ".join(f"{ratio:+.3f}" for ratio in log_ratios)
+
+
+def _join_ms(times_us: Sequence[float]) -> str:
+    return " ".join(format_number(time_us / 1e3) for time_us in times_us)
 
 
 def _format_ends(interval: Sequence[float | None]) -> str:
