@@ -381,9 +381,9 @@ def _print_estimate(profile: Workload, estimated: Estimate, source: str, measure
         return
     print(f"Compute: {_format_seconds(estimated.compute_s)} per step ({source})")
     longest = max(estimated.compute_s, estimated.communication_s)
-    both = estimated.compute_s + estimated.communication_s
+    sum_s = estimated.compute_s + estimated.communication_s
     verdict = "Network-bound" if estimated.is_network_bound else "Compute-bound"
-    print(f"{verdict}: {_format_seconds(longest)}/step with full overlap, {_format_seconds(both)} with none")
+    print(f"{verdict}: {_format_seconds(longest)}/step with full overlap, {_format_seconds(sum_s)} with none")
     print(f"Network-bound below {format_bandwidth(estimated.turning_gbps or 0.0)} bus bandwidth")
 
 

@@ -188,12 +188,12 @@ def import_landscape(
     target = landscape_folder() / f"{name}.csv"
     with open_to_read(storage_url()) as store:
         job = store.clusters.get(cluster).sized(gpus_per_node=gpus_per_node)
-        taken = name in {cluster.name for cluster, _ in store.clusters.entries()}
-    if taken and not (force and target.is_file()):
+        is_taken = name in {cluster.name for cluster, _ in store.clusters.entries()}
+    if is_taken and not (force and target.is_file()):
         hint = "choose another --name" + (", or add --force" if target.is_file() else "")
         raise UsageError(f"there is a cluster {name!r} already", hint=hint)
     for log in logs:
-        if sum(log.resolve() == other.resolve() for other in logs) > 1:
+        if sum(log.resolve() == path.resolve() for path in logs) > 1:
             raise UsageError(f"{log} is given twice", hint="give each output once: it is one repetition")
     files = [file for file, _is_named in list_files(logs)]
     of_logs, fallback = _settings(settings, files)
@@ -277,9 +277,9 @@ def export_study(
         if out.suffix != ".csv":
             raise UsageError(f"{out} has no ending .csv", hint="name it FILE.csv; FILE.toml beside it is the cluster")
         check_name(out.stem, "--out", kind="cluster")
-        there = next((path for path in (out, out.with_suffix(".toml")) if path.exists()), None)
-        if there is not None and not force:
-            raise UsageError(f"{there} exists", hint="name another file, or add --force")
+        existing = next((path for path in (out, out.with_suffix(".toml")) if path.exists()), None)
+        if existing is not None and not force:
+            raise UsageError(f"{existing} exists", hint="name another file, or add --force")
     with open_to_read(storage_url()) as store:
         study = store.studies.get(key)
         trials = store.trials.find(study.id)

@@ -94,5 +94,5 @@ class SamplingLimit:
         None = the default's time is not known yet, so all samples are taken.
         """
         with self._lock:
-            known = {m: statistics.median(self._default_us[m]) for m in messages if m in self._default_us}
-        return tuple(ENOUGH_FACTOR * known[m] if m in known else None for m in messages)
+            medians_us = {m: statistics.median(self._default_us[m]) for m in messages if m in self._default_us}
+        return tuple(ENOUGH_FACTOR * medians_us[m] if m in medians_us else None for m in messages)

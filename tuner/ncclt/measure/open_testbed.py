@@ -290,7 +290,7 @@ def describe_variables(target: Target, environ: Mapping[str, str]) -> list[str]:
         f"your own tuning, {in_which}": own.tuning,
         "removed from trials (debugging)": own.debug,
     }
-    notes = [f"{what}: {', '.join(variables)}" for what, variables in parts.items() if variables]
+    notes = [f"{kind}: {', '.join(variables)}" for kind, variables in parts.items() if variables]
     notes += [
         f"{source} sets {name}={value} in every trial, the default's too"
         for name, (value, source) in sorted(read_environment(environ).items())

@@ -135,12 +135,12 @@ def _judged(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResul
 def _cause(launch: LaunchResult) -> tuple[str, str]:
     """Return the cause that the output names and the line that names it, both empty where it names none."""
     elsewhere = "\n".join(launch.left_elsewhere)
-    said = f"{launch.stdout[-_SEARCHED_CHARACTERS:]}\n{launch.stderr[-_SEARCHED_CHARACTERS:]}\n{elsewhere}"
+    output = f"{launch.stdout[-_SEARCHED_CHARACTERS:]}\n{launch.stderr[-_SEARCHED_CHARACTERS:]}\n{elsewhere}"
     for pattern, meaning in _CAUSES:
-        if match := pattern.search(said):
-            start = said.rfind("\n", 0, match.start()) + 1
-            end = said.find("\n", match.end())
-            return meaning, said[start : end if end >= 0 else None].strip()
+        if match := pattern.search(output):
+            start = output.rfind("\n", 0, match.start()) + 1
+            end = output.find("\n", match.end())
+            return meaning, output[start : end if end >= 0 else None].strip()
     return "", ""
 
 
@@ -165,8 +165,8 @@ def _ending(launch: LaunchResult) -> str:
 
 def signal_name(number: int) -> str:
     """Return `SIGKILL`, or `signal 99` for a number without a name."""
-    known = number in {s.value for s in signal.Signals}
-    return signal.Signals(number).name if known else f"signal {number}"
+    is_signal = number in {s.value for s in signal.Signals}
+    return signal.Signals(number).name if is_signal else f"signal {number}"
 
 
 def _failed(
@@ -175,14 +175,14 @@ def _failed(
     head = [line for line in head if line]
     if launch.survivors:
         head.append(f"still running after SIGKILL: {', '.join(map(str, launch.survivors))}")
-    head += [f"perhaps still running elsewhere: {left}" for left in launch.left_elsewhere]
+    head += [f"perhaps still running elsewhere: {process}" for process in launch.left_elsewhere]
     if launch.dropped_bytes:
         head.append(f"{launch.dropped_bytes} bytes of earlier output were dropped")
-    said: list[str] = []
+    last_lines: list[str] = []
     for text in (launch.stdout, launch.stderr):
         # Before lines are cut to what is shown: half a key is recognised by nothing.
         ends = [line[: 4 * _LINE_CHARACTERS] for line in cut_begin(text, most=_SEARCHED_CHARACTERS).splitlines()]
-        said += [line.rstrip() for line in without_secrets("\n".join(ends)).splitlines() if line.strip()]
+        last_lines += [line.rstrip() for line in without_secrets("\n".join(ends)).splitlines() if line.strip()]
     head = without_secrets("\n".join(head)).splitlines()
-    lines = [line[:_LINE_CHARACTERS] for line in [*head, *said[-(DETAIL_LINES - len(head)) :]]]
+    lines = [line[:_LINE_CHARACTERS] for line in [*head, *last_lines[-(DETAIL_LINES - len(head)) :]]]
     return TrialResult(outcome=outcome, measurements=measurements, detail="\n".join(lines), wall_s=launch.wall_s)

@@ -152,9 +152,9 @@ def words_without_secrets(words: Sequence[str], *, environ: Mapping[str, str] | 
     """Return the words of a command line, with those of secrets replaced; `environ` as for `without_secrets`."""
     values = _own_values(os.environ if environ is None else environ)
     lines = [" ".join(_remove_values(word, values).split("\n")) for word in words]
-    found = _remove_secrets("\n".join(lines), values).split("\n")
-    if len(found) == len(lines):
-        return tuple(found)
+    cleaned = _remove_secrets("\n".join(lines), values).split("\n")
+    if len(cleaned) == len(lines):
+        return tuple(cleaned)
     # A secret of several words was removed as a whole. Up to three words before it tell what a word is: `login NAME
     # password VALUE`.
     return tuple(
@@ -190,10 +190,10 @@ def _remove_secrets(text: str, values: Iterable[str]) -> str:
 
 def _own_values(environ: Mapping[str, str]) -> list[str]:
     """Return the secret values in this process's variables, the longest first."""
-    found = {value for name, value in environ.items() if _SECRET_VARIABLE.match(name) and not value.startswith("/")}
-    found |= {match[1] for value in environ.values() for match in _PASSWORD_IN_URL.finditer(value)}
+    values = {value for name, value in environ.items() if _SECRET_VARIABLE.match(name) and not value.startswith("/")}
+    values |= {match[1] for value in environ.values() for match in _PASSWORD_IN_URL.finditer(value)}
     plain = re.compile(r"[\d.]+|true|false", re.IGNORECASE)
-    long = (value for value in found if len(value) >= _SHORTEST_VALUE and not plain.fullmatch(value))
+    long = (value for value in values if len(value) >= _SHORTEST_VALUE and not plain.fullmatch(value))
     return sorted(long, key=len, reverse=True)
 
 

@@ -289,7 +289,7 @@ def ask_through(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[
             raise KeyboardInterrupt
         if launch.exit_code not in (0, *CANNOT_START):  # a missing program is for the benchmark to explain
             require_place(launch)
-        said = f"{launch.not_started}\n{launch.stderr}" if launch.not_started else launch.stderr
-        return CommandOutput(exit_code=launch.exit_code, stdout=launch.stdout, stderr=said)
+        output = f"{launch.not_started}\n{launch.stderr}" if launch.not_started else launch.stderr
+        return CommandOutput(exit_code=launch.exit_code, stdout=launch.stdout, stderr=output)
 
     return run

@@ -179,8 +179,8 @@ class Target:
         Raises:
             UsageError: see above.
         """
-        if self.launcher and self.launcher not in (known := (*NOT_LAUNCHED, *launcher_names())):
-            raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(known)}")
+        if self.launcher and self.launcher not in (names := (*NOT_LAUNCHED, *launcher_names())):
+            raise UsageError(f"unknown launcher {self.launcher!r}", hint=f"one of {', '.join(names)}")
         # Finding third parties' benchmarks reads the metadata of every installed package.
         if self.benchmark not in (None, *BENCHMARKS) and self.benchmark not in benchmark_names():
             raise UsageError(f"unknown benchmark {self.benchmark!r}", hint=f"one of {', '.join(benchmark_names())}")
@@ -325,10 +325,10 @@ class Target:
         unasked = self.through is None and (self.is_in_container or self.benchmark_name == "nccl_tests")
         if self.through in ("variables", "options") or unasked or not self._may_use_plugin:
             return None
-        found = find_plugin(environ)
-        if found is None and self.through == "plugin":
+        plugin = find_plugin(environ)
+        if plugin is None and self.through == "plugin":
             raise UsageError("the tuner plugin was not found", hint="`ncclt admin plugin build` makes it; it needs gcc")
-        return found
+        return plugin
 
     def require(self, cluster: Cluster) -> None:
         """Refuse what cannot run, before any command runs on the nodes.

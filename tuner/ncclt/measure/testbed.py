@@ -94,7 +94,7 @@ class Testbed:
             # Before, variables forced a minimum of channels as well.
             "+most": self.is_launched,
         }
-        return "".join(word for word, holds in words.items() if holds)
+        return "".join(word for word, is_true in words.items() if is_true)
 
     def expressible(self, setting: Setting) -> bool:
         """Return True if a setting can be forced there as a whole."""
@@ -110,8 +110,8 @@ class Testbed:
         why_not = partial(
             find_forcing_problem, version=self.runner.cluster.version, collectives=collectives, plugin=plugin
         )
-        made = replace(self, why_not=why_not, without_plugin=not plugin)
-        return made.with_options_alone() if through == "options" else made
+        testbed = replace(self, why_not=why_not, without_plugin=not plugin)
+        return testbed.with_options_alone() if through == "options" else testbed
 
     def with_options_alone(self) -> Testbed:
         """Return the testbed with the settings that options of a process group carry."""
@@ -131,19 +131,19 @@ class Testbed:
         """
         good = [t.result for t in trials if t.phase is Phase.SEARCH and t.result.outcome is Outcome.OK]
         if any(result.persistent != bool(self.persistent) for result in good):
-            other = "launches, not persistent ranks," if self.persistent else "persistent ranks"
+            earlier = "launches, not persistent ranks," if self.persistent else "persistent ranks"
             option = f"with{'out' if self.persistent else ''} --persistent"
-            raise _not_alike(f"measured by {other}", option)
+            raise _not_alike(f"measured by {earlier}", option)
         by_plugin = self.by_variables is not None
         if any(result.by_plugin != by_plugin for result in good):
-            other, option = ("variables", "variables") if by_plugin else ("the plugin", "plugin")
-            raise _not_alike(f"forced by {other}", f"with --through {option}")
+            earlier, option = ("variables", "variables") if by_plugin else ("the plugin", "plugin")
+            raise _not_alike(f"forced by {earlier}", f"with --through {option}")
 
     @property
     def by_arm(self) -> dict[Arm, Runner]:
         """Return the runners of arms that need another runner than `runner`."""
-        found = {Arm.VARIABLES: self.by_variables, Arm.TODAY: self.by_today}
-        return {arm: runner for arm, runner in found.items() if runner is not None}
+        runners = {Arm.VARIABLES: self.by_variables, Arm.TODAY: self.by_today}
+        return {arm: runner for arm, runner in runners.items() if runner is not None}
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -166,8 +166,8 @@ class Testbed:
 
     @property
     def _real(self) -> tuple[RealRunner, ...]:
-        known = (self.runner, self.by_variables, *self.others, *self.persistent)
-        return tuple(runner for runner in known if isinstance(runner, RealRunner))
+        runners = (self.runner, self.by_variables, *self.others, *self.persistent)
+        return tuple(runner for runner in runners if isinstance(runner, RealRunner))
 
     def calibrate(self, wall_s: float, times_us: Mapping[Message, float]) -> None:
         """Tell the runners what the stored default of a resumed study took: timeouts and sampling follow from it.
@@ -193,8 +193,8 @@ class Testbed:
             workload: placed.
         """
         messages = {calls.message for calls in workload.messages} if self.is_launched else ()
-        found = {replace(m, size_bytes=m.padded_bytes) for m in messages if m.begins_unaligned}
-        return tuple(sorted(found.difference(messages)))
+        padded = {replace(m, size_bytes=m.padded_bytes) for m in messages if m.begins_unaligned}
+        return tuple(sorted(padded.difference(messages)))
 
     def cut(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         """Place a workload and leave out what cannot be measured here; return it with notes that say so.
@@ -211,8 +211,8 @@ class Testbed:
                 f"recorded with {recorded_ranks} ranks, tuned for {cluster.world_size}: messages of the whole job keep "
                 "their size"
             )
-        kept = tuple(calls for calls in placed.messages if self.covers(calls.message))
-        if not kept:
+        measurable = tuple(calls for calls in placed.messages if self.covers(calls.message))
+        if not measurable:
             recorded = self.landscape.choices if self.landscape else "other collectives"
             raise InputError(
                 f"none of the messages of {workload.name!r} is in the landscape, which has settings to choose from for "
@@ -220,12 +220,14 @@ class Testbed:
                 hint=f"`ncclt profile show {shlex.quote(workload.name)}` shows its messages; `ncclt landscape show` "
                 "shows the other recorded clusters",
             )
-        if len(kept) < len(placed.messages):
-            cut = replace(placed, messages=kept)
-            share = _share_words(sum(c.bytes_per_step for c in placed.messages if c not in kept), cut.bytes_per_step)
-            missing = sorted({c.message.collective.value for c in placed.messages if c not in kept})
+        if len(measurable) < len(placed.messages):
+            cut = replace(placed, messages=measurable)
+            share = _share_words(
+                sum(c.bytes_per_step for c in placed.messages if c not in measurable), cut.bytes_per_step
+            )
+            missing = sorted({c.message.collective.value for c in placed.messages if c not in measurable})
             notes.append(
-                f"{len(placed.messages) - len(kept)} of {len(placed.messages)} messages ({', '.join(missing)}; "
+                f"{len(placed.messages) - len(measurable)} of {len(placed.messages)} messages ({', '.join(missing)}; "
                 f"{share} of the bytes) are outside the landscape and left to NCCL"
             )
             detail = {**placed.provenance.detail, LEFT_OUT: notes[-1]}

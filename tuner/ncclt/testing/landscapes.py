@@ -25,7 +25,7 @@ def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: An
         cluster: fields of the cluster; its shape and version are those of the rows.
     """
     points: Counter[tuple[object, ...]] = Counter()
-    found = []
+    table = []
     for row in rows:
         setting = Setting(
             algorithm=Algorithm(row["algo"].lower()) if row.get("algo") else None,
@@ -39,7 +39,7 @@ def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: An
         dtype = row.get("dtype", "float32")
         point = (setting, collective, dtype, int(row["size_bytes"]))
         points[point] += 1
-        found.append(
+        table.append(
             LandscapeRow(
                 system=row.get("system", "box"),
                 gpus=nodes * gpus_per_node,
@@ -58,8 +58,8 @@ def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: An
             )
         )
     with path.open("w", encoding="utf-8", newline="") as file:
-        write_rows(found, file)
-    first = found[0]
+        write_rows(table, file)
+    first = table[0]
     networked = {"fabric": "ethernet", "nics_per_node": 1, "nic_gbps": 12.5} if first.nodes > 1 else {}
     fields = {
         "name": path.stem,
@@ -72,6 +72,6 @@ def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: An
         **networked,
         **cluster,
     }
-    made = Cluster(**fields, nodes=first.nodes, gpus_per_node=first.gpus_per_node, nccl_version=first.nccl_version)
-    path.with_suffix(".toml").write_text(cluster_toml(made), encoding="utf-8")
+    described = Cluster(**fields, nodes=first.nodes, gpus_per_node=first.gpus_per_node, nccl_version=first.nccl_version)
+    path.with_suffix(".toml").write_text(cluster_toml(described), encoding="utf-8")
     return path

@@ -87,11 +87,13 @@ def failed_rank(printed: str) -> str:
 
     The first to fail is the cause: the others only notice that it has ended. A killed rank cannot report anything.
     """
-    said = sorted((float(after_s), f"{rank}: {reason.strip()}") for rank, after_s, reason in _FAILED.findall(printed))
+    failures = sorted(
+        (float(after_s), f"{rank}: {reason.strip()}") for rank, after_s, reason in _FAILED.findall(printed)
+    )
     killed = [
         f"rank {rank} was ended by {signal_name(int(number))}" for rank, number in _ENDED_BY_SIGNAL.findall(printed)
     ]
-    return "; ".join([*killed[:1], *(reason for _, reason in said[:1])])
+    return "; ".join([*killed[:1], *(reason for _, reason in failures[:1])])
 
 
 def find_result(printed: str) -> str:
@@ -270,11 +272,11 @@ class TorchCollectives:
 
     def _measurements(self, messages: Sequence[Message], result: TorchResult) -> tuple[Measurement, ...]:
         expected = [worker_word(message) for message in messages]
-        found = [row.word for row in result.rows]
-        if found != expected:
-            missing = [message.label for message in messages if worker_word(message) not in found]
-            what = f"no time for {', '.join(missing[:3])}" if missing else "times of other messages than requested"
-            raise BenchmarkError(f"the PyTorch benchmark reports {what}", hint=_HINT)
+        words = [row.word for row in result.rows]
+        if words != expected:
+            missing = [message.label for message in messages if worker_word(message) not in words]
+            problem = f"no time for {', '.join(missing[:3])}" if missing else "times of other messages than requested"
+            raise BenchmarkError(f"the PyTorch benchmark reports {problem}", hint=_HINT)
         if result.beside != self.beside:
             raise BenchmarkError(
                 f"{self.beside or 'nothing'} should have run beside the messages, and {result.beside or 'nothing'} did",

@@ -76,8 +76,8 @@ class Attested:
         for rule in wanted.rules:
             forced = (rule.collective.value, str(rule.algorithm), str(rule.protocol))
             if any(rule.matches(message) for message in messages) and outcomes.get(forced) != {"applied"}:
-                what = "does not offer" if "unavailable" in outcomes.get(forced, ()) else "was never asked for"
-                return f"NCCL {what} {rule.algorithm}/{rule.protocol} for {rule.collective} here"
+                problem = "does not offer" if "unavailable" in outcomes.get(forced, ()) else "was never asked for"
+                return f"NCCL {problem} {rule.algorithm}/{rule.protocol} for {rule.collective} here"
         self._seen.update(_choices(wanted, messages))
         return ""
 

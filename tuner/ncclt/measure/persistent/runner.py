@@ -280,9 +280,9 @@ class PersistentRunner(RealRunner):
             return self._lost(session.kill if late else session.wait_end, timed_out=late)
         self._start_s = time.monotonic() - began_s
         self._now, self._generations = initial_state(wanted, self._version), itertools.count(1)
-        if found := nccl_version(session.environment):
+        if version := nccl_version(session.environment):
             # An older NCCL than configured rereads less; for a newer one the start variables were chosen as before.
-            self._version = min(self._version, NcclVersion.parse(found))
+            self._version = min(self._version, NcclVersion.parse(version))
         return None
 
     def _order(self, step: Transition, wanted: ForcedState, command: BenchmarkCommand) -> dict[str, Any]:
@@ -326,10 +326,10 @@ class PersistentRunner(RealRunner):
             failed = self._lost(session.kill if late else session.wait_end, timed_out=late)
             return judge(self._benchmark, command, failed, limit_s=limit_s)
         self._now = wanted
-        said = LaunchResult(
+        launch = LaunchResult(
             exit_code=1 if answer["said"] else 0, stdout="\n".join(answer["lines"]), stderr=answer["said"]
         )
-        result = judge(self._benchmark, command, said, limit_s=limit_s)
+        result = judge(self._benchmark, command, launch, limit_s=limit_s)
         if result.outcome is Outcome.WRONG_RESULT:
             self._lost(session.kill)  # more may be wrong there
         if result.outcome is not Outcome.OK or not attest:

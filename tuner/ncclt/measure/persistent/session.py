@@ -161,10 +161,10 @@ class Session:
         if self._connection is None or not self._thread.is_alive():
             return False
         try:
-            said = self._connection.receive(0.0)
+            reply = self._connection.receive(0.0)
         except RankConnectionError:
             return False
-        return said is None  # no answer is outstanding
+        return reply is None  # no answer is outstanding
 
     def wait_ready(self, begin: Mapping[str, Any], within_s: float) -> bool:
         """Wait until all ranks have met and rank 0 has connected; return whether they did."""
@@ -256,12 +256,12 @@ class Session:
         try:
             while (left_s := deadline_s - time.monotonic()) > 0:
                 self._check()
-                said = self._connection.receive(min(_TICK_S, left_s))
-                if said is None:
+                reply = self._connection.receive(min(_TICK_S, left_s))
+                if reply is None:
                     continue
-                if not isinstance(said, dict) or said.get(word) != self._number:
+                if not isinstance(reply, dict) or reply.get(word) != self._number:
                     raise RankConnectionError("an unexpected reply")
-                return said
+                return reply
         except ConnectionClosedError:
             self._connection.close()
         except RankConnectionError as error:

@@ -20,7 +20,7 @@ def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list
     good = [(t, m) for t in launched for m in t.result.measurements]
     measured = [(t, m) for t, m in good if m.message.group_size in (0, study.cluster.world_size) and not m.interpolated]
     # Messages that a benchmark rounds to the same size share one time.
-    whole = list({(t.number, m.sent): (t, m) for t, m in reversed(measured)}.values())[::-1]
+    unique = list({(t.number, m.sent): (t, m) for t, m in reversed(measured)}.values())[::-1]
     parts = {m.message for _, m in good if m.message.group_size not in (0, study.cluster.world_size)}
     between = sum(m.interpolated for _, m in good)
     notes = []
@@ -30,7 +30,7 @@ def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list
         notes.append(f"{between} interpolated times were left out: they were not measured")
     if rounded := {m.message for _, m in measured if m.measured_bytes}:
         notes.append(f"{count_noun(len(rounded), 'message')} exported at the nearest size that the benchmark can send")
-    return _rows(study, whole, version), tuple(notes)
+    return _rows(study, unique, version), tuple(notes)
 
 
 def exported_cluster(study: Study, rows: Sequence[LandscapeRow], *, name: str) -> Cluster:

@@ -70,8 +70,8 @@ class Landscape:
             if not setting.is_default:
                 sizes.setdefault(collective, set()).update(size for size, _ in curve)
         return ", ".join(
-            f"{collective} {' to '.join(dict.fromkeys(format_bytes(end) for end in (min(found), max(found))))}"
-            for collective, found in sorted(sizes.items())
+            f"{collective} {' to '.join(dict.fromkeys(format_bytes(end) for end in (min(recorded), max(recorded))))}"
+            for collective, recorded in sorted(sizes.items())
         )
 
     def recorded(self, setting: Setting, message: Message) -> Setting | None:
@@ -94,10 +94,10 @@ class Landscape:
         Returns:
             One or more samples, or none where the setting was not recorded for this collective around this size.
         """
-        mine = self.recorded(setting, message)
-        if mine is None or message.group_size not in (0, self.cluster.world_size):
+        recorded = self.recorded(setting, message)
+        if recorded is None or message.group_size not in (0, self.cluster.world_size):
             return ()
-        curve = self.curves[message.collective, mine]
+        curve = self.curves[message.collective, recorded]
         right = bisect.bisect_left([size for size, _ in curve], message.size_bytes)
         if right == len(curve):
             last, samples = curve[-1]
@@ -114,31 +114,31 @@ class Landscape:
 
     def sigma(self, setting: Setting, message: Message) -> float:
         """Return the recorded noise from launch to launch at the nearest recorded size; 0 where none was recorded."""
-        mine = self.recorded(setting, message)
-        if mine is None:
+        recorded = self.recorded(setting, message)
+        if recorded is None:
             return 0.0
-        sizes = [size for size, _ in self.curves[message.collective, mine]]
+        sizes = [size for size, _ in self.curves[message.collective, recorded]]
         nearest = min(sizes, key=lambda size: abs(math.log(size / message.size_bytes)))
-        return self.sigmas.get((message.collective, mine, nearest), 0.0)
+        return self.sigmas.get((message.collective, recorded, nearest), 0.0)
 
     def is_exact(self, setting: Setting, message: Message) -> bool:
         """Return True if exactly this size was recorded under the setting."""
-        mine = self.recorded(setting, message)
-        curve = self.curves.get((message.collective, mine), ()) if mine is not None else ()
+        recorded = self.recorded(setting, message)
+        curve = self.curves.get((message.collective, recorded), ()) if recorded is not None else ()
         return any(size == message.size_bytes for size, _ in curve)
 
     def caveats(self, messages: Iterable[Message]) -> tuple[str, ...]:
         """Describe the limits of the recording for these messages: run-to-run variation, and extrapolated sizes."""
-        mine = list(messages)
-        beyond = [m for m in mine if m.size_bytes > self.curves[m.collective, DEFAULT][-1][0]]
-        sigmas = {m: self.sigma(DEFAULT, m) for m in mine}
-        known = [sigma for sigma in sigmas.values() if sigma]
-        none = f"; none recorded for {len(mine) - len(known)} of {len(mine)} messages" if len(known) < len(mine) else ""
-        noise = (
-            f"replayed with the recorded run-to-run variation (default: {statistics.median(known) * 100:.2g} %{none})"
-            if known
-            else "no run-to-run variation was recorded, so the interval does not cover noise"
-        )
+        wanted = list(messages)
+        beyond = [m for m in wanted if m.size_bytes > self.curves[m.collective, DEFAULT][-1][0]]
+        sigmas = {m: self.sigma(DEFAULT, m) for m in wanted}
+        recorded = [sigma for sigma in sigmas.values() if sigma]
+        noise = "no run-to-run variation was recorded, so the interval does not cover noise"
+        if recorded:
+            lacking = len(wanted) - len(recorded)
+            none = f"; none recorded for {lacking} of {len(wanted)} messages" if lacking else ""
+            percent = statistics.median(recorded) * 100
+            noise = f"replayed with the recorded run-to-run variation (default: {percent:.2g} %{none})"
         extrapolated = ", ".join(f"{m.collective} {format_bytes(m.size_bytes)}" for m in beyond)
         return (
             noise,
@@ -173,12 +173,14 @@ class Landscape:
         return statistics.median(samples) if samples else math.inf
 
 
-def _between(left: tuple[int, tuple[float, ...]], right: tuple[int, tuple[float, ...]], size: int) -> tuple[float, ...]:
-    share = math.log(size / left[0]) / math.log(right[0] / left[0])
-    pairs = [(statistics.median(left[1]), statistics.median(right[1]))]
-    if len(left[1]) == len(right[1]):
+def _between(
+    below: tuple[int, tuple[float, ...]], above: tuple[int, tuple[float, ...]], size: int
+) -> tuple[float, ...]:
+    share = math.log(size / below[0]) / math.log(above[0] / below[0])
+    pairs = [(statistics.median(below[1]), statistics.median(above[1]))]
+    if len(below[1]) == len(above[1]):
         # By rank, so that the spread is interpolated as well.
-        pairs = list(zip(sorted(left[1]), sorted(right[1]), strict=True))
+        pairs = list(zip(sorted(below[1]), sorted(above[1]), strict=True))
     return tuple(math.exp((1 - share) * math.log(low) + share * math.log(high)) for low, high in pairs)
 
 
@@ -239,14 +241,14 @@ def _sigmas(
     rows: Iterable[LandscapeRow], curves: Mapping[tuple[Collective, Setting], Curve]
 ) -> dict[tuple[Collective, Setting, int], float]:
     """Return the noise of every point that has several samples, or one with a spread above 0."""
-    found = {(r.collective, r.setting, r.size_bytes): r.spread / _TO_SIGMA for r in rows if r.spread}
+    from_spread = {(r.collective, r.setting, r.size_bytes): r.spread / _TO_SIGMA for r in rows if r.spread}
     repeated = {
         (collective, setting, size): statistics.stdev(math.log(time) for time in samples)
         for (collective, setting), curve in curves.items()
         for size, samples in curve
         if len(samples) > 1
     }
-    return found | repeated
+    return from_spread | repeated
 
 
 def check_replayable(rows: Iterable[LandscapeRow], name: str) -> None:

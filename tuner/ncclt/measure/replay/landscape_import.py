@@ -275,8 +275,8 @@ def count_nodes(test: NcclTest, cluster: Cluster, path: Path) -> int:
             "node",
             hint=f"give --gpus-per-node {ranks // hosts}, or times of whole nodes",
         )
-    nodes, rest = divmod(ranks, cluster.gpus_per_node)
-    if rest or not nodes:
+    nodes, remainder = divmod(ranks, cluster.gpus_per_node)
+    if remainder or not nodes:
         raise InputError(
             f"{path.name} has {ranks} ranks, and {cluster.name} {cluster.gpus_per_node} GPUs per node",
             hint="give --gpus-per-node, or times of whole nodes",

@@ -187,9 +187,9 @@ def _check_header(columns: Iterable[str], path: Path) -> None:
         ("duplicate", [column for column in columns if columns.count(column) > 1]),
         ("unknown", [column for column in columns if column not in COLUMNS]),
     )
-    for fault, found in faults:
-        if found:
-            names = ", ".join(dict.fromkeys(found))
+    for fault, names_at_fault in faults:
+        if names_at_fault:
+            names = ", ".join(dict.fromkeys(names_at_fault))
             raise InputError(f"{path.name}, line 1: {fault} column{'s' * (', ' in names)} {names}", hint=_HINT)
 
 
@@ -232,18 +232,18 @@ def _row(number: int, line: Mapping[str, str], where: str) -> LandscapeRow:
 def _setting(line: Mapping[str, str], where: str) -> Setting:
     parameters: dict[str, int] = {}
     for word in line["parameters"].split():
-        found = _PARAMETER.fullmatch(word)
-        if found is None or found[1] in parameters:
+        match = _PARAMETER.fullmatch(word)
+        if match is None or match[1] in parameters:
             raise InputError(
                 f"{where}: parameters is {line['parameters']!r}", hint="for example BUFFSIZE=8388608 NTHREADS=256"
             )
         try:
-            is_known = parameter(found[1]).name == found[1]
+            is_known = parameter(match[1]).name == match[1]
         except SettingError as error:
             raise InputError(f"{where}: parameters: {error.message}", hint=error.hint) from error
         if not is_known:
             raise InputError(f"{where}: parameters is {line['parameters']!r}", hint="leave out NCCL_")
-        parameters[found[1]] = int(found[2])
+        parameters[match[1]] = int(match[2])
     try:
         setting = Setting(
             algorithm=_known(line, "algo", _ALGORITHMS, where) if line["algo"] else None,

@@ -54,8 +54,8 @@ class PaddingTimes:
     def sentence(self) -> str:
         """Return both times with their origin."""
         exact = f"{self.exact_us:.1f} µs as it is ({count_noun(self.launches, 'launch', 'launches')})"
-        here = count_noun(self.padded_launches, "launch", "launches") if self.padded_launches else "interpolated"
-        return f"{self.origin}: {exact}, {self.padded_us:.1f} µs aligned ({here})"
+        origin = count_noun(self.padded_launches, "launch", "launches") if self.padded_launches else "interpolated"
+        return f"{self.origin}: {exact}, {self.padded_us:.1f} µs aligned ({origin})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +109,18 @@ def find_unaligned(
             times are left out.
     """
     times: dict[Message, list[float]] = {}
-    for one in measured:
-        if not one.interpolated:
-            times.setdefault(one.sent, []).append(one.time_us)
+    for measurement in measured:
+        if not measurement.interpolated:
+            times.setdefault(measurement.sent, []).append(measurement.time_us)
 
     def compare(message: Message) -> PaddingTimes | None:
         size = message.padded_bytes
         near = [
-            CurvePoint(other.size_bytes, statistics.median(found))
-            for other, found in times.items()
-            if replace(other, size_bytes=size) == replace(message, size_bytes=size)
-            and other.is_aligned
-            and size / _NEAR <= other.size_bytes <= size * _NEAR
+            CurvePoint(timed.size_bytes, statistics.median(times_us))
+            for timed, times_us in times.items()
+            if replace(timed, size_bytes=size) == replace(message, size_bytes=size)
+            and timed.is_aligned
+            and size / _NEAR <= timed.size_bytes <= size * _NEAR
         ]
         padded = read_curve(sorted(near), size)
         if message not in times or padded is None:
@@ -133,9 +133,9 @@ def find_unaligned(
             origin=origin,
         )
 
-    found = [
+    unaligned = [
         UnalignedMessage(calls=calls, times=compare(calls.message))
         for calls in workload.messages
         if calls.message.group_size > 1 and not calls.message.is_aligned
     ]
-    return tuple(sorted(found, key=lambda one: (not one.calls.message.begins_unaligned, -one.calls.bytes_per_step)))
+    return tuple(sorted(unaligned, key=lambda row: (not row.calls.message.begins_unaligned, -row.calls.bytes_per_step)))

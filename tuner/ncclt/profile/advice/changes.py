@@ -266,10 +266,10 @@ class Ddp:
         width, usual = DTYPE_SIZES[self.dtype], statistics.median(self.sizes)
         pieces: list[int] = []
         for size in self.sizes:
-            whole = size - usual if size > 2 * usual and len(self.sizes) > 2 else 0.0
-            count = max(1, round((size - whole) / _PIECE_BYTES))
-            pieces += [max(1, round((size - whole) / count / width))] * count
-            pieces += [round(whole / width)] if whole else []
+            large = size - usual if size > 2 * usual and len(self.sizes) > 2 else 0.0
+            count = max(1, round((size - large) / _PIECE_BYTES))
+            pieces += [max(1, round((size - large) / count / width))] * count
+            pieces += [round(large / width)] if large else []
         return pieces
 
 

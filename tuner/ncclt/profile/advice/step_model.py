@@ -95,25 +95,25 @@ def find_backward(gradients: Sequence[TimedCall], *, exposed_us: float, compute_
     """
     total = sum(call.message.size_bytes for call in gradients)
     start_us = gradients[0].start_us if gradients else 0.0
-    seen: list[tuple[float, float]] = []
+    moments: list[tuple[float, float]] = []
     sent, free_us = 0, float("-inf")
     for call in gradients:
         sent += call.message.size_bytes
         if call.start_us > free_us + _QUEUED_US:
-            seen.append((sent / total, call.start_us - start_us))
+            moments.append((sent / total, call.start_us - start_us))
         free_us = max(free_us, call.start_us + call.duration_us)
-    if not seen:
+    if not moments:
         return None
-    if seen[-1][0] < 1:
+    if moments[-1][0] < 1:
         last_us = gradients[-1].start_us - start_us
-        seen.append((1.0, min(last_us, max(seen[-1][1], free_us - start_us - exposed_us))))
-    (first_share, _), (_, end_us) = seen[0], seen[-1]
-    if len(seen) < 2 or end_us <= 0:
+        moments.append((1.0, min(last_us, max(moments[-1][1], free_us - start_us - exposed_us))))
+    (first_share, _), (_, end_us) = moments[0], moments[-1]
+    if len(moments) < 2 or end_us <= 0:
         return None
     ahead_us = end_us / (1 - first_share) * first_share
     if ahead_us + end_us > compute_us:
         ahead_us = max(0.0, compute_us - end_us)
-    return Backward(knots=((0.0, 0.0), *((share, at + ahead_us) for share, at in seen)))
+    return Backward(knots=((0.0, 0.0), *((share, at + ahead_us) for share, at in moments)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

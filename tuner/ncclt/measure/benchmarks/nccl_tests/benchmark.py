@@ -63,8 +63,8 @@ def measurement(message: Message, test: NcclTest, *, requested: int, sweep: Swee
 
 
 def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: NcclTest) -> Measurement:
-    found = [row for row in rows if row.size_bytes == size]
-    if not found:
+    candidates = [row for row in rows if row.size_bytes == size]
+    if not candidates:
         unreadable = count_noun(test.unreadable_lines, "unreadable line")
         broken = f"; its table has {unreadable}" if test.unreadable_lines else ""
         raise BenchmarkError(
@@ -73,20 +73,20 @@ def _measured(message: Message, size: int, rows: Sequence[NcclTestRow], test: Nc
         )
     # The first row of all includes late connecting and loading; if its size is repeated, its time does not count. Its
     # check does.
-    cold = found[0] is test.rows[0] and len(found) > 1
+    cold = candidates[0] is test.rows[0] and len(candidates) > 1
     samples: tuple[float, ...] = ()
-    for row in found[cold:]:
-        preferred, other = row.out_of_place, row.in_place
+    for row in candidates[cold:]:
+        preferred, alternative = row.out_of_place, row.in_place
         if message.collective in _IN_PLACE:
-            preferred, other = other, preferred
-        timing = preferred or other
+            preferred, alternative = alternative, preferred
+        timing = preferred or alternative
         samples += (math.nan,) if timing is None else timing.calls_us or (timing.time_us,)
     if not all(math.isfinite(sample) and sample > 0 for sample in samples):
         raise BenchmarkError(
             f"nccl-tests printed no usable time for {message.label}: {', '.join(f'{s:g}' for s in samples[:8])} µs",
             hint="run the same command by hand",
         )
-    checks = [half.wrong for row in found for half in (row.out_of_place, row.in_place) if half]
+    checks = [half.wrong for row in candidates for half in (row.out_of_place, row.in_place) if half]
     counts = [wrong for wrong in checks if wrong is not None]
     return Measurement(message=message, samples_us=samples, wrong=sum(counts) if counts else None)
 

@@ -92,18 +92,18 @@ def detect(
     """
     names = [PROGRAMS[collective] + suffix for collective in sorted(set(collectives))]
     places = {name: _place(folder, name) for name in names}
-    found = {name: place for name, place in places.items() if place is not None}
-    if found and len(found) < len(names):
-        missing = ", ".join(name for name in names if name not in found)
-        raise UsageError(f"nccl-tests has no {missing} in {next(iter(found.values())).parent}", hint=_BUILD_HINT)
-    if found:
-        content = next(iter(found.values())).read_bytes()
+    programs = {name: place for name, place in places.items() if place is not None}
+    if programs and len(programs) < len(names):
+        missing = ", ".join(name for name in names if name not in programs)
+        raise UsageError(f"nccl-tests has no {missing} in {next(iter(programs.values())).parent}", hint=_BUILD_HINT)
+    if programs:
+        content = next(iter(programs.values())).read_bytes()
         if b"--minbytes" in content:
-            return _features_of_file(content, str(found[names[0]]))
+            return _features_of_file(content, str(programs[names[0]]))
     program = str(folder / names[0]) if folder else names[0]
     if run is not None:
         return _features_of_usage(program, run((program, "-h")))
-    if not found:
+    if not programs:
         where = f"in {folder}" if folder else "on the PATH"
         raise UsageError(f"nccl-tests' {names[0]} is not {where}", hint=_BUILD_HINT)
     return LEAST
@@ -132,18 +132,18 @@ def _features_of_file(content: bytes, shown: str) -> NcclTestsFeatures:
 
 
 def _features_of_usage(program: str, output: CommandOutput) -> NcclTestsFeatures:
-    said = f"{output.stdout}\n{output.stderr}"
-    if "--minbytes" in said:
+    printed = f"{output.stdout}\n{output.stderr}"
+    if "--minbytes" in printed:
         return NcclTestsFeatures(
-            json="--output_file" in said,
-            cycles="--run_cycles" in said,
-            per_iteration="--per_iter_timing" in said,
+            json="--output_file" in printed,
+            cycles="--run_cycles" in printed,
+            per_iteration="--per_iter_timing" in printed,
             origin=f"from the usage of {program}",
         )
-    missing = _NOT_FOUND.search(said) and "shared librar" not in said
+    missing = _NOT_FOUND.search(printed) and "shared librar" not in printed
     if missing or output.exit_code == 127:
-        raise UsageError(f"cannot find nccl-tests where they would run: {failure_reason(said)}", hint=_BUILD_HINT)
+        raise UsageError(f"cannot find nccl-tests where they would run: {failure_reason(printed)}", hint=_BUILD_HINT)
     raise UsageError(
-        f"nccl-tests' {program} does not start where it would run: {failure_reason(said)}",
+        f"nccl-tests' {program} does not start where it would run: {failure_reason(printed)}",
         hint="run the same program with -h by hand; its libraries (NCCL, CUDA, MPI) have to be found there",
     )

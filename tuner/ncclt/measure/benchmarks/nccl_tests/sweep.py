@@ -43,10 +43,10 @@ class Sweep:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return every size that is measured, ascending, bytes."""
-        found = [self.first]
-        while found[-1] < self.last:
-            found.append(found[-1] * self.factor if self.factor else found[-1] + self.step_bytes)
-        return tuple(found)
+        sizes = [self.first]
+        while sizes[-1] < self.last:
+            sizes.append(sizes[-1] * self.factor if self.factor else sizes[-1] + self.step_bytes)
+        return tuple(sizes)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -97,12 +97,12 @@ def plan_sweeps(sizes: Iterable[int], *, alignment: int) -> tuple[Sweep, ...]:
 
 @lru_cache(maxsize=256)  # every trial of a study asks for the same sizes
 def _planned(sizes: tuple[int, ...], alignment: int) -> tuple[Sweep, ...]:
-    left = list(sizes)
+    uncovered = list(sizes)
     sweeps = []
-    while left:
-        _cost, best = min(_candidates(left, alignment), key=lambda candidate: candidate[0])
+    while uncovered:
+        _cost, best = min(_candidates(uncovered, alignment), key=lambda candidate: candidate[0])
         covered = set(best.sizes)
-        left = [size for size in left if size not in covered]
+        uncovered = [size for size in uncovered if size not in covered]
         sweeps.append(best)
     return tuple(sweeps)
 
@@ -120,27 +120,27 @@ def bracket(sizes: Iterable[int], *, alignment: int) -> Sweep:
     return Sweep(first=first, last=first << doublings, factor=2)
 
 
-def _candidates(left: list[int], alignment: int) -> Iterator[tuple[float, Sweep]]:
+def _candidates(uncovered: list[int], alignment: int) -> Iterator[tuple[float, Sweep]]:
     """Yield (cost per wanted size, sweep) from the smallest size up to each wanted size that a sweep hits."""
-    first = left[0]
+    first = uncovered[0]
     yield _START_S, Sweep(first=first, last=first)
     steps = {
         (other - first) // part
-        for other in left[1:]
+        for other in uncovered[1:]
         for part in range(1, _FINEST_STEP + 1)
         if (other - first) % (part * alignment) == 0
     }
     for step in sorted(steps):
-        met = [size for size in left if (size - first) % step == 0]
+        met = [size for size in uncovered if (size - first) % step == 0]
         for count, last in enumerate(met[1:], start=2):
             rows = (last - first) // step + 1
             cost_s = _cost_s(met[:count], rows=rows, total_bytes=rows * (first + last) // 2)
             yield cost_s, Sweep(first=first, last=last, step_bytes=step)
-    for factor in sorted({other // first for other in left[1:] if other % first == 0} | set(_FACTORS)):
+    for factor in sorted({other // first for other in uncovered[1:] if other % first == 0} | set(_FACTORS)):
         reached = [first]
-        while reached[-1] < left[-1]:
+        while reached[-1] < uncovered[-1]:
             reached.append(reached[-1] * factor)
-        met = sorted(set(left).intersection(reached))
+        met = sorted(set(uncovered).intersection(reached))
         for count, last in enumerate(met[1:], start=2):
             rows = reached.index(last) + 1
             cost_s = _cost_s(met[:count], rows=rows, total_bytes=sum(reached[:rows]))
@@ -182,10 +182,10 @@ def plan_runs(kinds: Sequence[tuple[Sequence[int], int]], *, max_runs: int | Non
 
 
 def _exact(wanted: Iterable[int], alignment: int) -> tuple[Run, ...]:
-    left, runs = set(wanted), []
-    for sweep in plan_sweeps(left, alignment=alignment):
-        covers = left.intersection(sweep.sizes)
-        left -= covers
+    uncovered, runs = set(wanted), []
+    for sweep in plan_sweeps(uncovered, alignment=alignment):
+        covers = uncovered.intersection(sweep.sizes)
+        uncovered -= covers
         runs.append((sweep, frozenset(covers)))
     return tuple(runs)
 

@@ -64,13 +64,17 @@ class RankConnection:
             RankConnectionError: the other end does not know it, is of another release, or too slow.
         """
         deadline_s = time.monotonic() + within_s
-        mine = secrets.token_hex(32)
-        self._write({"protocol": PROTOCOL, "number": mine})
-        said = self._before_proof(deadline_s)
-        theirs = said.get("number")
-        if said.get("protocol") != PROTOCOL or not isinstance(theirs, str) or len(theirs) != len(mine):
+        own_number = secrets.token_hex(32)
+        self._write({"protocol": PROTOCOL, "number": own_number})
+        answer = self._before_proof(deadline_s)
+        peer_number = answer.get("number")
+        if (
+            answer.get("protocol") != PROTOCOL
+            or not isinstance(peer_number, str)
+            or len(peer_number) != len(own_number)
+        ):
             raise RankConnectionError("the other end is of another release of ncclt, or no part of it")
-        numbers = (mine, theirs) if self._me == "controller" else (theirs, mine)
+        numbers = (own_number, peer_number) if self._me == "controller" else (peer_number, own_number)
         if self._me == "rank 0":
             self._write({"proof": self._proof(self._me, *numbers)})
         proof = self._before_proof(deadline_s).get("proof")
@@ -154,12 +158,12 @@ class RankConnection:
                 raise ConnectionClosedError("the other end has closed the connection")
             self._buffer += chunk
 
-    def _proof(self, who: str, controllers: str, workers: str) -> str:
-        said = f"ncclt {PROTOCOL}|{who}|{controllers}|{workers}"
-        return hmac.new(self._token, said.encode(), hashlib.sha256).hexdigest()
+    def _proof(self, side: str, controllers: str, workers: str) -> str:
+        text = f"ncclt {PROTOCOL}|{side}|{controllers}|{workers}"
+        return hmac.new(self._token, text.encode(), hashlib.sha256).hexdigest()
 
-    def _line_proof(self, who: str, number: int, text: str) -> str:
-        return hmac.new(self._key, f"{who}|{number}|{text}".encode(), hashlib.sha256).hexdigest()
+    def _line_proof(self, side: str, number: int, text: str) -> str:
+        return hmac.new(self._key, f"{side}|{number}|{text}".encode(), hashlib.sha256).hexdigest()
 
 
 def connect(address: str, token: bytes, *, within_s: float) -> RankConnection:

@@ -148,8 +148,8 @@ def _call(collective: str, received: torch.Tensor, sent: torch.Tensor, group: Me
     def exchange() -> None:
         # Around a ring, as sendrecv_perf does; in one batch, so that no order of ranks can deadlock.
         to, source = group.ranks[(me + 1) % len(group.ranks)], group.ranks[me - 1]
-        both = [dist.P2POp(dist.isend, sent, to, handle), dist.P2POp(dist.irecv, received, source, handle)]
-        for work in dist.batch_isend_irecv(both):
+        operations = [dist.P2POp(dist.isend, sent, to, handle), dist.P2POp(dist.irecv, received, source, handle)]
+        for work in dist.batch_isend_irecv(operations):
             work.wait()
 
     return {
@@ -373,5 +373,7 @@ def measure(
     wrong += check()[0]
     payload.fill(inexact=True)
     payload.call()
-    bits = agreement.reach(payload.hash_bits(), lambda found: hashlib.sha256(" ".join(found).encode()).hexdigest()[:16])
+    bits = agreement.reach(
+        payload.hash_bits(), lambda hashes: hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:16]
+    )
     return {"samples_us": samples_us, "settled": is_settled(samples_us), "wrong": wrong, "bits": bits}

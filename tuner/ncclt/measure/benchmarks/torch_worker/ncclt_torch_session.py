@@ -134,10 +134,10 @@ class RankSession:
 
     def _meet(self) -> None:
         """Compare this rank with the others, and continue only if all of them can work together."""
-        found = self._agreement.reach(self._own, self._worker.examine)
-        if found["problem"]:
-            raise self._worker.RefusedError(found["problem"])
-        self._environment = {"backend": self._options.backend, **found}
+        agreed = self._agreement.reach(self._own, self._worker.examine)
+        if agreed["problem"]:
+            raise self._worker.RefusedError(agreed["problem"])
+        self._environment = {"backend": self._options.backend, **agreed}
         self._report.document["environment"] = self._environment
 
     def _missing(self) -> str:
@@ -176,19 +176,19 @@ class RankSession:
         self._report.document.pop("error", None)
         self._report.doing = ""
         self._report.begin()
-        said, decisions, began_s = "", None, time.monotonic()
+        failure, decisions, began_s = "", None, time.monotonic()
         try:
             self._apply(order)
             self._measure(order)
             if order["attest"]:
                 decisions = self._attest()
         except self._worker.RefusedError as error:  # on every rank: nothing hangs, and the next trial may come
-            said = self._report.failure(str(error))
+            failure = self._report.failure(str(error))
         self._say(
             {
                 "done": order["number"],
                 "lines": list(self._report.lines()) if self._job.place.rank == 0 else [],
-                "said": said,
+                "said": failure,
                 "seconds": time.monotonic() - began_s,
                 "decisions": decisions,
             }
@@ -309,7 +309,7 @@ def variables_of_files(
         system: the site's file.
     """
     named = environ.get("NCCL_CONF_FILE")
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     files = [Path(named)] if named else []
     with contextlib.suppress(KeyError):  # a user id without an account, as in many containers, has no file
         if not named:
@@ -319,8 +319,8 @@ def variables_of_files(
             for line in file.read_bytes().split(b"\n"):
                 name, equals, value = line.partition(b"=")
                 if equals and not line.startswith(b"#"):
-                    found.setdefault(os.fsdecode(name), os.fsdecode(value[:1023]))
-    return found
+                    facts.setdefault(os.fsdecode(name), os.fsdecode(value[:1023]))
+    return facts
 
 
 def loaded_nccl(maps: Path = Path("/proc/self/maps")) -> str:
@@ -333,8 +333,8 @@ def loaded_nccl(maps: Path = Path("/proc/self/maps")) -> str:
     for file in sorted(files):
         if ctypes.CDLL(file).ncclGetVersion(ctypes.byref(number)) == 0:
             # NCCL_VERSION in nccl.h: another form up to 2.8.
-            major, rest = divmod(number.value, 10_000 if number.value >= 10_000 else 1000)
-            return f"{major}.{rest // 100}.{rest % 100}"
+            major, remainder = divmod(number.value, 10_000 if number.value >= 10_000 else 1000)
+            return f"{major}.{remainder // 100}.{remainder % 100}"
     return ""
 
 

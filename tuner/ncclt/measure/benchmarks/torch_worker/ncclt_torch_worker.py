@@ -159,9 +159,9 @@ def _objections(facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"rank {rank} on {fact['host']}: {fact['problem']}"
     for rank, fact in enumerate(facts):
         for name in sorted({*first, *fact["equal"]}):
-            ours, theirs = first.get(name, "unset"), fact["equal"].get(name, "unset")
-            if ours != theirs and not name.startswith(FREE_VARIABLES):
-                yield f"{name} is {ours} on rank 0 and {theirs} on rank {rank} on {fact['host']}: NCCL would hang"
+            ours, peers = first.get(name, "unset"), fact["equal"].get(name, "unset")
+            if ours != peers and not name.startswith(FREE_VARIABLES):
+                yield f"{name} is {ours} on rank 0 and {peers} on rank {rank} on {fact['host']}: NCCL would hang"
 
 
 def plan_groups(nodes: Sequence[Sequence[int]], group_size: int, across: bool) -> list[list[int]]:
@@ -248,8 +248,8 @@ class Groups:
         kind = message.group_size, message.across
         if kind not in self._open:
             layout = plan_groups(self.nodes, *kind)
-            whole = len(layout) == 1
-            handles = [dist.group.WORLD if whole else dist.new_group(ranks, self._timeout) for ranks in layout]
+            is_whole_job = len(layout) == 1
+            handles = [dist.group.WORLD if is_whole_job else dist.new_group(ranks, self._timeout) for ranks in layout]
             number = next(i for i, ranks in enumerate(layout) if self._rank in ranks)
             self._open[kind] = handles[number], layout[number]
         handle, ranks = self._open[kind]
