@@ -19,15 +19,13 @@ class ReplayRunner:
 
     name: ClassVar[str] = "replay"
 
-    def __init__(self, landscape: Landscape, *, seed: int, sigma: float = 0.0) -> None:
-        """Replay a landscape; `sigma` adds seeded lognormal noise to the recorded samples.
+    def __init__(self, landscape: Landscape, *, seed: int) -> None:
+        """Replay a landscape; launches differ by the recorded noise, drawn from the seed.
 
-        Launches differ by the recorded noise in any case. It is between runs, so all messages of a collective share
-        the deviation of a launch, each to its own extent.
+        It is between runs, so all messages of a collective share the deviation of a launch, each to its own extent.
         """
         self._landscape = landscape
         self._seed = seed
-        self._sigma = sigma
         self.cluster = landscape.cluster
         self.simulated = landscape.simulated
 
@@ -52,10 +50,13 @@ class ReplayRunner:
             samples = self._landscape.time_samples(setting, message)
             if not samples:
                 return TrialResult(outcome=Outcome.INVALID, detail=self._reason(setting, message))
+            sigma = self._landscape.sigma(setting, message)
+            launch = random.Random(f"{self._seed}|{digest}|{repeat}|{message.collective}")
+            factor = math.exp(sigma * launch.gauss(0.0, 1.0)) if sigma else 1.0
             measurements.append(
                 Measurement(
                     message=message,
-                    samples_us=self._noisy(samples, setting, digest, message, repeat),
+                    samples_us=tuple(sample * factor for sample in samples),
                     wrong=None,
                     interpolated=not self._landscape.is_exact(setting, message),
                 )
@@ -69,14 +70,3 @@ class ReplayRunner:
         if self._landscape.recorded(setting, message) is None:
             return f"{setting.label} was not recorded for {message.collective} on {self.cluster.name}"
         return f"{setting.label} was not recorded at {message.size_bytes} bytes on {self.cluster.name}"
-
-    def _noisy(
-        self, samples: tuple[float, ...], setting: Setting, digest: str, message: Message, repeat: int
-    ) -> tuple[float, ...]:
-        launch = f"{self._seed}|{digest}|{repeat}|{message.collective}"
-        sigma = self._landscape.sigma(setting, message)
-        factor = math.exp(sigma * random.Random(launch).gauss(0.0, 1.0)) if sigma else 1.0
-        draw = random.Random(f"{launch}|{message.size_bytes}|{message.dtype}")
-        return tuple(
-            sample * factor * (draw.lognormvariate(0.0, self._sigma) if self._sigma else 1.0) for sample in samples
-        )
