@@ -1,4 +1,4 @@
-"""`ncclt recheck`, `ncclt studies show --evidence` and `ncclt env` over one proof on the simulated cluster."""
+"""`ncclt recheck`, `ncclt studies show --evidence` and `ncclt env` over one proof with known times."""
 
 import json
 from dataclasses import replace

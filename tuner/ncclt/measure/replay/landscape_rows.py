@@ -39,7 +39,7 @@ COLUMNS = (
 """All of them are needed, in any order."""
 
 SIMULATED = "SIMULATED"
-"""In `source`: the time is of a simulated cluster."""
+"""In `source`: the time comes from NCCL's own cost model."""
 
 _SAME = ("system", "gpus", "nodes", "gpus_per_node", "nccl_version", "in_place")
 """Columns with one value in the whole table."""
@@ -92,7 +92,7 @@ class LandscapeRow:
 
     @property
     def is_simulated(self) -> bool:
-        """Return True if the time is of a simulated cluster."""
+        """Return True if the time comes from NCCL's own cost model."""
         return SIMULATED in self.source
 
 
