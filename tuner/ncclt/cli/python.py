@@ -69,13 +69,10 @@ def tune(
     demo = isinstance(workload, str) and is_demo(workload)
     target, budget = target or Target(), budget or Budget()
     target.require_known_names()
-    own = storage if isinstance(storage, store.Store) else None
-    url = None if isinstance(storage, store.Store) else storage
-    if isinstance(workload, str):
-        workload = _find_workload(workload, own, url)
+    own, url = (storage, None) if isinstance(storage, store.Store) else (None, storage)
+    request = TuneRequest(workload=_find_workload(workload, own, url), budget=budget)
     target = _resolve_target(target, demo=demo)
     with nullcontext(own) if own else store.open_store(url) as opened:
-        request = TuneRequest(workload=workload, budget=budget)
         testbed = open_testbed(target, opened.clusters.get, request.workload, environ=os.environ, seed=budget.seed)
         if testbed.is_launched and not force:
             _require_healthy(testbed.runner.cluster)
@@ -97,12 +94,14 @@ def _resolve_target(target: Target, *, demo: bool) -> Target:
     return target
 
 
-def _find_workload(name: str, opened: Store | None, url: str | None) -> Workload:
-    """Return a workload; an unknown name fails before a missing launcher or GPU, and makes no store."""
+def _find_workload(workload: Workload | str, opened: Store | None, url: str | None) -> Workload:
+    """Return a workload, also by name; an unknown one fails before a missing launcher or GPU, and makes no store."""
+    if not isinstance(workload, str):
+        return workload
     from ncclt.store import open_to_read
 
     with nullcontext(opened) if opened else open_to_read(url, would_be_made=True) as store:
-        return store.workloads.get(name)
+        return store.workloads.get(workload)
 
 
 def _require_healthy(cluster: Cluster) -> None:

@@ -94,21 +94,26 @@ def advise(
     plain_model, _ = _choose_model(plain)
     step_model_us = model.as_is(LIKELY, False)
     resharded = _predict(plain_model, plain_model.change_sharding())
-    if step_us is not None and (prediction := resharded.prediction):
+    if step_us is not None:
         # No more than the job's own messages take of its step.
-        least_us = step_us - (step_model_us - model.as_is(LIKELY, True))
-        step_us, high_us = max(least_us, prediction.step_us), max(least_us, prediction.high_us)
-        resharded = replace(resharded, prediction=replace(prediction, step_us=step_us, high_us=high_us))
-    changes.append(resharded)
+        resharded = _limit_gain(resharded, step_us - (step_model_us - model.as_is(LIKELY, True)))
     return Advice(
         job=model.job,
         as_is=model.job.predict(model.as_is, model.as_is),
         model_us=step_model_us,
         exposed_us=_find_exposed(model, step_model_us),
         sharding=type(model).__name__.upper(),
-        changes=tuple(sorted(changes, key=lambda c: c.prediction.step_us if c.prediction else math.inf)),
+        changes=tuple(sorted([*changes, resharded], key=lambda c: c.prediction.step_us if c.prediction else math.inf)),
         notes=tuple(notes),
     )
+
+
+def _limit_gain(change: AdvisedChange, least_us: float) -> AdvisedChange:
+    """Return a change whose step takes no less than a time."""
+    if (prediction := change.prediction) is None:
+        return change
+    step_us, high_us = max(least_us, prediction.step_us), max(least_us, prediction.high_us)
+    return replace(change, prediction=replace(prediction, step_us=step_us, high_us=high_us))
 
 
 def _predict(model: Ddp | Fsdp, change: AdvisedChange) -> AdvisedChange:
