@@ -291,9 +291,7 @@ def test_a_model_of_a_cluster_has_no_job_to_compare(ncclt):
     assert "Step times are not compared" in plan
     done = ncclt(*asked, "--", "torchrun", "train.py").stdout
     assert "demonstration: vit-l-32 on mi355x-2x8 communicates 1.11x faster" in done
-    assert (
-        "recorded and simulated clusters cannot run a job; run `ncclt autotune -- COMMAND` on 2 x 8 real GPUs" in done
-    )
+    assert "--launcher replay and simulate cannot run a job; run `ncclt autotune -- COMMAND` on 2 x 8 real GPUs" in done
 
 
 @pytest.mark.parametrize(

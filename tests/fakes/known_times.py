@@ -1,6 +1,6 @@
 """The simulated launcher with times that leave a gain to find: NCCL's own choice is slower by a known factor.
 
-NCCL's cost model chooses what it has as the fastest, so that by its times the default always wins. Here every tunable
+NCCL picks the fastest setting of its cost model, so by its times the default always wins. Here every tunable
 message of a size in `WRONG_BYTES` takes `GAIN` times as long while the choice is NCCL's own; who forces the same
 algorithm and protocol gains just that.
 

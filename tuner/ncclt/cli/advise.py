@@ -114,10 +114,10 @@ def advise(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Report:
-    """Everything that is said of a job.
+    """Report on a job.
 
     Attributes:
-        estimated: its step on a named cluster; None = the recording speaks for itself.
+        estimated: its step on a named cluster; None = no cluster was named.
         source: of the compute in it.
         refusal: why there is no advice.
     """
@@ -261,7 +261,7 @@ def _find_compute(workload: Workload, cluster: Cluster, step: StepOptions) -> tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTimes:
-    """Times of the default on a cluster, its sizes besides that of the job included.
+    """Times of the NCCL default on a cluster, also for other numbers of nodes than the job's.
 
     Attributes:
         measurements: of the default on the cluster of the job.
@@ -279,12 +279,12 @@ class MeasuredTimes:
 
     @property
     def origin(self) -> str:
-        """Return where the times come from, in a word."""
+        """Return the origin of the times in one word."""
         return "simulated" if self.simulated else "recorded" if self.recorded else "measured"
 
 
 def _read_times(store: Store, where: Cluster, others: Sequence[Cluster]) -> MeasuredTimes:
-    """Collect the good launches of the default from the studies whose fingerprint is that of a cluster.
+    """Collect the successful launches of the NCCL default from the studies of a cluster's fingerprint.
 
     Replayed studies count only where none was measured in place, and simulated ones where there is no other.
     """

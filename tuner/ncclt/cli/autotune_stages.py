@@ -94,7 +94,7 @@ class Autotune:
         """Go through the stages, or print them.
 
         Raises:
-            UsageError, NotFoundError: what the trials would refuse is refused before the job is launched.
+            UsageError, NotFoundError: the trials would refuse a request; raised before the job is launched.
             Exit: a stage was interrupted.
         """
         self.target.require_known_names()
@@ -178,7 +178,7 @@ class Autotune:
         self._show_end(workload, verification.word, verification.verdict.reason, use=use)
 
     def _print_plan(self) -> None:
-        """Print the stages with their commands, and what of them is stored."""
+        """Print the stages with their commands and stored results."""
         workload, cluster = self._find_stored(), None
         states = dict.fromkeys(self._list_commands(None), "to do")
         if workload is None:
@@ -201,7 +201,7 @@ class Autotune:
         for number, stage in enumerate(stages, start=1):
             print(f"{number} {stage['stage']} ({stage['state']}):\n  {stage['command']}")
         if not self.target.is_launched:
-            print("Step times are not compared: recorded and simulated clusters cannot run a job")
+            print("Step times are not compared: --launcher replay and simulate cannot run a job")
 
     def _announce(self, stage: str, commands: dict[str, str]) -> None:
         if not self.hidden and stage in commands:
@@ -218,7 +218,7 @@ class Autotune:
         return workload
 
     def _record(self) -> Workload:
-        """Record and store the workload of the self."""
+        """Record the job and store its workload."""
         launcher = LocalLauncher(keep_env=split_variables(os.environ).of_job, keep_bytes=KEEP_BYTES)
         self._announce("record", self._list_commands(None))
         with interruptible():

@@ -278,7 +278,7 @@ def rules(
         [
             ("approval by another person", required[publication.require_approval]),
             ("verification of step times", required[publication.require_verification]),
-            ("new revisions", f"for {publication.percent} % of the jobs at first"),
+            ("new revisions", f"go to {publication.percent} % of the jobs at first"),
             ("loss limit", format_percent(publication.loss_limit)),
             ("wins on step times", "await approval" if publication.approve_wins else "go to all jobs at once"),
             ("delivery to jobs", "on" if publication.delivery else "off; all jobs keep their own settings"),

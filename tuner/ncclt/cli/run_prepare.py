@@ -147,7 +147,7 @@ def prepared(arguments: argparse.Namespace, command: Sequence[str]) -> JobPlan:
         Exception: nothing can be given.
     """
     where = cache(partial(find_source, arguments, warn=_warn))
-    shared = _shared(arguments)
+    shared = _shared_folder(arguments)
     with all_or_none() if arguments.policy is not None or shared is not None else nullcontext():
         job = read_job(
             command, os.environ, named=arguments.job, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node
@@ -275,7 +275,7 @@ def _ask(
     return answer if answer.job == request.job else replace(answer, job="")
 
 
-def _shared(arguments: argparse.Namespace) -> Path | None:
+def _shared_folder(arguments: argparse.Namespace) -> Path | None:
     """Return the folder of the job's one decision; None with --policy, which is a decision already."""
     if arguments.shared is None and arguments.policy is None and os.environ.get("NCCLT_SHARED"):
         return Path(os.environ["NCCLT_SHARED"])
@@ -285,7 +285,7 @@ def _shared(arguments: argparse.Namespace) -> Path | None:
 
 def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: Path | None) -> JobPlan:
     """Plan what an answer gives, and place the files that it needs where all nodes read them."""
-    place = arguments.policy_dir or _shared(arguments)
+    place = arguments.policy_dir or _shared_folder(arguments)
     folder = place or cache_folder() / "tables"
     path = (arguments.policy or table_path(folder, answer.table)).absolute()
 
@@ -300,7 +300,7 @@ def _plan(arguments: argparse.Namespace, job: JobInfo, answer: Answer, plugin: P
     planned = plan_job(answer, job, means)
     if plugin is None or arguments.dry_run or planned.form is not Form.TABLE:
         return planned
-    if place is not None and place == _shared(arguments):
+    if place is not None and place == _shared_folder(arguments):
         from ncclt.deliver.shared_decision import require_folder
 
         require_folder(place)

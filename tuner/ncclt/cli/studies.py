@@ -131,7 +131,7 @@ def _entry_document(entry: StudyEntry) -> dict[str, Any]:
 
 
 def build_job_document(study: Study) -> dict[str, Any]:
-    """Return what every document of a study says of its job, and where its times come from."""
+    """Return the entries of every study document on its job and the origin of its times."""
     cluster = study.cluster
     return {
         "model": study.workload.name,

@@ -68,7 +68,7 @@ ON_JOBS_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """How a study is run; the `Option` of each field describes it.
+    """Options of a study's run; the `Option` of each field describes it.
 
     Raises:
         UsageError: a number is out of range.
@@ -172,7 +172,7 @@ def _find_or_submit(request: TuneRequest, target: Target, store: Store, options:
 
     Raises:
         Exit: it was submitted, with the exit code of the job.
-        UsageError: what the job would refuse in its queue is refused here.
+        UsageError: the batch job would refuse the request.
     """
     from ncclt.cli.submit import submit_study
     from ncclt.measure.open_testbed import choose_cluster, open_testbed

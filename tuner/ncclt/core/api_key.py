@@ -51,9 +51,9 @@ class ApiKey(Documented):
 
     Attributes:
         id: short, public; `user NAME` is not a key but a person whom a proxy has signed in.
-        role: what it may do.
+        role: permissions of the key.
         clusters: names of those it is for; empty = all.
-        note: who or what uses it.
+        note: user or purpose of the key.
         created: ISO time.
         expires: ISO time; empty = never.
         revoked: ISO time; empty = it is valid.

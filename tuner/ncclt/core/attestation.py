@@ -86,7 +86,7 @@ class ObservedCall:
         group_size: ranks of the communicator; 0 = not known.
         choice: `ring/simple/8`; empty = not recorded. The number of channels may be missing.
         outcome: what the source says became of them.
-        calls: how many.
+        calls: number of calls.
         remark: the reason, if the source has one.
     """
 
@@ -107,7 +107,7 @@ class LogEvidence(Documented):
         kind: `plugin-report` or `nccl-log`.
         nccl_version: empty = not recorded.
         table, checksum: of the table that the plugin used; empty in a log.
-        not_in_use: why the plugin used none.
+        not_in_use: reason why the plugin used no table.
         ranks, nodes: of the communicators; 0 in a log.
         count: reports or logged processes.
     """
@@ -133,7 +133,7 @@ class Observed:
         tells_variables: the log has INIT or ENV lines, so a variable that is not in it was not set.
         tuner_lines: what the log says about a tuner plugin, ours or another.
         p2p_chunks: (nodes of a communicator, 0 = not logged; chunk of send_recv and all_to_all in bytes), each once.
-        hosts: how many were seen.
+        hosts: number of hosts seen.
         notes: what the sources do not show.
         evidence: hash of the files, which distinguishes jobs.
     """
@@ -156,9 +156,9 @@ class MessageOutcome(Documented):
     Attributes:
         collective, size_bytes, group_size: the message; 0 = not known or, for a rule that met no message, any.
         wanted, used: `ring/simple/8`; `*` = left to NCCL. Empty `used`: not seen.
-        calls: how many; 0 for a rule that met no message.
+        calls: number of calls; 0 for a rule that met no message.
         state: the outcome.
-        reason: why it differs; empty where it does not.
+        reason: cause of the difference; empty where there is none.
     """
 
     collective: Collective
@@ -186,8 +186,8 @@ class Attestation(Documented):
         calls_as_wanted, calls_differing, calls_unruled: calls that the policy covers, and those it leaves to NCCL.
         rows: at most `MOST_ROWS`.
         sources: with facts about its processes.
-        hosts: how many were seen.
-        notes: what the reader must know.
+        hosts: number of hosts seen.
+        notes: caveats for the reader.
         evidence: hash of the files, which distinguishes jobs.
     """
 

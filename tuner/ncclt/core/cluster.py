@@ -46,7 +46,7 @@ class Cluster(Documented):
         topology_hash: hash of the topology, empty where it was not examined.
         driver: NVIDIA driver, `570.86.15`; empty = unknown.
         description: one sentence.
-        sources: where the figures come from.
+        sources: references for the figures.
         site_variables: NCCL_* variables of the site that trials had, name -> value; empty = none, or nothing was
             launched.
     """

@@ -74,7 +74,7 @@ class ProbeReading(Documented):
 
     Attributes:
         section: where.
-        ranks: how many took part.
+        ranks: number of ranks that took part.
         repeat: earlier launches there.
         outcome: `ok`, or how it failed.
         times_us: (size in bytes, time of one call in µs), by size; empty where it failed.
@@ -202,8 +202,8 @@ class Preflight(Documented):
         tolerance: share by which all nodes may fall short of it.
         findings: the worst first.
         readings: every launch, in order.
-        notes: what the reader must know.
-        wall_s: how long it took.
+        notes: caveats for the reader.
+        wall_s: duration of the preflight.
     """
 
     SHAPE: ClassVar = Shape(schema=1, complete=True, computed=(("verdict", "verdict", "simulated"),))

@@ -50,7 +50,7 @@ class Recheck(Documented):
         freshness: the newest recheck of a recommendation decides whether it is served.
         reasons: why it is stale, or why this recheck is too weak to clear an earlier one; empty when fresh.
         changes: everything that was compared.
-        launches: how many were made.
+        launches: number of launches.
         launcher: where they ran; empty when nothing had to be launched.
         created: ISO time.
         driver: NVIDIA's on the nodes, with commas where they differ; empty where it is not known or the

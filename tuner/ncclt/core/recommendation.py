@@ -85,7 +85,7 @@ class PolicyVerdict(Documented):
     """One form in which the result is delivered, with the verdict on exactly that form.
 
     Attributes:
-        policy: what is delivered.
+        policy: the delivered policy.
         verdict: proven for this policy; with `keep-default` nothing is delivered. Its numbers compare with the NCCL
             default.
         over_today: the verdict against what the job runs today; None = it sets no tuning variables.
@@ -207,11 +207,11 @@ class Recommendation(Documented):
         model: name of the workload.
         workload_digest: hash of the tuned messages.
         collectives: collectives of the workload: every one must keep a legal algorithm.
-        fingerprint: what it is valid for.
+        fingerprint: conditions under which it is valid.
         table: the per-size policy, delivered as a tuner table.
         variables: the best policy that plain variables can express, with its own verdict; None = there is none.
         simulated: times come from a model, not from measurements.
-        launcher: where the trials ran.
+        launcher: name of the launcher of the trials.
         created: ISO time.
         source_digest: hash of the messages of the stored workload, before it was placed and cut; empty where it was
             not recorded.
@@ -221,7 +221,7 @@ class Recommendation(Documented):
         groups: (ranks, spans nodes) of the process groups that were measured; empty where they were not recorded.
         recorded: `recorded: SYSTEM, SOURCE` where the times were replayed; empty where they were not.
         coverage: of the search; None where it was not recorded.
-        today: what the job ran when it was measured; None = it set no tuning variables.
+        today: tuning variables of the job when it was measured, with a verdict; None = it set none.
         deterministic: the study left to NCCL what may change the order of additions, so it tried less.
     """
 

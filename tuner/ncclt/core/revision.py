@@ -60,12 +60,12 @@ class RevisionStatus(Documented):
     Attributes:
         id, revision, cluster, model: of the recommendation.
         nodes, gpus_per_node, nccl_version: the jobs that it is for.
-        origin: where its times come from.
+        origin: measured, recorded or simulated times.
         state: `stale` where it would be active.
-        stale: why it is not served; empty where it is not stale.
+        stale: reason for not serving it; empty where it is not stale.
         pinned: jobs get it whatever is published later.
         unverified: `ncclt verify` must show a gain of step time before jobs get it.
-        publisher: who published it.
+        publisher: account that published it.
         created: ISO time.
     """
 
@@ -94,7 +94,7 @@ class HistoryEvent(Documented):
     Attributes:
         number: counts up in a store.
         cluster, model, recommendation: of the change; empty where it has none, all three for keys.
-        action: what was done.
+        action: kind of change.
         who: user of the operating system, `key ID` of the service, or `guard`.
         why: in their words; may be empty.
         created: ISO time.
@@ -147,7 +147,7 @@ class ClusterRules(Documented):
         require_verification: `ncclt verify` has to show a gain of step time.
         percent: of the jobs that get a new revision at first; 100 = all at once.
         loss_limit: loss of step time beyond which a roll-out ends, as a share.
-        delivery: whether jobs get what is active; without it all of them keep their own settings.
+        delivery: jobs get the active revision; if off, all of them keep their own settings.
         approve_wins: a person has to approve a revision that won on step times of jobs before all jobs get it.
 
     Raises:

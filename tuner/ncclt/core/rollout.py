@@ -94,7 +94,7 @@ class RollOutArm(Documented):
     Attributes:
         recommendation: id of the revision.
         share: of the starts, while it runs.
-        state: how it stands.
+        state: state of the arm.
         reason: one sentence on its state; empty while nothing is known.
         most_unreported: starts without a report at which it pauses; the guard raises it with the reports.
     """
@@ -162,7 +162,7 @@ class RollOut(Documented):
         loss_limit: loss of step time beyond which an arm is dropped, as a share.
         min_effect: smallest gain of step time of interest; an arm that cannot have it is dropped.
         max_cost: share of the GPU hours of all its starts that the arms may cost.
-        state: how it stands.
+        state: state of the roll-out.
         reason: one sentence on its end, its win or its pause; empty while it runs.
         gain: of the winner, with its interval; None = there is none.
         created, ended: ISO times; `ended` is empty while a share of the jobs gets an arm.
@@ -420,7 +420,7 @@ class JobTime(Documented):
         job: name of the job.
         recommendation: id of the revision that the job was given; empty = none.
         step_us: median time of its measured steps on the slowest rank, µs.
-        steps: how many were measured.
+        steps: number of measured steps.
         waited_s: seconds from the job's start to this report.
         who, address: of the reporter.
         created: ISO time at which it was stored.

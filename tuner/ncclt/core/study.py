@@ -51,9 +51,9 @@ class Trial(Documented):
 
     Attributes:
         number: counts up from 0 in the study, over all phases.
-        phase: why it was run.
+        phase: phase of the study that it belongs to.
         setting: what was forced; of a whole policy, its process-wide parameters.
-        repeat: how many earlier trials of the study had the same setting.
+        repeat: number of earlier trials of the study with the same setting.
         result: outcome and measurements.
         score_us: communication time per step, µs; None unless the outcome is `ok` and all messages were measured.
         arm: in the proof, the arm that it measures; where no launch can apply a whole policy, one trial per setting.
@@ -108,8 +108,8 @@ class Claim(Documented):
     Attributes:
         number: of the coming trial.
         setting: to force.
-        repeat: how many earlier trials of the study had the same setting.
-        phase: why it is run.
+        repeat: number of earlier trials of the study with the same setting.
+        phase: phase of the study that it belongs to.
     """
 
     number: int
@@ -141,12 +141,12 @@ class Study(Documented):
         name: unique; the same name resumes.
         cluster: sized to the job.
         workload: placed on the cluster, so every group size is known.
-        launcher: where its trials run.
+        launcher: name of the launcher of its trials.
         simulated: times come from a model, not from measurements.
         process_wide: names of the process-wide parameters that are searched, sorted.
         seed: of search, simulated noise and bootstrap.
         state: its progress.
-        reason: why the search stopped.
+        reason: cause of the end of the search.
         created, updated: ISO time.
         printed_costs: NCCL's own tables that the search began from; None = our estimate of them.
         sampler: MODULE:CLASS(KEY=VALUE) that chose the settings; empty = ncclt's own.

@@ -67,10 +67,10 @@ class Verification(Documented):
         removed_env: names of inherited variables that both sides run without.
         site_variables: of the site, which both sides inherited; empty where two environments of the user were compared.
         warmup, steps: steps of each launch before the measured ones, and measured ones.
-        ranks, hosts: how many reported times; 0 where no launch did.
+        ranks, hosts: number that reported times; 0 where no launch did.
         verdict: on the step time; its times are µs per step.
         launches: in order.
-        notes: what the reader must know.
+        notes: caveats for the reader.
         created: ISO time.
     """
 

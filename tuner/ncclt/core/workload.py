@@ -86,8 +86,8 @@ class TimedCall(Documented):
 
     Attributes:
         message: what is sent.
-        start_us: when its kernel started, µs after the first of the step.
-        duration_us: how long the kernel ran, µs; waiting for other ranks counts.
+        start_us: start of its kernel, µs after the first of the step.
+        duration_us: run time of the kernel, µs; waiting for other ranks counts.
     """
 
     SHAPE: ClassVar = Shape(inlined=("message",))
@@ -115,7 +115,7 @@ class Provenance(Documented):
         world_size: ranks of the recorded job, 0 where it does not apply or is not known.
         ranks_read: ranks whose files were read, in order.
         steps: complete training steps seen, 0 where not known.
-        notes: what the source lacks and what was assumed, one sentence each.
+        notes: gaps of the source and assumptions, one sentence each.
         whole_file: calls of the whole source, not of one step.
     """
 
@@ -137,7 +137,7 @@ class Workload(Documented):
 
     Attributes:
         name: short name, as in `--model NAME`.
-        provenance: where it came from.
+        provenance: origin of the workload.
         messages: one entry per distinct message, largest share of bytes first.
         step_time_us: median step time in the recording, µs, where the source has it.
         exposed_us: communication not hidden behind compute, µs per step, where the source has it; at most

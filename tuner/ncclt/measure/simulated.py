@@ -1,10 +1,10 @@
-"""A simulated launch: the times of NCCL's own cost model, with seeded noise. It shows the flow of a study.
+"""Simulated launches for trying out a study: the times of NCCL's own cost model, with seeded noise.
 
-NCCL chooses what its model has as the fastest, so the model cannot show what NCCL chooses wrongly: a study of simulated
-times usually keeps the default. No accuracy is claimed.
+NCCL picks the fastest setting of its model, so a study of simulated times usually keeps the default, and cannot reveal
+a poor one. No accuracy is claimed.
 
-The model has no term for channels, send_recv and all_to_all. Fewer channels than NCCL itself takes have their share of
-its bandwidth; the two collectives have the latency and the bandwidth of a ring/Simple over the same graph.
+The model has no term for channels, send_recv and all_to_all. Bandwidth is scaled with the number of channels, up to
+NCCL's own; both collectives take the latency and the bandwidth of ring/Simple over the same graph.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SimulatedRunner:
         self._sigma = usual if sigma is None else sigma
 
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
-        """Launch once, in no time; `wall_s` is what the launch would have taken on a real cluster.
+        """Simulate one launch without waiting; `wall_s` estimates its duration on a real cluster.
 
         Raises:
             UsageError: a message has a larger group than the cluster has GPUs.
@@ -89,7 +89,7 @@ class SimulatedRunner:
         return TrialResult(
             outcome=Outcome.WRONG_RESULT if is_wrong else Outcome.OK,
             measurements=measurements,
-            detail="LL128 was forced where NCCL does not enable it: simulated as wrong results" if is_wrong else "",
+            detail="LL128 forced where NCCL does not enable it: simulated wrong results" if is_wrong else "",
             wall_s=_LAUNCH_S + sum(sum(measurement.samples_us) for measurement in measurements) / 1e6,
         )
 
@@ -140,7 +140,7 @@ def _find_choice(setting: Setting, message: Message, graph: Topology) -> Choice 
 
 
 def _peer_to_peer_us(message: Message, graph: Topology) -> float:
-    """Return the time of send_recv or all_to_all, for which NCCL's model has nothing."""
+    """Return the time of send_recv or all_to_all, which NCCL's model lacks."""
     row = tables.NVLINK_US if graph.nvlink else tables.PCI_US
     ring, simple = Algorithm.RING, tables.PROTOCOL_ORDER.index(Protocol.SIMPLE)
     hop_us = (tables.NET_US if graph.nodes > 1 else row)[ring][simple]

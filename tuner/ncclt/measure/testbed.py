@@ -269,8 +269,8 @@ def simulated_testbed(cluster: Cluster, *, seed: int, reason: str, parallel: int
         covers=lambda _message: True,
         by_model=True,
         notes=(
-            "SIMULATED: the times come from NCCL's own cost model, so they cannot show what NCCL "
-            "chooses wrongly; nothing was measured",
+            "SIMULATED: times come from NCCL's own cost model and cannot reveal a poor NCCL default; "
+            "nothing was measured",
             *notes_on_parallel(parallel),
         ),
     )

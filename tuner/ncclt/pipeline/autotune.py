@@ -193,7 +193,7 @@ def explain_no_comparison(recommendation: Recommendation, argv: Sequence[str]) -
     valid = recommendation.fingerprint
     if is_unmeasured(recommendation):
         return (
-            "Step times not compared: recorded and simulated clusters cannot run a job; run "
+            "Step times not compared: --launcher replay and simulate cannot run a job; run "
             f"`ncclt autotune -- COMMAND` on {valid.nodes} x {valid.gpus_per_node} real GPUs"
         )
     return "" if argv else "Step times not compared: give the job's command after --"

@@ -170,8 +170,8 @@ def _find_group_sizes(records: Iterable[RecordedCall]) -> dict[str, int]:
     for record in records:
         if record.group and record.group_size:
             stated.setdefault(record.group, record.group_size)
-        elif record.group and (ratio := _find_buffer_ratio(record)):
-            derived.setdefault(record.group, ratio)
+        elif record.group and (ranks := _derive_group_size(record)):
+            derived.setdefault(record.group, ranks)
     return {**derived, **stated}
 
 
@@ -215,8 +215,8 @@ def _count_elements(
             return max(sent, received)
 
 
-def _find_buffer_ratio(record: RecordedCall) -> int:
-    """Return the number of ranks that share the full buffer, 0 where the call does not show it."""
+def _derive_group_size(record: RecordedCall) -> int:
+    """Return the group size from the ratio of the buffers, 0 where the call does not show it."""
     operation = classify(record.name)
     if operation is None or operation.collective not in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
         return 0

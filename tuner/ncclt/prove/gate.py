@@ -183,7 +183,7 @@ class GateResult:
         groups: one for each collective and range of sizes, or the training steps.
         launches: the timed ones, in order.
         failure: output of the launch that ended it; empty = none did.
-        notes: what the reader must know.
+        notes: caveats for the reader.
     """
 
     decision: GateDecision

@@ -84,13 +84,13 @@ class ArmVerdict(Documented):
     Attributes:
         recommendation: id of the revision.
         share: of the starts, while it runs.
-        state: what follows from the jobs.
+        state: conclusion from the jobs.
         reason: one sentence, with numbers.
         starts, reports: of jobs that got it.
         missing: of its starts, those long ago without a report.
         most_unreported: starts without a report at which it pauses.
         gain: of its pairs; None = there is none yet.
-        cost_gpu_h: what it cost so far, estimated, in GPU hours.
+        cost_gpu_h: estimated cost so far, GPU hours.
     """
 
     recommendation: str

@@ -54,7 +54,7 @@ class VerifyRequest:
         cluster, model, recommendation: of what is verified; empty where the user's own two sides are compared.
         removed_env: names of inherited variables that the launcher removes from both sides.
         site_variables: of the site, which both sides inherit.
-        notes: what the reader must know beforehand.
+        notes: caveats for the reader beforehand.
         open_mpi: sides whose command is Open MPI's launcher.
     """
 

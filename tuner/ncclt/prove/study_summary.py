@@ -35,7 +35,7 @@ class PartGain(Documented):
         default_us: communication time of one step of the part under the default, µs; None = no proof.
         speedup: of the policy; None = no proof.
         interval: 95 % interval of the speed-up; None = no proof.
-        note: why there is no proof, or how much of the part it leaves out; empty = it covers the whole part.
+        note: reason for a missing proof, or the share of the part it leaves out; empty = it covers the whole part.
     """
 
     SHAPE: ClassVar = Shape(unbounded=("interval",), computed=(("policy_us", "policy_us", "speedup"),))

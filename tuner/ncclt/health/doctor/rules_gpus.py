@@ -61,7 +61,7 @@ _slowed = rule("GPU003")(
 _narrow_link = rule("GPU004")(
     _about(
         lambda gpu: _has_narrow_link(gpu) or (not gpu.idle and _has_slow_link(gpu)),
-        "the PCIe link is below its best",
+        "the PCIe link is below its maximum",
         lambda gpu: f"x{gpu.link_width} of x{gpu.max_link_width}, generation {gpu.link_gen} of {gpu.max_link_gen}",
     )
 )

@@ -270,7 +270,7 @@ def _hidden_tree(facts: Facts) -> Iterator[Observation]:
     for matrix in facts.matrices:
         words = {link.word for _, _, link in matrix.gpu_pairs()}
         if _is_contradictory(matrix):
-            problem = f"the matrix shows {len(matrix.gpus)} GPUs all across NUMA nodes (SYS), more than there are"
+            problem = f"the matrix puts all {len(matrix.gpus)} GPUs on different NUMA nodes (SYS), more than there are"
             yield observe(
                 f"{problem}: the PCIe tree is hidden", _show_affinity(matrix), *([virtual] if virtual else [])
             )

@@ -37,7 +37,7 @@ _SAMPLE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """How closely a preflight looks; parts may fall short of their peers by half of the tolerance."""
+    """Depth of a preflight; parts may fall short of their peers by half of the tolerance."""
 
     tolerance: Annotated[float, Option("Max shortfall, as a share.", group=Group.PROOF)] = TOLERANCE
     quick: Annotated[bool, Option("Measure all nodes together once only.")] = False
@@ -59,7 +59,7 @@ class PreflightRequest:
         expectation: what is expected of them.
         sizes: bytes to measure on all nodes, ascending; the largest one is judged.
         launcher, benchmark: words of where and what runs.
-        depth: how closely to look.
+        depth: of the examination.
     """
 
     cluster: Cluster
@@ -106,7 +106,7 @@ class Checkup:
 
     Attributes:
         findings: in the order in which they were made.
-        notes: what the reader must know.
+        notes: caveats for the reader.
     """
 
     def __init__(self, request: PreflightRequest, probes: Probes) -> None:
@@ -385,7 +385,7 @@ class Checkup:
     # --- blame ---
 
     def _blame_all(self, hosts: tuple[str, ...], reason: str) -> None:
-        cause = f"the expectation ({self._expectation.source}) is wrong or something common to all is slow"
+        cause = f"the expectation ({self._expectation.source}) is wrong, or a shared cause slows all of them"
         remark = f"{reason}, so {cause}; if this is its usual speed, give it with --expect"
         self._blame_group(hosts, remark, part=Part.FABRIC)
 
@@ -445,7 +445,7 @@ def preflight(
 
     Args:
         probes: makes the launches and keeps their readings.
-        notes: what the reader must know beforehand.
+        notes: caveats for the reader beforehand.
         now: ISO time.
         clock: seconds.
     """

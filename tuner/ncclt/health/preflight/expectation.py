@@ -41,7 +41,7 @@ class Expectation:
 
     Attributes:
         cluster: sized to the job.
-        source: where the figures come from, as shown to users.
+        source: reference for the figures, as shown to users.
         sizes: (size in bytes, bus bandwidth in 1e9 bytes/s) of all nodes together, where something is expected.
         largest_bytes: the size at which launches are judged.
         tolerance: share by which all nodes together may fall short.

@@ -241,7 +241,7 @@ class SshLauncher(ProcessLauncher):
                 "main() {  # a function, so that nothing is done where only a part of this has arrived",
                 *writes,
                 "(",
-                *self._job_lines(meeting_host, variables),
+                *self._setup_lines(meeting_host, variables),
                 f"  exec {' '.join(map(word, argv))}",
                 ") </dev/null 3<&- &",
                 "job=$!",
@@ -262,8 +262,8 @@ class SshLauncher(ProcessLauncher):
             ]
         )
 
-    def _job_lines(self, meeting_host: str, variables: Mapping[str, str]) -> Iterator[str]:
-        """Yield the lines that prepare the environment and the folder of the command, and look for the other hosts."""
+    def _setup_lines(self, meeting_host: str, variables: Mapping[str, str]) -> Iterator[str]:
+        """Yield the lines that set the environment and the folder of the command, and look up the meeting host."""
         meeting_host = shlex.quote(meeting_host)
         ours = "|".join(pattern for pattern in DECIDING if pattern.startswith("NCCLT_"))
         yield "  for name in $(env | sed -n 's/^\\(NCCLT\\{0,1\\}_[A-Za-z0-9_]*\\)=.*/\\1/p'); do"

@@ -57,8 +57,8 @@ def advise(
 ) -> Advice:
     """Predict what other buckets, hooks, sharding and numbers of nodes do to a step.
 
-    On a named cluster, calls take what studies measured there or what NCCL's cost model has, and so does the step,
-    unless it is given: a recorded one is of the GPUs of the recording.
+    On a named cluster, call times come from studies of it or from NCCL's cost model. The step is predicted from them
+    unless it is given, since a recorded step counts on the recorded GPUs only.
 
     Args:
         workload: recorded or computed.
@@ -140,8 +140,8 @@ def _describe_assumptions(job: TrainingJob) -> list[str]:
     notes, recorded_us = [], job.workload.step_time_us
     if job.step_us is None and recorded_us is not None:
         notes.append(
-            f"the recorded step of {format_duration(recorded_us)} is of the GPUs of the recording: predicted for "
-            f"{job.cluster.name} from its compute; add --step-ms {recorded_us / 1e3:.4g} if it ran there"
+            f"predicting the step on {job.cluster.name} from the recorded compute; if the recorded step of "
+            f"{format_duration(recorded_us)} ran there, add --step-ms {recorded_us / 1e3:.4g}"
         )
     if not job.times.factors and not job.times.measured:
         notes.append("no measured or recorded times of calls: using NCCL's cost model with nominal links")

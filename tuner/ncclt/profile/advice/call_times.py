@@ -1,4 +1,4 @@
-"""Times of calls: of a recording, or on a named cluster those of studies and of NCCL's cost model."""
+"""Times of calls: from a recording, or on a named cluster from studies and NCCL's cost model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CallTimes:
     factors: Mapping[Collective, Factors] = field(default_factory=dict)
 
     def has_times(self, collective: Collective) -> bool:
-        """Return True unless the collective is missing in a recording whose own times are the only ones."""
+        """Return False if a recording is the only source of times and lacks the collective."""
         return self.cluster.name != RECORDING or collective in self.factors
 
     def time_us(self, collective: Collective, size_bytes: float, cluster: Cluster | None = None) -> float:

@@ -383,7 +383,7 @@ def _require_times(job: TrainingJob, change: AdvisedChange, *collectives: Collec
     missing = [collective.value for collective in collectives if not job.times.has_times(collective)]
     if not missing:
         return change
-    why = f"{' and '.join(missing)} not recorded; --cluster NAME predicts it"
+    why = f"{' and '.join(missing)} not recorded; predict it with --cluster NAME"
     return replace(change, code="", modelled=None, why=why)
 
 

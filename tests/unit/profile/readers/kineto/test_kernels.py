@@ -5,7 +5,7 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import Workload
 from ncclt.profile import read_workload
-from ncclt.profile.readers.kineto.kernels import KernelTimes, KinetoSteps, step_timeline
+from ncclt.profile.readers.kineto.kernels import KernelTimes, KinetoSteps, median_step_calls
 from ncclt.profile.readers.kineto.trace import Event
 
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=8)
@@ -26,14 +26,14 @@ def _steps(*ranges):
 
 def test_the_median_step_counts_by_when_the_cpu_made_the_call():
     runs = [_run(1, 50), _run(11, 60), _run(12, 80, 7.0), _run(31, 90)]
-    timeline = step_timeline(_times(*runs), _steps((0.0, 9.0), (10.0, 20.0), (30.0, 99.0)))
+    timeline = median_step_calls(_times(*runs), _steps((0.0, 9.0), (10.0, 20.0), (30.0, 99.0)))
     assert [(call.start_us, call.duration_us) for call in timeline] == [(0.0, 5.0), (20.0, 7.0)]
 
 
 def test_no_timeline_without_steps_or_with_too_many_calls():
-    assert step_timeline(_times(_run(1, 2)), _steps()) == ()
-    assert step_timeline(_times(_run(50, 60)), _steps((0.0, 9.0))) == ()
-    assert step_timeline(_times(*[_run(1, n) for n in range(1001)]), _steps((0.0, 9.0))) == ()
+    assert median_step_calls(_times(_run(1, 2)), _steps()) == ()
+    assert median_step_calls(_times(_run(50, 60)), _steps((0.0, 9.0))) == ()
+    assert median_step_calls(_times(*[_run(1, n) for n in range(1001)]), _steps((0.0, 9.0))) == ()
 
 
 @pytest.mark.shared

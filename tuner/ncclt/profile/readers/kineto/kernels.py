@@ -190,7 +190,7 @@ def _parts(calls: Sequence[TracedCall], kernels: Sequence[Event]) -> Iterator[tu
             start_us += part_us
 
 
-def step_timeline(times: KernelTimes, steps: KinetoSteps) -> tuple[TimedCall, ...]:
+def median_step_calls(times: KernelTimes, steps: KinetoSteps) -> tuple[TimedCall, ...]:
     """Return the calls of the step of median length, in order of time; none without marked steps or where too many."""
     if not steps.ranges:
         return ()

@@ -20,7 +20,7 @@ from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.reader import Source
 from ncclt.profile.readers.kineto.calls import KERNELS, OPERATORS, read_calls, torch_version_hint
 from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed, mean_exposure
-from ncclt.profile.readers.kineto.kernels import KernelTimes, calls_in_steps, kernel_times, step_timeline
+from ncclt.profile.readers.kineto.kernels import KernelTimes, calls_in_steps, kernel_times, median_step_calls
 from ncclt.profile.readers.kineto.trace import find_launches, read_trace
 from ncclt.profile.roles import RankRoles
 from ncclt.profile.source import Document, strip_mark
@@ -121,7 +121,7 @@ class KinetoReader(RankFileReader):
             step_times_us=steps.step_times_us,
             times=times,
             exposure=exposure,
-            timeline=step_timeline(times, steps),
+            timeline=median_step_calls(times, steps),
             libraries=libraries,
             events_seen=len(trace.comms) + len(trace.operators) + len(trace.annotations),
         )
