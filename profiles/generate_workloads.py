@@ -12,13 +12,15 @@ import argparse
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from shapes import nasnet, resnet, transformers
 
+from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages, unfused_messages
+from ncclt.profile.model.workload import FsdpUnit, buffer_messages, ddp_messages, fsdp_messages
 
 WORKLOADS = Path(__file__).parent / "workloads"
 CREATED = "2026-11-21"
@@ -73,7 +75,7 @@ def _nasnet_unfused() -> Workload:
     shapes = nasnet.nasnet_mobile()
     return _workload(
         "nasnetmobile-unfused",
-        unfused_messages(shapes, "float32"),
+        _reduce_each(shapes),
         ["one all_reduce per tensor, as Horovod sends with HOROVOD_FUSION_THRESHOLD=0"],
         model="NASNetMobile",
         framework="Keras with Horovod",
@@ -81,6 +83,18 @@ def _nasnet_unfused() -> Workload:
         tensors=len(shapes),
         dtype="float32",
         sharding="none (Horovod, fusion off)",
+    )
+
+
+def _reduce_each(shapes: Shapes) -> tuple[MessageCalls, ...]:
+    """Return one all_reduce of float32 per tensor, equal ones counted."""
+    counts = Counter(4 * math.prod(shape) for _name, shape in shapes)
+    return tuple(
+        MessageCalls(
+            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size),
+            calls_per_step=float(calls),
+        )
+        for size, calls in counts.items()
     )
 
 

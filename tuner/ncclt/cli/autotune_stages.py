@@ -146,7 +146,11 @@ class Autotune:
 
     def _run(self) -> None:
         """Go through the stages, and print the one verdict at the end."""
-        workload = self._find_stored() or self._record()
+        workload = self._find_stored()
+        if workload is None:
+            workload = self._record()
+        elif self.is_recorded and not self.hidden:
+            say(f"ncclt: record: using the recording {self.name} (record again: `ncclt profile record --replace`)")
         if not self.as_json:
             print_profile(workload)
             print(describe_ceiling(workload))

@@ -230,6 +230,7 @@ def _text(arguments: argparse.Namespace) -> str:
         if arguments.format == "slurm-taskprolog":
             from ncclt.cli.env_prolog import prolog
 
+            options_of_form(arguments)
             return prolog(arguments, request, source)
         if arguments.policy_dir is not None or arguments.report is not None or arguments.all_users:
             raise UsageError("--policy-dir, --report and --all-users need --format slurm-taskprolog")

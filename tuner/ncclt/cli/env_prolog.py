@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ncclt.cli.env import options_of_form
 from ncclt.cli.render import say
 from ncclt.client.answer import comment_lines
 from ncclt.core.attestation import Form
@@ -37,7 +36,6 @@ def prolog(arguments: argparse.Namespace, request: Request, source: AnswerSource
             given and not all users can read it.
         NoRecommendationError: nothing fitting was published, it is undecided, or it has no table.
     """
-    options_of_form(arguments)
     if arguments.report is not None and arguments.policy_dir is None:
         raise UsageError("--report needs --policy-dir", hint="the reports are the plugin's")
     if arguments.all_users and arguments.output is not None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from ncclt.cli.exits import interruptible
-from ncclt.cli.render import Column, note, print_document, print_json, print_table, print_text, say
+from ncclt.cli.render import Column, format_percent, note, print_document, print_json, print_table, print_text, say
 from ncclt.cli.verify import build_request as build_sides
 from ncclt.cli.verify import parse_variables, split_command
+from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 from ncclt.measure.redact import variables_without_secrets, words_without_secrets
 
@@ -71,7 +72,13 @@ def gate_upgrade(
     request = _build_request(argv, options, how, launcher, cluster)
     plan = {"schema": GATE_SCHEMA, **_plan_document(request)}
     if dry_run:
-        print_json(plan) if as_json else print_document(plan)
+        if as_json:
+            print_json(plan)
+        else:
+            print_document(plan)
+            pairs = count_noun(len(request.sides.order) // 2, "pair")
+            note(f"2 launches with NCCL's log, then at most {pairs}, in this order")
+            note(f"passes if no group of sizes and no single size is more than {format_percent(request.margin)} slower")
         return
 
     def watch(side: Side, order: int, failure: str) -> None:

@@ -15,7 +15,7 @@ import typer
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.exits import EXIT_INTERRUPTED, interruptible
 from ncclt.cli.options import AsJson, Fields, ModelFilter, Quiet, spread
-from ncclt.cli.render import Column, print_document, print_json, print_table, print_text, say
+from ncclt.cli.render import Column, note, print_document, print_json, print_table, print_text, say
 from ncclt.cli.stdio import Styled
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
@@ -112,8 +112,7 @@ def verify(
                 prepare_comparison(published, argv, how=how, launcher=launcher, environ=os.environ, planned=dry_run)
             )
         if dry_run:
-            document = _plan_document(request)
-            print_json(document) if as_json else print_document(document)
+            _print_plan(request, as_json=as_json)
             return
         with open_store(storage) as store:
             verification = compare(request, launcher, store, hidden=quiet or as_json, verbose=verbose)
@@ -311,6 +310,15 @@ def describe_sides(request: VerifyRequest, names: Mapping[Side, str]) -> dict[st
         command = shlex.join(words_without_secrets(argv, environ={**os.environ, **dict(variables)}))
         sides[name] = f"{command} ({text})" if request.base_argv else text
     return sides
+
+
+def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
+    document = _plan_document(request)
+    if as_json:
+        print_json(document)
+    else:
+        print_document(document)
+        note(f"at most {count_noun(len(request.order), 'launch', 'launches')}, in this order")
 
 
 def _plan_document(request: VerifyRequest) -> dict[str, Any]:

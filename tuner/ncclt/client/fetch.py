@@ -179,6 +179,8 @@ class EnvRequest(NamedTuple):
 def fetch_env(
     server: str,
     *,
+    cluster: str,
+    model: str,
     timeout_s: float = 5.0,
     cache_dir: str | os.PathLike[str] | None = None,
     fallback: str = "none",
@@ -190,20 +192,21 @@ def fetch_env(
 
     Args:
         server: `http://host:port` or `https://...`, with a path where a proxy needs one.
+        cluster, model: names as in `ncclt tune`.
         timeout_s: for the whole answer, from looking up the server's name to its last byte.
         cache_dir: where good answers are kept, one file per request; None = nowhere. Not used where others can write.
         fallback: `cached` = when the server is unreachable or broken, return the last good answer with a warning; a
             server's "nothing fits" is final. `none` = raise.
         api_key: sent as `Authorization: Bearer`, to this server and not along a redirect.
         max_age_s: an older answer from the cache is not used.
-        job: fields of `EnvRequest`: `cluster` and `model`, and what else is known or wished.
+        job: other fields of `EnvRequest`.
 
     Raises:
         ClientError: no usable answer, with the server's own message if it sent one.
     """
     if fallback not in ("none", "cached"):
         raise ClientError(f"unknown fallback {fallback!r}", hint="it is none or cached")
-    request = EnvRequest(**job)
+    request = EnvRequest(cluster, model, **job)
     request.check()
     url = request.url(server)
     path = None if cache_dir is None else Path(cache_dir) / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"

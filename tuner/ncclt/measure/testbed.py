@@ -93,6 +93,8 @@ class Testbed:
             "+beside": self.beside_compute,
             # Before, variables forced a minimum of channels as well.
             "+most": self.is_launched,
+            # Before, simulated times were those of a model with mechanisms.
+            "+model": self.by_model,
         }
         return "".join(word for word, is_true in words.items() if is_true)
 

@@ -45,7 +45,7 @@ from ncclt.search.loop import Progress, Search, SearchEnd
 from ncclt.search.named_sampler import named_sampler
 from ncclt.search.optuna_study import OptunaStudy
 from ncclt.search.optuna_tables import record_proof, record_verdict
-from ncclt.search.space import SearchSpace, build_space, count_excluded, describe_space
+from ncclt.search.space import SearchSpace, build_space, count_excluded, describe_space, process_wide_ladders
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.leases import this_worker
 from ncclt.store.store import Store
@@ -272,6 +272,7 @@ def _default_name(request: TuneRequest, testbed: Testbed, workload: Workload, cl
 def _process_wide(request: TuneRequest, testbed: Testbed, workload: Workload, cluster: Cluster) -> tuple[str, ...]:
     names = request.budget.process_wide
     if testbed.by_model and names:
+        process_wide_ladders(names, cluster, beside_compute=testbed.beside_compute)  # an unknown name is named first
         raise UsageError(
             f"NCCL's cost model has no term for {', '.join(f'NCCL_{name}' for name in sorted(names))}",
             hint="leave out --process-wide, or measure on the cluster",

@@ -282,7 +282,7 @@ def run_gate(
         )
     unread = (f"log of {SIDE_NAMES[side]}: {problem}" for side, look in looks.items() for problem in look.unread)
     notes = (*_check_sides(request, seen), *unread)
-    comparison = _Comparison(margin=request.margin)
+    comparison = _GateComparison(margin=request.margin)
     gate.time_pairs(comparison, seen)
     result = comparison.judge()
     return replace(result, seen=seen, issues=issues, notes=(*notes, *result.notes))
@@ -298,7 +298,7 @@ def _find_issues(today: Facts, new: Facts) -> tuple[KnownIssue, ...]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Comparison:
+class _GateComparison:
     """Timed launches of both sides.
 
     Attributes:
@@ -421,7 +421,7 @@ class _Gate:
         self.watch(side, -1, failure)
         return _Look(facts=facts, seen=_describe_facts(facts, version), failure=failure, unread=unread)
 
-    def time_pairs(self, comparison: _Comparison, seen: Mapping[Side, Mapping[str, str]]) -> None:
+    def time_pairs(self, comparison: _GateComparison, seen: Mapping[Side, Mapping[str, str]]) -> None:
         """Launch timed pairs until the sizes are decided, a launch fails, or the last pair is done."""
         open_pair: dict[Side, Times] = {}
         for order, side in enumerate(self.request.sides.order):
@@ -442,7 +442,7 @@ class _Gate:
                 if comparison.is_decided:
                     return
 
-    def _time(self, comparison: _Comparison, side: Side, order: int) -> tuple[Times, str, str]:
+    def _time(self, comparison: _GateComparison, side: Side, order: int) -> tuple[Times, str, str]:
         """Launch a side without a log; return its times, the NCCL version that it printed, and why it failed."""
         result, (times, version, missing) = launch_side(
             self.request.sides,

@@ -131,7 +131,7 @@ def recheck(
             f"the launches behind {recommendation.id} are outdated: its study has searched on since",
             hint="run the same `ncclt tune` to validate and publish it again",
         )
-    comparison = _Comparison(
+    comparison = _RecheckComparison(
         request=request,
         arm=arm,
         workload=_reduce_workload(request.study.workload, before, request.points),
@@ -285,7 +285,7 @@ def _launch_all(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Comparison:
+class _RecheckComparison:
     """Launches of a recheck, and those of the proof that they are compared with.
 
     Attributes:

@@ -89,7 +89,7 @@ _STATUS_COLUMNS = ("id", "revision", "cluster", "model", "origin", "pinned", "un
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RevisionChange:
     """Change of revisions, in a transaction that is alone.
 
     Attributes:
@@ -104,7 +104,7 @@ class Change:
     by: Actor
     now: str
 
-    def because(self, why: str) -> Change:
+    def because(self, why: str) -> RevisionChange:
         """Return the change with another reason, of which only what an `Actor` takes is kept."""
         return replace(self, by=replace(self.by, why=shorten_reason(why)))
 
@@ -647,10 +647,10 @@ class Revisions(StorePart):
             return _find_job_decision(connection, cluster, job)
 
     @contextmanager
-    def _changing(self, by: Actor | None = None, *, conflict: str = "") -> Iterator[Change]:
+    def _changing(self, by: Actor | None = None, *, conflict: str = "") -> Iterator[RevisionChange]:
         """Open the transaction of a change, by default of this account."""
         with self._database.alone(conflict=conflict) as connection:
-            yield Change(connection, self._shipped, by or Actor(who=account_name()), self._clock())
+            yield RevisionChange(connection, self._shipped, by or Actor(who=account_name()), self._clock())
 
     def _require_roll_outs(self, connection: Connection, ids: Collection[str]) -> None:
         """Raise NotFoundError for a roll-out that does not exist or may not be seen."""
@@ -692,7 +692,7 @@ def note_verified(connection: Connection, verification: Verification, by: Actor,
     if row is None or not row.unverified or verification.verdict.decision is not Decision.TUNED:
         return
     _set(connection, row, unverified=False)
-    change = Change(connection, shipped, by, now).because(f"verification {verification.id}")
+    change = RevisionChange(connection, shipped, by, now).because(f"verification {verification.id}")
     _note(change, row, Action.VERIFIED)
     if row.state == RevisionState.CANDIDATE:
         _go_on(change, _row(connection, row.id))
@@ -725,7 +725,9 @@ def noting_stale(
         note_change(connection, cluster=pair[0], model=pair[1])
     for recommendation in with_staleness(connection, active, shipped):
         if recommendation.stale and recommendation.id in fresh:
-            change = Change(connection, shipped, by or Actor(who=account_name()), now).because(recommendation.stale)
+            change = RevisionChange(connection, shipped, by or Actor(who=account_name()), now).because(
+                recommendation.stale
+            )
             _note(change, _row(connection, recommendation.id), Action.STALE)
 
 
@@ -764,7 +766,7 @@ def _insert(connection: Connection, recommendation: Recommendation, *, unverifie
     return numbered
 
 
-def _go_on(change: Change, row: Row[Any]) -> None:
+def _go_on(change: RevisionChange, row: Row[Any]) -> None:
     """Give a candidate to jobs, unless it awaits a verification, an approval, or the end of a pin or a roll-out.
 
     Evidence that is too weak to replace what jobs get leaves it a candidate, until a person approves it.
@@ -791,7 +793,7 @@ def _go_on(change: Change, row: Row[Any]) -> None:
     _give(change, row, rules)
 
 
-def _give(change: Change, row: Row[Any], rules: ClusterRules, *, max_cost: float = MAX_COST) -> str:
+def _give(change: RevisionChange, row: Row[Any], rules: ClusterRules, *, max_cost: float = MAX_COST) -> str:
     """Give a candidate to the share of the jobs that the rules say; return the id of the roll-out, if it is one."""
     control = change.connection.scalar(_select_active(row))
     before = get_recommendation(change.connection, control).delivered if control else (Policy(), Policy())
@@ -801,7 +803,7 @@ def _give(change: Change, row: Row[Any], rules: ClusterRules, *, max_cost: float
     return _roll_out(change, [row], rules, max_cost=max_cost)
 
 
-def _roll_out(change: Change, rows: Sequence[Row[Any]], rules: ClusterRules, *, max_cost: float) -> str:
+def _roll_out(change: RevisionChange, rows: Sequence[Row[Any]], rules: ClusterRules, *, max_cost: float) -> str:
     """Give candidates to equal shares of the jobs, and return the id of the roll-out."""
     control = change.connection.scalar(_select_active(rows[0]))
     measured = get_recommendation(change.connection, rows[0].id).fingerprint
@@ -828,7 +830,7 @@ def _roll_out(change: Change, rows: Sequence[Row[Any]], rules: ClusterRules, *, 
     return rollout.id
 
 
-def _roll_back(change: Change, row: Row[Any]) -> tuple[str, ...]:
+def _roll_back(change: RevisionChange, row: Row[Any]) -> tuple[str, ...]:
     """Make an earlier revision active again."""
     if row.state != RevisionState.RETIRED:
         hint = (
@@ -843,7 +845,9 @@ def _roll_back(change: Change, row: Row[Any]) -> tuple[str, ...]:
     return _activate(change, row, Action.ROLLED_BACK)
 
 
-def _settle(change: Change, rollout: RollOut, arms: Iterable[RollOutArm], gain: PairedGain | None = None) -> RollOut:
+def _settle(
+    change: RevisionChange, rollout: RollOut, arms: Iterable[RollOutArm], gain: PairedGain | None = None
+) -> RollOut:
     """Store new states of arms of an open roll-out, with what follows from them; see `Revisions.settle_arms`."""
     unreported = {
         arm.recommendation: _count_jobs(change.connection, job_starts, rollout, arm)
@@ -887,7 +891,7 @@ def _write_rollout(connection: Connection, rollout: RollOut) -> None:
     connection.execute(update(rollouts).where(rollouts.c.id == rollout.id).values(**_rollout_columns(rollout)))
 
 
-def _hold_rollout(change: Change, rollout: RollOut, action: Action) -> None:
+def _hold_rollout(change: RevisionChange, rollout: RollOut, action: Action) -> None:
     """Store a roll-out that a person paused or resumed."""
     _write_rollout(change.connection, rollout)
     for arm in rollout.arms:
@@ -896,7 +900,7 @@ def _hold_rollout(change: Change, rollout: RollOut, action: Action) -> None:
     note_change(change.connection, cluster=rollout.cluster, model=rollout.model)
 
 
-def _promote_winner(change: Change, row: Row[Any], percent: int | None) -> bool:
+def _promote_winner(change: RevisionChange, row: Row[Any], percent: int | None) -> bool:
     """Give a revision that won its roll-out to all jobs; False = it did not."""
     open_rollouts = _open_rollouts(change.connection, row.cluster, row.model)
     rollout = next((rollout for rollout in open_rollouts if rollout.winner == row.id), None)
@@ -912,7 +916,7 @@ def _promote_winner(change: Change, row: Row[Any], percent: int | None) -> bool:
     return True
 
 
-def _promote(change: Change, rollout: RollOut, row: Row[Any]) -> None:
+def _promote(change: RevisionChange, rollout: RollOut, row: Row[Any]) -> None:
     """Give the winner of a roll-out to all jobs, one without evidence with that of the roll-out's jobs."""
     recommendation = get_recommendation(change.connection, row.id)
     if recommendation.is_untried and rollout.gain is not None:
@@ -939,13 +943,13 @@ def _promote(change: Change, rollout: RollOut, row: Row[Any]) -> None:
     _activate(change, row, Action.ACTIVATED)
 
 
-def _end_rollout(change: Change, rollout: RollOut) -> RollOut:
+def _end_rollout(change: RevisionChange, rollout: RollOut) -> RollOut:
     """End an open roll-out without a decision: its revisions are candidates."""
     ended = [replace(arm, state=ArmState.ENDED, reason=change.by.why) for arm in rollout.arms]
     return _settle(change, rollout, ended)
 
 
-def _activate(change: Change, row: Row[Any], action: Action) -> tuple[str, ...]:
+def _activate(change: RevisionChange, row: Row[Any], action: Action) -> tuple[str, ...]:
     """Make a revision the one that jobs get, in place of the active one of its fingerprint and origin.
 
     Return the ids of the roll-outs that this ends.
@@ -966,7 +970,7 @@ def _activate(change: Change, row: Row[Any], action: Action) -> tuple[str, ...]:
     return ended
 
 
-def _end_rollouts(change: Change, row: Row[Any], reason: str) -> tuple[str, ...]:
+def _end_rollouts(change: RevisionChange, row: Row[Any], reason: str) -> tuple[str, ...]:
     rolling = _open_rollouts(change.connection, row.cluster, row.model)
     ending = [rollout for rollout in rolling if _is_for_same_jobs(change.connection, row, rollout)]
     return tuple(_end_rollout(change.because(reason), rollout).id for rollout in ending)
@@ -1044,7 +1048,7 @@ def _set(connection: Connection, row: Row[Any], **values: object) -> None:
     connection.execute(update(recommendations).where(recommendations.c.id == row.id).values(**values))
 
 
-def _note(change: Change, row: Row[Any], action: Action) -> None:
+def _note(change: RevisionChange, row: Row[Any], action: Action) -> None:
     of = {"cluster": row.cluster, "model": row.model, "recommendation": row.id}
     note_event(change.connection, action, change.by, change.now, **of)
 
@@ -1084,7 +1088,7 @@ def _find_job_decision(connection: Connection, cluster: str, job: str) -> tuple[
     return None if row is None else (row.question, row.document)
 
 
-def _add_start(change: Change, start: JobStart) -> None:
+def _add_start(change: RevisionChange, start: JobStart) -> None:
     running = "".join(map(str, start.running))
     change.connection.execute(insert(job_starts).values(**asdict(start) | {"running": running}, created=change.now))
 

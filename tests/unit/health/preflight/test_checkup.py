@@ -95,7 +95,7 @@ def test_wrong_data_in_one_launch_alone_is_told(examine, dgx):
 def test_what_is_expected_may_be_wrong(examine):
     result = examine(given_gbps=400.0, nodes=16)
     assert named(result)[0][0] is Part.FABRIC
-    assert "no node or link stands out, so the expectation (by --expect) is wrong or something common" in result.verdict
+    assert "no node or link stands out, so the expectation (by --expect) is wrong, or a shared cause" in result.verdict
     assert "--expect" in result.verdict
 
 

@@ -47,7 +47,7 @@ class Delivery:
         """Return every sentence that belongs with what is delivered."""
         sentences = [headline(self.recommendation, self.proven)]
         if self.recommendation.simulated:
-            sentences.append("SIMULATED: the times come from the cost model of NCCL, nothing was measured on a machine")
+            sentences.append("SIMULATED: the times come from a model, nothing was measured on a machine")
         elif self.recommendation.label:
             sentences.append(f"{self.recommendation.label}: replayed timings, nothing was launched")
         if words := describe_channels(self.proven.effective if self.proven else Policy()):
