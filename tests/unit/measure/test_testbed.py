@@ -13,7 +13,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.replay import Landscape
-from ncclt.measure.testbed import Testbed
+from ncclt.measure.testbed import Testbed, simulated_testbed
 from ncclt.measure.trial import launch
 from ncclt.search.space import build_space, count_excluded
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -202,3 +202,8 @@ def test_the_arm_of_variables_is_measured_by_variables():
     forced = replace(testbed, by_variables=by_variables)
     assert forced.by_arm == {Arm.VARIABLES: by_variables}
     assert (testbed.way, forced.way) == ("", "+plugin")
+
+
+def test_a_study_of_the_former_simulator_is_not_continued():
+    """Its way was empty, and studies of different ways are kept apart."""
+    assert simulated_testbed(CLUSTER, seed=1, reason="test").way == "+model"
