@@ -497,7 +497,7 @@ class StudyPages:
         return values | self._read_use(store, revision, server)
 
     def _read_use(self, store: Store, revision: Recommendation | None, server: str) -> dict[str, Any]:
-        """Return how jobs use a revision, and what they reported."""
+        """Return the use of a revision by jobs, and their reports."""
         if revision is None:
             empty = dict.fromkeys(("verifications", "step_charts", "attestations", "snippets"), ())
             return {**empty, "instead": None, "delivery": None}

@@ -219,7 +219,7 @@ class Facts:
         return tuple(connection for start in self.log.starts for connection in start.connections)
 
     def graphs(self, *, between_nodes: bool = False) -> Iterator[tuple[RankStart, SearchedGraph]]:
-        """Yield what NCCL found for each start; `between_nodes`: of communicators over several nodes only."""
+        """Yield the findings of NCCL for each start; `between_nodes`: of communicators over several nodes only."""
         for start in self.log.starts:
             if not between_nodes or (start.nodes or 1) > 1:
                 yield from ((start, graph) for graph in start.graphs)

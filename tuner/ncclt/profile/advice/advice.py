@@ -123,7 +123,7 @@ def _predict(model: Ddp | Fsdp, change: AdvisedChange) -> AdvisedChange:
 
 
 def _find_exposed(model: Ddp | Fsdp, step_model_us: float) -> float:
-    """Return what the step would lose with free calls, µs: known of a step that is known, else of the model's."""
+    """Return the exposed communication, µs: of the measured step if there is one, else of the model."""
     job = model.job
     if job.step_us is not None:
         return max(0.0, job.step_us - job.compute_us)
