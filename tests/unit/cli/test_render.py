@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import ncclt.cli
@@ -124,7 +124,9 @@ def test_records_become_documents_at_any_depth(capsys):
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "rows": [{"name": "x"}, [{"name": "x"}]]}
 
 
-@given(st.floats(-1e15, 1e15, allow_nan=False))
+@given(st.floats(-1e15, 1e15, allow_nan=False) | st.floats(-1e-3, 1e-3))
+@example(6.359030340979613e-05)
+@example(-3e-10)
 def test_a_number_has_three_digits_or_is_an_integer(number):
     text = format_number(number)
     assert "e" not in text

@@ -42,6 +42,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, cast
 
@@ -361,13 +362,12 @@ def draw_bar(share: float, width: int) -> str:
 def format_number(value: float) -> str:
     """Return a number with three significant digits, from four digits on as an integer.
 
-    >>> [format_number(value) for value in (1190.4, 999.7, 15.632, 0.04631, 0.0000123, 0.0, -1234567.0)]
-    ['1,190', '1,000', '15.6', '0.0463', '0.0000123', '0', '-1,234,567']
+    >>> [format_number(value) for value in (1190.4, 999.7, 15.632, 0.04631, 0.000063593, -1e-12, -1234567.0)]
+    ['1,190', '1,000', '15.6', '0.0463', '0.0000636', '0', '-1,234,567']
     """
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
-    text = f"{value:.3g}"
-    return f"{value:.9f}".rstrip("0") if "e" in text else text
+    return f"{Decimal(f'{round(value, 9) + 0.0:.3g}'):f}"
 
 
 def format_factor(ratio: float) -> str:
