@@ -20,9 +20,12 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
 
 PRODUCT = ("tuner/ncclt", "api/ncclt_api")
 SIZE_PAGE = "docs/internals/size.md"
@@ -49,7 +52,6 @@ TARGETS: dict[str, float] = {
     "fmt: skip": 20,
     "private functions used once, %": 14,
     f"functions > {MAX_PARAMETERS} parameters": 20,
-    "imports of ncclt_api in tuner/": 0,
 }
 """The most that each row should be."""
 
@@ -103,10 +105,6 @@ class Module:
     @property
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-    @property
-    def classes(self) -> Iterator[ast.ClassDef]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
 
 
 def read_modules(root: Path) -> dict[str, Module]:
@@ -176,15 +174,26 @@ def check_ratchet(root: Path) -> None:
     print(f"{lines:,} code lines of at most {limit:,}{'; lower the limit' if lines < limit else ''}")
 
 
+def find_nodes(
+    modules: Mapping[str, Module], kind: type[Node], condition: Callable[[Node], bool]
+) -> Iterator[tuple[str, Node]]:
+    """Yield place and node of each syntax node of a kind that meets a condition."""
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, kind) and condition(node):
+                yield f"{module.path}:{getattr(node, 'lineno', 0)}", node
+
+
 def find_vague_locals(modules: Mapping[str, Module]) -> list[str]:
     """List locals, arguments and loop variables whose name says nothing about their value."""
-    return [
-        f"{module.path}:{node.lineno} {name}"
-        for module in modules.values()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-        if VAGUE.fullmatch(name := node.arg if isinstance(node, ast.arg) else node.id)
-    ]
+
+    def name(node: ast.AST) -> str:
+        if isinstance(node, ast.arg):
+            return node.arg
+        return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else ""
+
+    vague = find_nodes(modules, ast.AST, lambda node: VAGUE.fullmatch(name(node)) is not None)
+    return [f"{place} {name(node)}" for place, node in vague]
 
 
 def find_long_functions(modules: Mapping[str, Module]) -> list[str]:
@@ -197,7 +206,7 @@ def find_long_functions(modules: Mapping[str, Module]) -> list[str]:
     return [f"{place} {lines}" for lines, place in sorted(lengths, reverse=True) if lines > MAX_FUNCTION_LINES]
 
 
-def find_imports(module: Module, known: Mapping[str, object]) -> set[str]:
+def find_imports(module: Module, names: Mapping[str, object]) -> set[str]:
     """Return the modules of the product that a module imports, anywhere in it except for its types."""
     package = module.name if module.is_package else module.name.rpartition(".")[0]
     typing_only = {
@@ -206,17 +215,17 @@ def find_imports(module: Module, known: Mapping[str, object]) -> set[str]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    found = set()
+    imported = set()
     for node in ast.walk(module.tree):
         if node in typing_only:
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             parent = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
             base = ".".join(filter(None, (parent, node.module)))
-            found |= {full if (full := f"{base}.{alias.name}") in known else base for alias in node.names}
-    return {name for name in found if name in known and name != module.name}
+            imported |= {full if (full := f"{base}.{alias.name}") in names else base for alias in node.names}
+    return imported & names.keys() - {module.name}
 
 
 def find_import_cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -250,8 +259,9 @@ def find_class_owners(modules: Mapping[str, Module]) -> dict[str, list[str]]:
     """Return the modules that define a class, one entry per definition, by its name."""
     owners: dict[str, list[str]] = defaultdict(list)
     for module in modules.values():
-        for node in module.classes:
-            owners[node.name].append(module.name)
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                owners[node.name].append(module.name)
     return owners
 
 
@@ -259,27 +269,19 @@ def find_compared_launchers(modules: Mapping[str, Module]) -> list[str]:
     """List comparisons with the name of a launcher, `match` and tables by name included, outside `ncclt.launch`."""
     names = set(_read_launchers(modules["ncclt.launch"].tree)) if "ncclt.launch" in modules else set()
 
-    def is_name(node: ast.AST) -> bool:
-        return isinstance(node, ast.Constant) and node.value in names
+    def count_names(nodes: Iterable[ast.AST | None]) -> int:
+        return sum(isinstance(node, ast.Constant) and node.value in names for node in nodes)
 
-    found = []
-    for module in modules.values():
-        if module.name.startswith("ncclt.launch"):
-            continue
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Compare):
-                operands = [node.left, *node.comparators]
-                inner = [one for side in operands for one in getattr(side, "elts", ())]
-                compared = any(map(is_name, (*operands, *inner)))
-            elif isinstance(node, ast.MatchValue):
-                compared = is_name(node.value)
-            elif isinstance(node, ast.Dict):
-                compared = sum(key is not None and is_name(key) for key in node.keys) > 1
-            else:
-                continue
-            if compared:
-                found.append(f"{module.path}:{getattr(node, 'lineno', 0)}")
-    return found
+    def compares(node: ast.AST) -> bool:
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            return count_names([*operands, *(entry for side in operands for entry in getattr(side, "elts", ()))]) > 0
+        if isinstance(node, ast.Dict):
+            return count_names(node.keys) > 1
+        return isinstance(node, ast.MatchValue) and count_names([node.value]) > 0
+
+    outside = {name: module for name, module in modules.items() if not name.startswith("ncclt.launch")}
+    return [place for place, _ in find_nodes(outside, ast.AST, compares)]
 
 
 def _read_launchers(tree: ast.Module) -> list[str]:
@@ -292,18 +294,13 @@ def _read_launchers(tree: ast.Module) -> list[str]:
 
 def find_question_docstrings(modules: Mapping[str, Module]) -> list[str]:
     """List docstrings that begin with a question word or with `Return` and one, those of constants included."""
-    found = []
-    for module in modules.values():
-        for node in ast.walk(module.tree):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                first = node.value.value.strip().partition("\n")[0]
-                if _QUESTION.match(first):
-                    found.append(f"{module.path}:{node.lineno} {first}")
-    return found
+
+    def first_line(node: ast.Expr) -> str:
+        text = getattr(node.value, "value", None)
+        return text.strip().partition("\n")[0] if isinstance(text, str) else ""
+
+    questions = find_nodes(modules, ast.Expr, lambda node: _QUESTION.match(first_line(node)) is not None)
+    return [f"{place} {first_line(node)}" for place, node in questions]
 
 
 def find_unformatted(modules: Mapping[str, Module]) -> list[str]:
@@ -319,39 +316,25 @@ def find_unformatted(modules: Mapping[str, Module]) -> list[str]:
 
 def find_used_once(modules: Mapping[str, Module]) -> list[str]:
     """List private functions and methods whose name stands once more in their module: one use."""
-    found = []
-    for module in modules.values():
-        words = Counter(re.findall(r"\w+", module.text))
-        for node in module.functions:
-            if node.name.startswith("_") and not node.name.startswith("__") and words[node.name] == 2:
-                found.append(f"{module.path}:{node.lineno} {node.name}")
-    return found
+    return [
+        f"{module.path}:{node.lineno} {node.name}"
+        for module in modules.values()
+        for words in [Counter(re.findall(r"\w+", module.text))]
+        for node in module.functions
+        if node.name.startswith("_") and not node.name.startswith("__") and words[node.name] == 2
+    ]
 
 
 def find_long_parameter_lists(modules: Mapping[str, Module]) -> list[str]:
     """List functions with more parameters than `MAX_PARAMETERS`, the longest first; `self` and `cls` are none."""
-    found = []
+    counts = []
     for module in modules.values():
         for node in module.functions:
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            count = sum(one.arg not in ("self", "cls") for one in arguments)
+            count = sum(argument.arg not in ("self", "cls") for argument in arguments)
             if count > MAX_PARAMETERS:
-                found.append((count, f"{module.path}:{node.lineno} {node.name} {count}"))
-    return [line for _, line in sorted(found, reverse=True)]
-
-
-def find_service_imports(modules: Mapping[str, Module]) -> list[str]:
-    """List statements below tuner/ that import the service."""
-    found = []
-    for module in modules.values():
-        for node in ast.walk(module.tree) if module.name.partition(".")[0] == "ncclt" else ():
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(name.partition(".")[0] == "ncclt_api" for name in names):
-                found.append(f"{module.path}:{getattr(node, 'lineno', 0)}")
-    return found
+                counts.append((count, f"{module.path}:{node.lineno} {node.name} {count}"))
+    return [line for _, line in sorted(counts, reverse=True)]
 
 
 def read_commands(root: Path) -> dict[str, list[str]]:
@@ -385,7 +368,6 @@ def collect(root: Path) -> dict[str, list[str]]:
         "fmt: skip": find_unformatted(modules),
         "private functions used once, %": find_used_once(modules),
         f"functions > {MAX_PARAMETERS} parameters": find_long_parameter_lists(modules),
-        "imports of ncclt_api in tuner/": find_service_imports(modules),
     }
 
 
