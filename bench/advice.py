@@ -2,23 +2,19 @@
 
     python bench/advice.py [--json]
 
-The figures are those of the articles that this project grew from, carried below with their source. In a checkout with
-`../shared/data/seed-tables.md` beside it every figure is also looked up there, and one that is not found ends the run.
-A published ratio (+65 %) becomes a time by the base of the same block. Where an article says only "slower" or "alike",
-`measured_ms` is null and `said` has its words. Nothing is fitted to these figures: the model's constants come from data
-sheets, PyTorch's code and other measurements, see `ncclt.profile.advice`.
+The figures are those of the articles that this project grew from, carried below with their source. A published ratio
+(+65 %) becomes a time by the base of the same block. Where an article says only "slower" or "alike", `measured_ms` is
+null and `said` has its words. Nothing is fitted to these figures: the model's constants come from data sheets,
+PyTorch's code and other measurements, see `ncclt.profile.advice`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
@@ -30,42 +26,13 @@ from ncclt.profile.advice.changes import BUCKET_COPY
 from ncclt.profile.advice.job import LIKELY
 from ncclt.profile.views.estimate import Curve, CurvePoint
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
-
-SEED_TABLES = Path(__file__).resolve().parents[2] / "shared" / "data" / "seed-tables.md"
+from output import Rows, build_parser
 
 VIT, GPT, FABRIC = (
     "Optimizing data transfer in distributed training",
     "GPT Adventures, part 4",
     "GPU fabric preflight checks",
 )
-
-QUOTED = (
-    "| 1 GPU, no DDP | 8.91 | 5.17 |",
-    "| 1 GPU, DDP | 8.40 | 5.04 |",
-    "587 of 701 ms",
-    "8 % below 1 GPU",
-    "| + gradient_as_bucket_view | +1 % | +1 % |",
-    "| + bf16 compression hook | +65 % | slower |",
-    "7.5 steps/s (more than 5×)",
-    "| all together | +86 % (bf16) | +4 % |",
-    "buckets of 1 MB are considerably slower",
-    "25 and 100 MB alike",
-    "the all_reduce takes about 5×",
-    "1250 µs (A100 40 GB) and 800 µs (A100 80 GB)",
-    "| 33554432 | 1798.5 | 1802.0 |",
-    "| 1, no DDP | 0.064 |",
-    "| 2 | 0.066 |",
-    "| 4 | 0.068 |",
-    "| 8 | 0.069 |",
-    "| 16 (2 nodes) | 0.089 |",
-    "| 33554432 | 511.7 |",
-    "| 4194304 | 148.7 |",
-    "| 8388608 | 223.3 |",
-    "| 16777216 | 303.1 |",
-    "| 67108864 | 953.1 |",
-    "| 524288 | 97.47 |",
-)
-"""As they stand in seed-tables.md, so that a figure below cannot drift from it."""
 
 VIT_BYTES = 306_535_400 * 4
 PAIR_CURVE: Curve = (
@@ -128,8 +95,9 @@ def _row(
 
 def _of(advice: Advice, pattern: str) -> tuple[float, float, float]:
     """Return the prediction of the first change whose name the pattern matches, ms."""
-    found = next(one.prediction for one in advice.changes if one.prediction and re.match(pattern, one.name))
-    return found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3
+    matching = (change.prediction for change in advice.changes if re.match(pattern, change.name))
+    prediction = next(filter(None, matching))
+    return prediction.step_us / 1e3, prediction.low_us / 1e3, prediction.high_us / 1e3
 
 
 def _advise(step_ms: float, compute_ms: float, cluster: Cluster) -> Advice:
@@ -240,50 +208,21 @@ def resnet(clusters: dict[str, Cluster], resnet101: Workload) -> Iterator[Row]:
     yield _row(FABRIC, "2 x 8 GPUs, 1,600 Gb/s", "ResNet-101", "1 to 2 nodes", 89.0, _of(two_nodes, "2 nodes"))
 
 
-def check() -> str:
-    """Return a line on where the figures were looked up.
-
-    Raises:
-        SystemExit: a figure is not in seed-tables.md.
-    """
-    if not SEED_TABLES.is_file():
-        return "skipped: looking the figures up in ../shared/data/seed-tables.md, which is not there"
-    text = SEED_TABLES.read_text(encoding="utf-8")
-    missing = [quote for quote in QUOTED if quote not in text]
-    if missing:
-        print(f"bench/advice.py: not in {SEED_TABLES.name}: {'; '.join(missing)}", file=sys.stderr)
-        raise SystemExit(1)
-    return f"all {len(QUOTED)} figures are those of {SEED_TABLES.name}"
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Return the rows as text."""
-    lines = [f"{'system':27} {'model':11} {'change':36} {'measured':>9} {'predicted':>10} {'range':>16} {'error':>7}"]
-    for row in rows:
-        known = "-" if row.measured_ms is None else f"{row.measured_ms:.2f}"
-        error = row.said if row.error is None else f"{row.error * 100:+6.1f} %"
-        spread = f"{row.low_ms:.1f} to {row.high_ms:.1f}"
-        lines.append(
-            f"{row.system:27} {row.model:11} {row.change:36} {known:>9} {row.predicted_ms:10.2f} {spread:>16} {error}"
-        )
-    errors = sorted(abs(row.error) for row in rows if row.error is not None)
-    inside = sum(row.low_ms <= row.measured_ms <= row.high_ms for row in rows if row.measured_ms is not None)
-    lines.append(f"ms; median error {errors[len(errors) // 2] * 100:.1f} %; {inside} of {len(errors)} inside the range")
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one document with rows")
-    options = parser.parse_args(argv)
-    print(check(), file=sys.stderr)
+    options = build_parser(__doc__).parse_args(argv)
+    rows = Rows(as_json=options.json)
     try:
         clusters, workloads = shipped_clusters(profiles_folder()), shipped_workloads(profiles_folder())
-        rows = [*vit(clusters), *gpt(clusters, workloads["gpt2"]), *resnet(clusters, workloads["resnet101"])]
+        for row in (*vit(clusters), *gpt(clusters, workloads["gpt2"]), *resnet(clusters, workloads["resnet101"])):
+            rows.add(row)
     except NccltError as error:
         print(f"bench/advice.py: {error.message}", file=sys.stderr)
         return 2
-    print(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) if options.json else table(rows))
+    errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
+    inside = sum(
+        row["low_ms"] <= row["measured_ms"] <= row["high_ms"] for row in rows if row["measured_ms"] is not None
+    )
+    rows.end(f"median error {errors[len(errors) // 2]:.1%}; {inside} of {len(errors)} inside the range")
     return 0
 
 

@@ -9,13 +9,11 @@ process, which has PyTorch loaded; needs a C compiler and Linux.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +32,8 @@ from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.nccl.tuner_plugin.compact_table import TABLE_VARIABLE, encode_table
 from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
 from ncclt.nccl.tuner_table import FUNCTIONS, table_text
+from output import build_parser
+from servers import free_port
 
 FAULTS = (
     "none",
@@ -58,8 +58,8 @@ ANSWER_S = 60
 
 
 def build_parts(folder: Path) -> dict[str, Path]:
-    found = compiler()
-    if found is None:
+    cc = compiler()
+    if cc is None:
         raise SystemExit("bench/agreement.py needs a C compiler, for example gcc")
     parts = {
         "plugin": build(folder / "one" / "libnccl-tuner-ncclt.so"),
@@ -70,7 +70,7 @@ def build_parts(folder: Path) -> dict[str, Path]:
         library.parent.mkdir()
         source = library.with_name("nccl.c")
         source.write_text(f"int ncclGetVersion(int *version) {{ *version = {version}; return 0; }}\n")
-        subprocess.run([found, "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", library, source], check=True)
+        subprocess.run([cc, "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", library, source], check=True)
         parts[str(version)] = library
     return parts
 
@@ -151,9 +151,7 @@ def become_rank(
 def start(folder: Path, parts: Mapping[str, Path], fault: str, *, ranks: int, timeout_s: float) -> dict[str, object]:
     """Start all ranks; the last one has the fault."""
     context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     errors = folder / "stderr"
     errors.unlink(missing_ok=True)
     processes, connections = [], []
@@ -183,45 +181,43 @@ def start(folder: Path, parts: Mapping[str, Path], fault: str, *, ranks: int, ti
     return {"fault": fault, "answers": answers, "lines": lines}
 
 
-def is_different(found: Mapping[str, Any]) -> bool:
+def is_different(row: Mapping[str, Any]) -> bool:
     """Tell whether ranks that live decided differently; a rank that fails its call is different, too."""
-    return len({answer for answer in found["answers"] if answer != "ended"}) != 1
+    return len({answer for answer in row["answers"] if answer != "ended"}) != 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--starts", type=int, default=1000)
     parser.add_argument("--ranks", type=int, default=8, help="of each start; at least 3")
     parser.add_argument("--timeout", type=float, default=2.0, help="seconds that ranks wait for each other")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.starts < 1 or arguments.ranks < 3 or arguments.timeout <= 0:
         parser.error("--starts must be at least 1, --ranks at least 3, and --timeout above 0")
     import torch.distributed  # noqa: F401  # before the forks
 
-    began_s, found = time.monotonic(), []
+    began_s, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory() as name:
         parts = build_parts(Path(name))
         for number in range(arguments.starts):
             fault = FAULTS[number % len(FAULTS)]
-            found.append(start(Path(name), parts, fault, ranks=arguments.ranks, timeout_s=arguments.timeout))
-    different = [one for one in found if is_different(one)]
-    outcomes = Counter(str(one["answers"][0]) for one in found)  # type: ignore[index]
+            rows.append(start(Path(name), parts, fault, ranks=arguments.ranks, timeout_s=arguments.timeout))
+    different = [row for row in rows if is_different(row)]
+    outcomes = Counter(str(row["answers"][0]) for row in rows)  # type: ignore[index]
     document = {
-        "starts": len(found),
+        "starts": len(rows),
         "ranks": arguments.ranks,
         "different": len(different),
         "used": outcomes["use"],
         "kept_default": outcomes["default"],
-        "not_started": len(found) - outcomes["use"] - outcomes["default"],
+        "not_started": len(rows) - outcomes["use"] - outcomes["default"],
         "seconds": round(time.monotonic() - began_s, 1),
     }
     if arguments.json:
-        print(json.dumps(document | {"rows": found}))
+        print(json.dumps(document | {"rows": rows}))
     else:
         print(*(f"{key} {value}" for key, value in document.items()), sep="\n")
-        for one in different:
-            print(one)
+        print(*different, sep="\n")
     sys.exit(1 if different else 0)
 
 

@@ -12,10 +12,8 @@ The other conditions of a verdict are left out: bench/verdict.py has the whole.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS
 from ncclt.prove.confidence import log_capital
 from ncclt.prove.levels import FALSE_TUNED
+from output import Rows, build_parser
 
 CASES = ((0.02, 0.02), (0.03, 0.01), (0.03, 0.02), (0.05, 0.02), (0.05, 0.05), (0.1, 0.05))
 """Gain, and noise of a launch."""
@@ -87,28 +86,17 @@ def row(method: str, gain: float, sigma: float, *, studies: int, seed: int) -> R
 
 def main() -> None:
     """Run the cases and print them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one document with rows")
+    parser = build_parser(__doc__)
     parser.add_argument("--studies", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.studies < 1:
         parser.error("--studies must be at least 1")
-    rows = [
-        row(method, gain, sigma, studies=options.studies, seed=options.seed)
-        for gain, sigma in CASES
-        for method in ("ours", "known")
-    ]
-    if options.json:
-        print(json.dumps({"rows": [asdict(one) for one in rows]}))
-        return
-    print(f"{'gain':>5} {'noise':>5}  method   found  launches   p95")
-    for one in rows:
-        print(
-            f"{one.gain:5.0%} {one.sigma:5.0%}  {one.method:7} {one.found:6.1%}  {one.launches_mean:8.1f} "
-            f"{one.launches_p95:5.0f}"
-        )
-    print("known: knows the true gain and noise; an upper bound for any bet that is valid under symmetric noise")
+    rows = Rows(as_json=options.json)
+    for gain, sigma in CASES:
+        for method in ("ours", "known"):
+            rows.add(row(method, gain, sigma, studies=options.studies, seed=options.seed))
+    rows.end("known: knows the true gain and noise; an upper bound for any bet that is valid under symmetric noise")
 
 
 if __name__ == "__main__":

@@ -89,18 +89,12 @@ print(json.dumps([(" ".join(words), options(words, one)) for words, one in leave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """Source of one module.
-
-    Attributes:
-        path: below the root.
-        is_package: whether it is an `__init__.py`.
-    """
+    """Source of one module; its path is below the root."""
 
     name: str
     path: Path
     text: str
     tree: ast.Module
-    is_package: bool
 
     @property
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -113,12 +107,9 @@ def read_modules(root: Path) -> dict[str, Module]:
     for folder in PRODUCT:
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to((root / folder).parent).with_suffix("").parts
-            is_package = parts[-1] == "__init__"
-            name = ".".join(parts[:-1] if is_package else parts)
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text(encoding="utf-8")
-            modules[name] = Module(
-                name=name, path=path.relative_to(root), text=text, tree=ast.parse(text), is_package=is_package
-            )
+            modules[name] = Module(name=name, path=path.relative_to(root), text=text, tree=ast.parse(text))
     return modules
 
 
@@ -204,55 +195,6 @@ def find_long_functions(modules: Mapping[str, Module]) -> list[str]:
         for node in module.functions
     ]
     return [f"{place} {lines}" for lines, place in sorted(lengths, reverse=True) if lines > MAX_FUNCTION_LINES]
-
-
-def find_imports(module: Module, names: Mapping[str, object]) -> set[str]:
-    """Return the modules of the product that a module imports, anywhere in it except for its types."""
-    package = module.name if module.is_package else module.name.rpartition(".")[0]
-    typing_only = {
-        inner
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    imported = set()
-    for node in ast.walk(module.tree):
-        if node in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parent = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            base = ".".join(filter(None, (parent, node.module)))
-            imported |= {full if (full := f"{base}.{alias.name}") in names else base for alias in node.names}
-    return imported & names.keys() - {module.name}
-
-
-def find_import_cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the groups of modules that import each other, the largest first (Tarjan 1972)."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    groups = []
-
-    def visit(node: str) -> None:
-        order[node] = low[node] = len(order)
-        stack.append(node)
-        for target in sorted(graph[node]):
-            if target not in order:
-                visit(target)
-            if target in stack:
-                low[node] = min(low[node], low[target])
-        if low[node] == order[node]:
-            group = stack[stack.index(node) :]
-            del stack[len(stack) - len(group) :]
-            if len(group) > 1:
-                groups.append(sorted(group))
-
-    for node in sorted(graph):
-        if node not in order:
-            visit(node)
-    return sorted(groups, key=len, reverse=True)
 
 
 def find_class_owners(modules: Mapping[str, Module]) -> dict[str, list[str]]:

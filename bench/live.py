@@ -13,10 +13,8 @@ decision, for which the next question waits), lines (of live tuning). Needs a C 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
-import json
 import mmap
 import multiprocessing
 import os
@@ -29,7 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -41,6 +39,7 @@ from ncclt.deliver.agree.injected.live import COMPARED, Boundary, Coordinator, L
 from ncclt.nccl.tuner_plugin.build import FLAGS, build, compiler, source_folder
 from ncclt.nccl.tuner_plugin.compact_table import encode_table
 from ncclt.nccl.tuner_table import FUNCTIONS, table_text
+from output import Rows, build_parser
 
 NONE = "none"
 FAULTS = {
@@ -95,7 +94,7 @@ class Question(ctypes.Structure):
 
 
 def questions(*sizes: tuple[int, int]) -> Any:
-    return (Question * len(sizes))(*(Question(*one) for one in sizes))
+    return (Question * len(sizes))(*(Question(*size) for size in sizes))
 
 
 STEP = questions(*[(ALL_REDUCE, KIB << bucket % 10) for bucket in range(20)], (ALL_GATHER, 256 * KIB))
@@ -111,7 +110,10 @@ def plans(ranks: int) -> list[str]:
         ("allreduce,0,9000000,tree,simple,4,-1,-1", "allgather,0,9000000,ring,ll128,-1,-1,-1"),
     )
     version = NcclVersion(2, 28, 9)
-    return ["", *(encode_table(table_text(one, table_id="r", version=version, nodes=1, ranks=ranks)) for one in rows)]
+    return [
+        "",
+        *(encode_table(table_text(lines, table_id="r", version=version, nodes=1, ranks=ranks)) for lines in rows),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,8 +338,8 @@ class Rank:
         return boundary_us, hook_us
 
     def close(self) -> None:
-        for one in (self.world, self.half):
-            self.nccl.live_close(one)
+        for communicator in (self.world, self.half):
+            self.nccl.live_close(communicator)
 
 
 def become_rank(connection: Connection, job: Job, rank: int) -> None:
@@ -351,17 +353,17 @@ def become_rank(connection: Connection, job: Job, rank: int) -> None:
             end = ""
         except RuntimeError as error:
             end = str(error)
-        told: dict[str, Any] = {"end": end, "ended": played.session.ended, "times": times}
+        report: dict[str, Any] = {"end": end, "ended": played.session.ended, "times": times}
         if played.director is not None:
-            told |= {name: getattr(played.director, name) for name in ("switches", "aborts", "left_out", "reason")}
-            told["switch_ms"] = median(played.director.latencies_ms)
-        connection.send(told)
+            report |= {name: getattr(played.director, name) for name in ("switches", "aborts", "left_out", "reason")}
+            report["switch_ms"] = median(played.director.latencies_ms)
+        connection.send(report)
         connection.poll(60)
         if not end:
             played.session.close()
             played.close()
     except BaseException as error:
-        connection.send({"end": f"broken: {error!r}", "ended": "", "times": ([], [])})
+        connection.send(silent_report(f"broken: {error!r}"))
         raise
     os._exit(0)
 
@@ -391,27 +393,30 @@ def start_ranks(job: Job) -> tuple[list[Any], list[Connection]]:
 
 def await_ranks(processes: Sequence[Any], connections: Sequence[Connection]) -> list[dict[str, Any]]:
     """Return the reports of the ranks; after a failure, end the ranks that wait for the failed one."""
-    told: dict[int, dict[str, Any]] = {}
+    reports: dict[int, dict[str, Any]] = {}
     deadline_s = time.monotonic() + MOST_S
-    while len(told) < len(processes) and time.monotonic() < deadline_s:
-        ready = wait([one for rank, one in enumerate(connections) if rank not in told], timeout=1.0)
+    while len(reports) < len(processes) and time.monotonic() < deadline_s:
+        ready = wait([pipe for rank, pipe in enumerate(connections) if rank not in reports], timeout=1.0)
         for connection in ready:
             rank = connections.index(connection)  # type: ignore[arg-type]
             try:
-                told[rank] = connection.recv()  # type: ignore[union-attr]
+                reports[rank] = connection.recv()  # type: ignore[union-attr]
             except EOFError:
-                told[rank] = {"end": "killed", "ended": "", "times": ([], [])}
-        if failed := [one for one in told.values() if one["end"]]:
+                reports[rank] = silent_report("killed")
+        if failed := [report for report in reports.values() if report["end"]]:
             deadline_s = min(deadline_s, time.monotonic() + (8.0 if failed[0]["end"] != "killed" else 1.0))
     for rank, (process, connection) in enumerate(zip(processes, connections, strict=True)):
         with contextlib.suppress(OSError):
             connection.send("end")
-        process.join(5.0 if rank in told else 0.0)
+        process.join(5.0 if rank in reports else 0.0)
         process.kill()
         process.join()
         connection.close()
-    nothing = {"end": "waits for another rank", "ended": "", "times": ([], [])}
-    return [told.get(rank, nothing) for rank in range(len(processes))]
+    return [reports.get(rank, silent_report("waits for another rank")) for rank in range(len(processes))]
+
+
+def silent_report(end: str) -> dict[str, Any]:
+    return {"end": end, "ended": "", "times": ([], [])}
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -442,57 +447,46 @@ def play_job(parts: dict[str, Path], folder: Path, fault: str, *, ranks: int, sw
         boundaries=4 * switches + 40 if FAULTS[fault] != "default" else 40,
         port=ours.recv(),
     )
-    calls, told = 0, []
+    calls, reports = 0, []
     began_s = time.monotonic()
     for start in range(2):
         nccl.live_begin(ctypes.c_void_p(at))
-        told += await_ranks(*start_ranks(Job(**{**{n: getattr(job, n) for n in job.__slots__}, "start": start})))  # type: ignore[attr-defined]
+        reports += await_ranks(*start_ranks(replace(job, start=start)))
         calls += nccl.live_questions(ctypes.c_void_p(at))
         if fault != "killed":
             break
     ours.send("end")
     server.join(5)
     server.kill()
-    first = [one for one in told if "switches" in one]
-    made = sum(one["switches"] for one in first)
-    ends = Counter(one["end"] or ("plan stays" if made else "default") for one in told)
+    directors = [report for report in reports if "switches" in report]
+    switched = sum(report["switches"] for report in directors)
+    ends = Counter(report["end"] or ("plan stays" if switched else "default") for report in reports)
     lines = [line for line in errors.read_text().splitlines() if line.startswith("ncclt: ")]
     return {
         "part": "protocol",
         "ranks": ranks,
         "fault": fault,
         "calls": calls,
-        "switches": made,
-        "aborts": sum(one["aborts"] for one in first),
-        "left_out": max((one["left_out"] for one in first), default=0),
+        "switches": switched,
+        "aborts": sum(report["aborts"] for report in directors),
+        "left_out": max((report["left_out"] for report in directors), default=0),
         "disagreements": nccl.live_different(ctypes.c_void_p(at)),
         "ends": dict(ends),
-        "boundary_us": median([one for rank in told for one in rank["times"][0]]),
-        "hook_us": median([one for rank in told for one in rank["times"][1]]),
-        "switch_ms": median([one["switch_ms"] for one in first if one["switch_ms"] is not None]),
+        "boundary_us": median([time_us for report in reports for time_us in report["times"][0]]),
+        "hook_us": median([time_us for report in reports for time_us in report["times"][1]]),
+        "switch_ms": median([report["switch_ms"] for report in directors if report["switch_ms"] is not None]),
         "lines": lines,
         "seconds": round(time.monotonic() - began_s, 1),
     }
 
 
 def build_parts(folder: Path) -> dict[str, Path]:
-    found = compiler()
-    if found is None:
+    cc = compiler()
+    if cc is None:
         raise SystemExit("bench/live.py needs a C compiler, for example gcc")
     nccl = folder / "libnccl.so.2"
-    source = Path(__file__).with_name("live_nccl.c")
-    command = [
-        found,
-        *FLAGS,
-        "-fvisibility=default",
-        "-shared",
-        "-Wl,-soname,libnccl.so.2",
-        f"-I{source_folder()}",
-        "-o",
-        nccl,
-        source,
-    ]
-    subprocess.run([*command, "-ldl"], check=True)
+    flags = [*FLAGS, "-fvisibility=default", "-shared", "-Wl,-soname,libnccl.so.2", f"-I{source_folder()}"]
+    subprocess.run([cc, *flags, "-o", nccl, Path(__file__).with_name("live_nccl.c"), "-ldl"], check=True)
     return {"plugin": build(folder / "libnccl-tuner-ncclt.so"), "nccl": nccl}
 
 
@@ -509,13 +503,12 @@ def is_as_expected(row: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--ranks", default="8,32,64", help="processes per job, with commas; 2 to 64")
     parser.add_argument("--switches", type=int, default=1000, help="of the job without a fault; others make a tenth")
     parser.add_argument("--faults", default=",".join(FAULTS), help="with commas")
     parser.add_argument("--part", choices=("protocol", "decisions"), help="only these rows")
     parser.add_argument("--quick", action="store_true", help="4 processes, 10 switches, 5 simulated trainings per case")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     sizes = [4] if arguments.quick else [int(word) for word in arguments.ranks.split(",")]
     switches = 10 if arguments.quick else arguments.switches
@@ -524,21 +517,16 @@ def main() -> None:
         parser.error(f"--ranks must be 2 to 64, --switches at least 1, and --faults some of {', '.join(FAULTS)}")
     import torch.distributed  # noqa: F401  # before the forks
 
-    rows = []
+    rows = Rows(as_json=arguments.json)
     with tempfile.TemporaryDirectory() as name:
         parts = build_parts(Path(name)) if arguments.part != "decisions" else {}
         for ranks in sizes if arguments.part != "decisions" else ():
             for fault in faults:
-                most = switches if fault == NONE else max(10, switches // 10)
-                rows.append(play_job(parts, Path(name), fault, ranks=ranks, switches=most))
-                if not arguments.json:
-                    print(*(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
-    for decided in run_cases(5 if arguments.quick else 1000) if arguments.part != "protocol" else ():
-        rows.append(decided)
-        if not arguments.json:
-            print(*(f"{key}={value}" for key, value in decided.items() if value is not None), flush=True)
-    if arguments.json:
-        print(json.dumps({"rows": rows}))
+                limit = switches if fault == NONE else max(10, switches // 10)
+                rows.add(play_job(parts, Path(name), fault, ranks=ranks, switches=limit))
+    for row in run_cases(5 if arguments.quick else 1000) if arguments.part != "protocol" else ():
+        rows.add(row)
+    rows.end()
     sys.exit(0 if all(is_as_expected(row) for row in rows if row["part"] == "protocol") else 1)
 
 

@@ -18,22 +18,20 @@ of the GPU hours of the whole fleet that candidates lost: longer steps and hangs
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import heapq
-import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from scipy.special import ndtr, stdtr
 
 from ncclt.core.rollout import ArmState, JobStart, JobTime, RollOut, RollOutArm
 from ncclt.prove.rollout import judge_roll_out
+from output import Rows, build_parser
 
 LEVEL = 0.01
 LEAST_OF_EACH = 6
@@ -144,8 +142,7 @@ class Row:
 
 def main() -> int:
     """Print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser = build_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="3 fleets of each kind")
     parser.add_argument("--fleets", type=int, default=50, help="fleets of each kind (default 50)")
     parser.add_argument("--starts", type=int, default=2000, help="job starts of each fleet (default 2000)")
@@ -159,23 +156,18 @@ def main() -> int:
         parser.error(f"no fleet matches {args.fleet!r}")
     if args.quick:
         args.fleets = min(args.fleets, 3)
-    rows, began_s = [], time.monotonic()
+    rows, began_s = Rows(as_json=args.json), time.monotonic()
     for kind in kinds:
-        found: dict[str, list[Outcome]] = {method: [] for method in METHODS}
+        results: dict[str, list[Outcome]] = {method: [] for method in METHODS}
         hours = []
         for seed in range(args.seed, args.seed + args.fleets):
             jobs = invent_jobs(seed, args.starts)
             hours.append(sum(job.hours for job in jobs))
             for method, run in METHODS.items():
-                found[method].append(run(FLEETS[kind], jobs, seed))
-        for method, outcomes in found.items():
-            rows.append(_row(method, kind, outcomes, hours))
-            if not args.json:
-                _print(rows[-1])
-    if args.json:
-        sys.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    else:
-        print(f"{args.fleets} fleets of each kind in {time.monotonic() - began_s:.0f} s")
+                results[method].append(run(FLEETS[kind], jobs, seed))
+        for method, outcomes in results.items():
+            rows.add(_row(method, kind, outcomes, hours))
+    rows.end(f"{args.fleets} fleets of each kind in {time.monotonic() - began_s:.0f} s")
     return 0
 
 
@@ -321,7 +313,7 @@ def run_t_test(arms: Sequence[Arm], jobs: Sequence[Job], seed: int) -> Outcome:
         for place in range(1, len(samples)):
             if place in dropped or min(samples[0].number, samples[place].number) < LEAST_OF_EACH:
                 continue
-            shares = [one.squares / (one.number - 1) / one.number for one in (samples[0], samples[place])]
+            shares = [sample.squares / (sample.number - 1) / sample.number for sample in (samples[0], samples[place])]
             numbers = (samples[0].number, samples[place].number)
             freedom = sum(shares) ** 2 / sum(
                 share**2 / (number - 1) for share, number in zip(shares, numbers, strict=True)
@@ -356,8 +348,8 @@ def run_bandit(arms: Sequence[Arm], jobs: Sequence[Job], seed: int) -> Outcome:
             return None
         mean, deviation = posterior(samples[0], samples[0].mean)
         for place in range(1, len(samples)):
-            other, wide = posterior(samples[place], samples[0].mean)
-            if float(ndtr((mean - other) / math.hypot(deviation, wide))) >= 1 - LEVEL:
+            arm_mean, arm_deviation = posterior(samples[place], samples[0].mean)
+            if float(ndtr((mean - arm_mean) / math.hypot(deviation, arm_deviation))) >= 1 - LEVEL:
                 return place
         return None
 
@@ -400,8 +392,8 @@ METHODS: dict[str, Callable[[Sequence[Arm], Sequence[Job], int], Outcome]] = {
 def _row(method: str, kind: str, outcomes: Sequence[Outcome], hours: Sequence[float]) -> Row:
     arms = FLEETS[kind]
     good = {number for number, arm in enumerate(arms) if arm.loss < 0 and arm.hung == 0}
-    winners = [one.winner for one in outcomes if one.winner is not None]
-    shares = [one.cost / whole for one, whole in zip(outcomes, hours, strict=True)]
+    winners = [outcome.winner for outcome in outcomes if outcome.winner is not None]
+    shares = [outcome.cost / fleet_hours for outcome, fleet_hours in zip(outcomes, hours, strict=True)]
     return Row(
         method=method,
         fleet=kind,
@@ -410,16 +402,7 @@ def _row(method: str, kind: str, outcomes: Sequence[Outcome], hours: Sequence[fl
         found=sum(winner in good for winner in winners) / len(outcomes) if good else None,
         cost=statistics.fmean(shares),
         cost_most=max(shares),
-        starts=statistics.median(one.starts for one in outcomes),
-    )
-
-
-def _print(row: Row) -> None:
-    found = "" if row.found is None else f"found {row.found:6.1%}  "
-    print(
-        f"{row.fleet:30} {row.method:14} false {row.false_tuned:6.1%}  {found:15} cost {row.cost:6.2%}, at most "
-        f"{row.cost_most:6.2%}  ended after {row.starts:g} starts",
-        flush=True,
+        starts=statistics.median(outcome.starts for outcome in outcomes),
     )
 
 

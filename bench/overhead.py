@@ -9,8 +9,6 @@ same space and tells it the same kind of value, on the same kind of SQLite file,
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import tempfile
 import time
@@ -34,6 +32,7 @@ from ncclt.search.space import build_space
 from ncclt.store import open_store
 from ncclt.store.journal import StudyTrialLog
 from ncclt.store.shipped import profiles_folder, shipped_workloads
+from output import Rows, build_parser
 
 TARGET_MS = 150.0
 
@@ -122,10 +121,9 @@ def row(case: str, trials: int, seconds: float, last_s: float) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--trials", type=int, default=100, help="at least 21")
     parser.add_argument("--model", default="bert")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.trials < 21:
         parser.error("--trials must be at least 21, for the last 20 are shown apart")
@@ -137,21 +135,14 @@ def main() -> None:
         throw_away = Path(folder) / "warm-up"
         throw_away.mkdir()
         ours(throw_away, arguments.model, 21)
-        rows = [
+        measured = [
             ours(Path(folder), arguments.model, arguments.trials),
             peer(Path(folder), arguments.model, arguments.trials),
         ]
-    for found in rows:
-        found["ratio_to_peer"] = round(found["ms_per_trial"] / rows[-1]["ms_per_trial"], 2)
-    if arguments.json:
-        print(json.dumps({"rows": rows}))
-        return
-    for found in rows:
-        print(
-            f"{found['case']:36} {found['ms_per_trial']:7.1f} ms a trial over {found['trials']}, "
-            f"{found['ms_per_trial_last_20']:7.1f} over the last 20   {found['ratio_to_peer']:.2f}x"
-        )
-    print(f"target: everything that is not measuring at most {TARGET_MS:.0f} ms a trial at 100 trials")
+    rows = Rows(as_json=arguments.json)
+    for case in measured:
+        rows.add(case | {"ratio_to_peer": round(case["ms_per_trial"] / measured[-1]["ms_per_trial"], 2)})
+    rows.end(f"target: everything that is not measuring at most {TARGET_MS:.0f} ms a trial at 100 trials")
 
 
 if __name__ == "__main__":

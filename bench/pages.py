@@ -1,9 +1,9 @@
 """Time and size of every page on a store with a year of studies, beside a bare route that sends as many bytes.
 
-    python bench/pages.py [--store FILE.db] [--requests 40] [--quick] [--json]
+    python bench/pages.py [--requests 40] [--quick] [--json]
 
-Without --store a rich store is made first (bench/rich_store.py: 2,000 studies, a million measurements, a study of
-10,000 trials; minutes), with --quick a small one. The service runs in a process of its own, as `ncclt serve` does; one
+A rich store is made first (bench/rich_store.py: 2,000 studies, a million measurements, a study of 10,000 trials;
+minutes), with --quick a small one. The service runs in a process of its own, as `ncclt serve` does; one
 client asks for one page after the other on one connection, and each page is asked for once before it is timed. `ratio`
 is the median time over that of a FastAPI route that sends the same number of bytes from memory, in the same run. The
 queue of jobs is filled with as many as its page shows. Where there is a Chromium and Playwright, each page is then
@@ -13,19 +13,14 @@ the worst sum of layout shifts, `axe` the number of rules of axe-core that it vi
 
 from __future__ import annotations
 
-import argparse
 import http.client
-import json
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -33,16 +28,10 @@ from ncclt.core.tuning_job import TuningJob
 from ncclt.store import Store, open_store
 from ncclt.store.job_queue import JobQueue, prepare
 from ncclt_api.pages.jobs import JOBS_PER_PAGE
+from output import Rows, build_parser
 from rich_store import SMALL, Size, fill
+from servers import OURS, serving
 
-OURS = """
-import sys
-from ncclt_api.app import create_app
-import uvicorn
-if __name__ == "__main__":
-    app = create_app(sys.argv[2], large=sys.argv[2])
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
-"""
 BARE = """
 import sys
 from fastapi import FastAPI
@@ -109,30 +98,6 @@ CLUSTER = "hall-b"
 """Where the usual study and recommendation are from."""
 
 
-@contextmanager
-def serving(program: str, *arguments: str) -> Iterator[int]:
-    """Run a server until the block ends; yield its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "serving.py"  # a file, since a spawned process imports it
-        script.write_text(program)
-        process = subprocess.Popen([sys.executable, str(script), str(port), *arguments])
-        try:
-            for _ in range(1200):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                if process.poll() is not None:
-                    raise SystemExit("pages: the server ended before it listened")
-                time.sleep(0.05)
-            yield port
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
 def timed(port: int, path: str, requests: int) -> tuple[list[float], int]:
     """Return the times of some requests after a first one, ms, and the bytes of the last answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -156,12 +121,12 @@ def percentile_95(times: list[float]) -> float:
 
 def names(store: Store) -> dict[str, str]:
     """Return the values for the names in `PAGES`: those of the newest result and roll-out of a cluster."""
-    found = store.recommendations.newest_each(cluster=CLUSTER)[0]
-    job = {"cluster": found.cluster, "model": found.model}
+    newest = store.recommendations.newest_each(cluster=CLUSTER)[0]
+    job = {"cluster": newest.cluster, "model": newest.model}
     (rollout, *_) = store.revisions.rollouts(cluster=CLUSTER, limit=1)
     return {
-        "study": found.study,
-        "recommendation": found.id,
+        "study": newest.study,
+        "recommendation": newest.id,
         "job": urlencode(job),
         "cluster": quote(rollout.cluster),
         "model": quote(rollout.model),
@@ -222,20 +187,19 @@ def count_violations(chromium: Any, address: str) -> int | None:
     context = chromium.new_context(viewport={"width": 1440, "height": 900}, bypass_csp=True)
     page = context.new_page()
     page.goto(address, wait_until="load")
-    found = Axe().run(page).response["violations"]
-    for one in found:
-        print(f"pages: {address} violates {one['id']}: {one['nodes'][0]['target']}", file=sys.stderr)
+    violations = Axe().run(page).response["violations"]
+    for violation in violations:
+        print(f"pages: {address} violates {violation['id']}: {violation['nodes'][0]['target']}", file=sys.stderr)
     context.close()
-    return len(found)
+    return len(violations)
 
 
-def measured(url: str, requests: int) -> list[dict[str, Any]]:
+def measured(url: str, requests: int) -> Iterator[dict[str, Any]]:
     with open_store(url) as store:
         filled = names(store)
     queue_jobs(url)
-    rows = []
     with ExitStack() as stack:
-        ours, bare = stack.enter_context(serving(OURS, url)), stack.enter_context(serving(BARE))
+        (ours, _), (bare, _) = stack.enter_context(serving(OURS, url)), stack.enter_context(serving(BARE))
         chromium = stack.enter_context(browser())
         for page, unfilled in PAGES.items():
             path = unfilled.format_map(filled)
@@ -246,55 +210,34 @@ def measured(url: str, requests: int) -> list[dict[str, Any]]:
             if chromium and "format=" not in path:
                 paint, shift = painted(chromium, f"http://127.0.0.1:{ours}{path}")
                 axe = None if path == "/live" else count_violations(chromium, f"http://127.0.0.1:{ours}{path}")
-            rows.append(
-                {
-                    "page": page,
-                    "ms_p50": round(statistics.median(times), 1),
-                    "ms_p95": round(percentile_95(times), 1),
-                    "kilobytes": round(size / 1e3, 1),
-                    "bare_ms_p50": round(statistics.median(empty), 2),
-                    "ratio": round(statistics.median(times) / statistics.median(empty), 1),
-                    "paint_ms": None if paint is None else round(paint),
-                    "layout_shift": None if shift is None else round(shift, 4),
-                    "axe": axe,
-                }
-            )
-    return rows
+            yield {
+                "page": page,
+                "ms_p50": round(statistics.median(times), 1),
+                "ms_p95": round(percentile_95(times), 1),
+                "kilobytes": round(size / 1e3, 1),
+                "bare_ms_p50": round(statistics.median(empty), 2),
+                "ratio": round(statistics.median(times) / statistics.median(empty), 1),
+                "paint_ms": None if paint is None else round(paint),
+                "layout_shift": None if shift is None else round(shift, 4),
+                "axe": axe,
+            }
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="a store that bench/rich_store.py made")
+    parser = build_parser(__doc__)
     parser.add_argument("--requests", type=int, default=40, help="of each page")
     parser.add_argument("--quick", action="store_true", help="a small store")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     if arguments.requests < 5:
         parser.error("--requests is at least 5")
-    if arguments.store is not None and not arguments.store.is_file():
-        parser.error(f"--store: no file {arguments.store}")
     with tempfile.TemporaryDirectory() as folder:
-        path = arguments.store or Path(folder) / "rich.db"
-        url = f"sqlite:///{path.resolve()}"
-        if arguments.store is None:
-            with open_store(url) as store:
-                fill(store, SMALL if arguments.quick else Size())
-        rows = measured(url, arguments.requests)
-    if arguments.json:
-        print(json.dumps({"rows": rows}, indent=2))
-        return
-    print(
-        f"{'page':26} {'ms p50':>8} {'ms p95':>8} {'kB':>8} {'bare ms':>8} {'ratio':>7} {'paint ms':>9} "
-        f"{'shift':>7} {'axe':>4}"
-    )
-    for row in rows:
-        print(
-            f"{row['page']:26} {row['ms_p50']:>8} {row['ms_p95']:>8} {row['kilobytes']:>8} "
-            f"{row['bare_ms_p50']:>8} {row['ratio']:>7} "
-            f"{'-' if row['paint_ms'] is None else row['paint_ms']:>9} "
-            f"{'-' if row['layout_shift'] is None else row['layout_shift']:>7} "
-            f"{'-' if row['axe'] is None else row['axe']:>4}"
-        )
+        url = f"sqlite:///{folder}/rich.db"
+        with open_store(url) as store:
+            fill(store, SMALL if arguments.quick else Size())
+        rows = Rows(as_json=arguments.json)
+        for row in measured(url, arguments.requests):
+            rows.add(row)
+    rows.end()
 
 
 if __name__ == "__main__":

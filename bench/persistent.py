@@ -14,7 +14,6 @@ Not tried on a GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -37,6 +36,7 @@ from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.switching import SwitchCost
 from ncclt.nccl.tuner_plugin.build import build, compiler
+from output import Rows, build_parser
 
 TARGET = 10.0
 
@@ -129,7 +129,7 @@ def measured(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--launcher", choices=("torchrun", "slurm"), default="torchrun")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--nccl", default="2.29.7", help="version that the ranks have; says what can be switched how")
@@ -138,7 +138,6 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100, help="with persistent ranks")
     parser.add_argument("--relaunches", type=int, default=5, help="trials that are launches of their own")
     parser.add_argument("--budget-s", type=float, default=0.05, help="for timing one message, in both")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if min(arguments.nodes, arguments.ranks, arguments.trials, arguments.relaunches) < 1 or arguments.budget_s <= 0:
         parser.error("--nodes, --ranks, --trials and --relaunches must be at least 1, and --budget-s above 0")
@@ -146,20 +145,12 @@ def main() -> None:
         parser.error(f"{arguments.ranks} ranks cannot be spread evenly over {arguments.nodes} nodes")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows = list(measured(arguments, Path(folder)))
+            rows = Rows(as_json=arguments.json)
+            for row in measured(arguments, Path(folder)):
+                rows.add(row)
     except UsageError as error:
         parser.error(error.message)
-    if arguments.json:
-        print(json.dumps({"rows": rows}))
-        return
-    for row in rows:
-        stays, launched = (f"{row[f'{way}_per_minute']:.1f}" for way in ("persistent", "relaunch"))
-        print(
-            f"{row['launcher']:9} {row['backend']:5} {row['ranks']:3} ranks  {row['level']:12} "
-            f"{stays:>6} trials a minute over {row['trials']} ({row['persistent_trial_s']} s each), "
-            f"as launches {launched:>5} over {row['relaunches']} ({row['relaunch_trial_s']} s)   {row['ratio']:.1f}x"
-        )
-    print(f"target: at least {TARGET:.0f}x")
+    rows.end(f"target: a ratio of at least {TARGET:.0f}")
 
 
 if __name__ == "__main__":

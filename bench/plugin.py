@@ -9,14 +9,13 @@ anew in bench/plugin_calls.c. All rules are of one collective, which is the wors
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import tempfile
 from pathlib import Path
 
 from ncclt.nccl.tuner_plugin.build import FLAGS, compiler, source_folder, sources
+from output import Rows, build_parser
 
 TARGET_NS, DELEGATION_TARGET_NS = 30.0, 20.0
 DELEGATE = "other_tuner.so"
@@ -38,10 +37,9 @@ def compiled(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--rules", default="10,100,1000", help="sizes of the table, with commas; at most 2048")
     parser.add_argument("--calls", type=int, default=100_000, help="decisions per round; the best of 41 rounds counts")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     try:
         tables = [int(word) for word in arguments.rules.split(",")]
@@ -49,7 +47,7 @@ def main() -> None:
         parser.error(f"--rules takes numbers with commas, not {arguments.rules!r}")
     if not all(1 <= rules <= 2048 for rules in tables) or arguments.calls < 1:
         parser.error("--rules must be 1 to 2048, and --calls at least 1")
-    rows = []
+    rows = Rows(as_json=arguments.json)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = compiled(folder)
@@ -65,14 +63,9 @@ def main() -> None:
                 text=True,
             )
             for line in done.stdout.splitlines():
-                case, taken = line.split()
-                rows.append({"rules": rules, "case": case, "ns_per_decision": float(taken)})
-    if arguments.json:
-        print(json.dumps({"rows": rows}))
-        return
-    for row in rows:
-        print(f"{row['rules']:5} rules  {row['case']:20} {row['ns_per_decision']:8.1f} ns")
-    print(
+                case, nanoseconds = line.split()
+                rows.add({"case": case, "rules": rules, "ns_per_decision": float(nanoseconds)})
+    rows.end(
         f"target: ncclt at most {TARGET_NS:.0f} ns at 1,000 rules, and ncclt-delegating at most "
         f"{DELEGATION_TARGET_NS:.0f} ns above delegate"
     )

@@ -11,13 +11,12 @@ pairs of nodes.
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import random
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ncclt.core.cluster import Cluster
@@ -29,6 +28,8 @@ from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "fakes"))
 from fleet import Fault, Fleet
+
+from output import Rows, build_parser
 
 NODES = (8, 32, 128)
 NOISE = (0.01, 0.03)
@@ -142,8 +143,7 @@ def measure_row(cluster: Cluster, *, noise: float, loss: tuple[float, float], ru
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or the rows as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser = build_parser(__doc__)
     parser.add_argument("--runs", type=int, default=40, help="fleets of each kind, every fourth healthy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cluster", default="dgx-a100", help="shipped cluster that the nodes are of")
@@ -151,30 +151,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.runs < 2 or min(options.nodes) < 8:
         parser.error("--runs must be at least 2, and --nodes at least 8: up to three faults have no node in common")
-    known = shipped_clusters(profiles_folder())
-    if options.cluster not in known:
-        parser.error(f"no shipped cluster {options.cluster!r}; there are: {', '.join(known)}")
-    rows = [
-        measure_row(
-            known[options.cluster].sized(nodes=nodes), noise=noise, loss=loss, runs=options.runs, seed=options.seed
-        )
-        for nodes in options.nodes
-        for noise in NOISE
-        for loss in LOSSES
-    ]
-    documents = [asdict(row) for row in rows]
-    if options.json:
-        print(json.dumps({"invented": True, "rows": documents}, indent=2))
-        return
-    print("INVENTED TIMES")
-    print(" ".join(f"{title:>9}" for title in documents[0]))
-    for document in documents:
-        print(
-            " ".join(
-                f"{value:>9.2f}" if isinstance(value, float) and value <= 1 else f"{value:>9}"
-                for value in document.values()
+    clusters = shipped_clusters(profiles_folder())
+    if options.cluster not in clusters:
+        parser.error(f"no shipped cluster {options.cluster!r}; there are: {', '.join(clusters)}")
+    rows = Rows(as_json=options.json)
+    if not options.json:
+        print("INVENTED TIMES")
+    for nodes, noise, loss in itertools.product(options.nodes, NOISE, LOSSES):
+        rows.add(
+            measure_row(
+                clusters[options.cluster].sized(nodes=nodes),
+                noise=noise,
+                loss=loss,
+                runs=options.runs,
+                seed=options.seed,
             )
         )
+    rows.end(invented=True)
 
 
 if __name__ == "__main__":

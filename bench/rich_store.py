@@ -1,17 +1,14 @@
 """Fill a store with everything that the pages have to show, for their bench, their tests and the pictures in the docs.
 
-    python bench/rich_store.py FILE.db [--studies 2000] [--measurements 1000000] [--long 10000] [--plain]
-
 The catalogue's clusters and workloads and some of our own; for each pair that is in use a year of studies under several
 releases of NCCL: tuned, kept, undecided, stale, superseded, interrupted, running, with failed trials, rechecks, jobs
-and preflights; one study of many trials; names that try to break a page. `--replays` recorded landscapes are really
+and preflights; one study of many trials; names that try to break a page. `Size.replays` recorded landscapes are really
 searched, by `ncclt.tune`; all other times are made up here and prove nothing. Bulk rows are written by the store's own
 row functions, in one transaction per hundred studies.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import math
@@ -19,7 +16,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert
@@ -41,7 +37,7 @@ from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import Provenance, Workload
 from ncclt.deliver.attest import attest
 from ncclt.prove.rollout import judge_stored
-from ncclt.store import Store, open_store
+from ncclt.store import Store
 from ncclt.store.documents import to_text
 from ncclt.store.studies import study_row
 from ncclt.store.tables import history, job_starts, job_times, measurements, recommendations, studies, trials
@@ -559,26 +555,3 @@ def _examine(cluster: Cluster, weak: tuple[str, ...], when: str) -> Preflight:
         readings=(reading,),
         wall_s=9.0,
     )
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="SQLite file to make")
-    parser.add_argument("--studies", type=int, default=Size().studies)
-    parser.add_argument("--measurements", type=int, default=Size().measurements)
-    parser.add_argument("--long", type=int, default=Size().long, help="trials of the long study")
-    parser.add_argument("--plain", action="store_true", help="leave out the names that try to break a page")
-    parser.add_argument("--replays", type=int, default=Size().replays, help="recorded landscapes to search")
-    arguments = parser.parse_args(argv)
-    if arguments.file.exists():
-        parser.error(f"{arguments.file} exists")
-    if min(arguments.studies, arguments.measurements) < 10 or arguments.long < 50:
-        parser.error("--studies and --measurements are at least 10, --long at least 50")
-    amounts = {name: getattr(arguments, name) for name in ("studies", "measurements", "long", "replays")}
-    size = Size(**amounts, hostile=not arguments.plain)
-    with open_store(f"sqlite:///{arguments.file.resolve()}") as store:
-        fill(store, size)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,20 +16,17 @@ were known without noise; the rest is the price of few noisy launches.
     python bench/search.py --noise 0.02 --noise 0.05 --noise 0.1      rows for each of them
     python bench/search.py --landscape FILE.csv [--landscape ...]
     python bench/search.py --methods ours --without averaging      ours without one of its parts (adr/0007); repeatable
-    python bench/search.py --methods informed      what is left to whoever knows the best settings beforehand
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 # One thread: the matrices are small, and two libraries that share the cores measure each other.
@@ -47,14 +44,12 @@ from ncclt.errors import NccltError
 from ncclt.search import acquisition, posterior
 from ncclt.search.assemble import assemble, collect_times
 from ncclt.search.posterior import posterior_mean
+from output import Rows, build_parser
 from peers import METHODS, make
 
 COUNTS = (5, 8, 12, 20)
 NEAR = (0.01, 0.03)
 NOISES = (0.02,)
-STICKING = (8, 20)
-"""After these numbers of launches the searches still above 1 % are counted."""
-
 MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
 """Targets: of the mean over the seeds, and of the worst of them."""
 
@@ -64,9 +59,6 @@ PARTS = {
     "sure-channels": (posterior, "channel_certainty", lambda *_: np.float64(0.0)),
 }
 """What `--without` replaces: a name of a module of the search, and its value without the part."""
-
-INFORMED = "informed"
-"""Not a search and only run when asked for by name: see `Informed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,34 +98,9 @@ class Line:
     thinking_s: float
 
 
-class Informed:
-    """Knows the landscape: launches the best setting of each message, and the default, in turn and nothing else.
-
-    No search can do it. What regret it is left with is the price of the noise alone, under the rule of confirmation.
-    """
-
-    def __init__(self, case: Case) -> None:
-        calls = [c.calls_per_step for c in case.workload.messages]
-        gains: dict[int, float] = {}
-        for column, best in enumerate(case.table.argmin(axis=0)):
-            if best:
-                saved = calls[column] * float(case.table[0, column] - case.table[best, column])
-                gains[int(best)] = gains.get(int(best), 0.0) + saved
-        order = sorted(gains, key=lambda row: -gains[row])
-        self._settings = [*(case.settings[row] for row in order), DEFAULT]
-
-    def ask(self, trials: Sequence[Trial]) -> Setting:
-        """Return the next one in turn; the default was launched first."""
-        return self._settings[(len(trials) - 1) % len(self._settings)]
-
-    def tell(self, trial: Trial) -> None:
-        """Hear of a launch, which teaches it nothing."""
-
-
 def search(case: Case, method: str, *, seed: int, budget: int, noise: Noise) -> Run:
     """Search a case with a method for some launches."""
-    informed = method == INFORMED
-    sampler = Informed(case) if informed else make(method, case.space, case.workload, case.cluster, seed=seed)
+    sampler = make(method, case.space, case.workload, case.cluster, seed=seed)
     trials = [_launch(case, DEFAULT, [], seed=seed, noise=noise)]
     regrets, unlaunched = [_regret(case, trials)], [_unlaunched(case, trials)]
     thinking_s = 0.0
@@ -151,8 +118,8 @@ def search(case: Case, method: str, *, seed: int, budget: int, noise: Noise) -> 
         unlaunched.append(_unlaunched(case, trials))
     launches = max(1, len(trials) - 1)
     # A search that has ended keeps what it found.
-    for found in (regrets, unlaunched):
-        found += [found[-1]] * (budget - len(found))
+    for shares in (regrets, unlaunched):
+        shares += [shares[-1]] * (budget - len(shares))
     return Run(regrets=tuple(regrets), unlaunched=tuple(unlaunched), thinking_s=thinking_s / launches)
 
 
@@ -218,84 +185,29 @@ def _launches_to(runs: Sequence[Run], near: float, budget: int) -> float:
     return statistics.fmean(min(n, budget + 1) for n in needed)
 
 
-def table(lines: Sequence[Line]) -> str:
-    """Return the lines as text, one row per method, case and noise."""
-    counts = sorted({line.launches for line in lines})
-    head = "  ".join(f"{f'after {n}':>21}" for n in counts)
-    rows = [
-        f"{'landscape':38} {'mix':7} {'method':10} noise {head}  {_sticking(counts):>14}   to 1 %  to 3 %  s/launch   "
-        "default  global"
-    ]
-    for (landscape, mix, method, noise), mine in _grouped(lines).items():
-        last = mine[-1]
-        rows.append(
-            f"{landscape[:38]:38} {mix:7} {method:10} {noise:5.0%} {_cells(mine, counts)}   {last.within_1pct:6.1f}  "
-            f"{last.within_3pct:6.1f}  {last.thinking_s:8.3f}  {last.default_regret * 100:7.2f} "
-            f"{last.global_regret * 100:7.2f}"
+def summarize(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the means over all cases, and the cases in which ours misses the targets."""
+    for method, noise, launches in dict.fromkeys((line.method, line.noise, line.launches) for line in lines):
+        group = [line for line in lines if (line.method, line.noise, line.launches) == (method, noise, launches)]
+        mean = statistics.fmean(line.regret_mean for line in group)
+        yield (
+            f"{method} at {noise:.0%} noise after {launches}: {mean:.2%} regret in the mean of {len(group)} cases, "
+            f"{max(line.regret_worst for line in group):.2%} at worst, "
+            f"{statistics.fmean(line.above_1pct for line in group):.0%} of the searches above 1 %"
         )
-    rows.append(
-        "regret in %, mean (of that for settings never launched) / worst over the seeds; share of searches above 1 % "
-        "regret; launches until it stays within 1 % and 3 %"
-    )
-    return "\n".join([*rows, "", *_summary(lines)])
-
-
-def _sticking(counts: Sequence[int]) -> str:
-    return "> 1 % after " + "/".join(str(n) for n in counts if n in STICKING)
-
-
-def _cells(lines: Sequence[Line], counts: Sequence[int]) -> str:
-    """Return the regrets of some lines after each count, and how many searches stick."""
-    cells, stuck = [], []
-    for launches in counts:
-        mine = [line for line in lines if line.launches == launches]
-        mean = statistics.fmean(line.regret_mean for line in mine)
-        unlaunched = statistics.fmean(line.unlaunched_mean for line in mine)
-        worst = max(line.regret_worst for line in mine)
-        cells.append(f"{mean * 100:5.2f} ({unlaunched * 100:5.2f}) / {worst * 100:5.2f}")
-        if launches in STICKING:
-            stuck.append(f"{statistics.fmean(line.above_1pct for line in mine):4.0%}")
-    return "  ".join([*cells, f"{' / '.join(stuck):>14}"])
-
-
-def _grouped(lines: Sequence[Line]) -> dict[tuple[str, str, str, float], list[Line]]:
-    found: dict[tuple[str, str, str, float], list[Line]] = {}
     for line in lines:
-        found.setdefault((line.landscape, line.workload, line.method, line.noise), []).append(line)
-    return found
-
-
-def _summary(lines: Sequence[Line]) -> list[str]:
-    """Return the mean over the mixes of each landscape and over all of them, and whether the targets are met."""
-    rows = []
-    counts = sorted({line.launches for line in lines})
-    kinds = dict.fromkeys((line.noise, line.method) for line in lines)
-    groups = {name: [x for x in lines if x.landscape == name] for name in dict.fromkeys(x.landscape for x in lines)}
-    groups["all recorded"] = list(lines)
-    for (name, group), (noise, method) in itertools.product(groups.items(), kinds):
-        mine = [x for x in group if (x.noise, x.method) == (noise, method)]
-        rows.append(f"{name[:38]:38} {'all':7} {method:10} {noise:5.0%} {_cells(mine, counts)}")
-    for noise in dict.fromkeys(x.noise for x in lines if x.method == "ours"):
-        rows += _missed([x for x in lines if (x.method, x.noise) == ("ours", noise)], noise)
-    return rows
-
-
-def _missed(ours: Sequence[Line], noise: float) -> list[str]:
-    mean_8 = [x for x in ours if x.launches == 8 and x.regret_mean > MEAN_AFTER_8]
-    worst_12 = [x for x in ours if x.launches == 12 and x.regret_worst > WORST_AFTER_12]
-    cases = len({(x.landscape, x.workload) for x in ours})
-    rows = [
-        f"ours at {noise:.0%} noise: mean above {MEAN_AFTER_8:.1%} after 8 launches in {len(mean_8)} of {cases} cases, "
-        f"worst above {WORST_AFTER_12:.0%} after 12 in {len(worst_12)}"
-    ]
-    for missed, at, figure in ((mean_8, 8, "regret_mean"), (worst_12, 12, "regret_worst")):
-        rows += [f"  after {at}: {x.landscape} {x.workload} {getattr(x, figure) * 100:.2f} %" for x in missed]
-    return rows
+        missed = (line.launches == 8 and line.regret_mean > MEAN_AFTER_8) or (
+            line.launches == 12 and line.regret_worst > WORST_AFTER_12
+        )
+        if line.method == "ours" and missed:
+            yield (
+                f"  target missed: {line.landscape} {line.workload} after {line.launches}: "
+                f"{line.regret_mean:.2%} in the mean, {line.regret_worst:.2%} at worst"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one document with rows")
+    parser = build_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="3 seeds, 12 launches, without GPSampler")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", type=int, default=max(COUNTS), help="launches of each search")
@@ -315,9 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--landscape", action="append", type=Path, default=[], metavar="FILE.csv")
     options = parser.parse_args(argv)
     methods = [word for word in options.methods.split(",") if word]
-    unknown = sorted(set(methods) - {*METHODS, INFORMED})
+    unknown = sorted(set(methods) - {*METHODS})
     if unknown:
-        parser.error(f"no method {', '.join(unknown)}; there are {', '.join([*METHODS, INFORMED])}")
+        parser.error(f"no method {', '.join(unknown)}; there are {', '.join(METHODS)}")
     noises = tuple(options.noise or NOISES)
     if any(not 0 <= sigma < 1 for sigma in noises):
         parser.error("--noise must be 0 to below 1")
@@ -335,19 +247,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NccltError as error:
         print(f"bench/search.py: {error.message}", file=sys.stderr)
         return 2
-    wanted = {word for word in options.mixes.split(",") if word}
-    cases = [c for c in cases if options.only in c.landscape and (not wanted or c.mix in wanted)]
+    mixes = {word for word in options.mixes.split(",") if word}
+    cases = [c for c in cases if options.only in c.landscape and (not mixes or c.mix in mixes)]
     for reason in [*left_out, *dict.fromkeys(f"{c.landscape}: {c.note}" for c in cases if c.note)]:
         print(reason, file=sys.stderr)
     if not cases:
         print("bench/search.py: no landscape to search in", file=sys.stderr)
         return 2
-    lines = []
+    rows, lines = Rows(as_json=options.json), []
     for sigma, case in itertools.product(noises, cases):
         noise = Noise(sigma=sigma, outliers=options.outliers)
-        lines += compare(case, methods, seeds=seeds, budget=budget, noise=noise)
+        for line in compare(case, methods, seeds=seeds, budget=budget, noise=noise):
+            lines.append(line)
+            rows.add(line)
         print(f"done: {case.landscape}, {case.mix}, noise {sigma:.0%}", file=sys.stderr, flush=True)
-    print(json.dumps({"rows": [asdict(line) for line in lines]}, indent=1) if options.json else table(lines))
+    rows.end(*summarize(lines))
     return 0
 
 

@@ -13,13 +13,11 @@ answer in 2 s, the limit of a job start (such a rank uses the answer that it kee
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -39,6 +37,8 @@ from ncclt.store import open_store
 from ncclt.store.tables import measurements, recommendations, trials
 from ncclt.store.trials import measurement_row, trial_row
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
+from output import Rows, build_parser
+from servers import OURS, free_port, listening, serving
 
 CONNECTIONS = 64
 RANKS = 10_000
@@ -56,14 +56,6 @@ app, body = FastAPI(), open(sys.argv[2]).read()
 async def env():
     return PlainTextResponse(body)
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
-"""
-OURS = """
-import sys
-from ncclt_api.app import create_app
-import uvicorn
-if __name__ == "__main__":
-    app = create_app(sys.argv[2], large=sys.argv[2])
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
 """
 
 
@@ -126,25 +118,6 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
                 connection.execute(insert(measurements), [{**m, "number": n} for n in numbers for m in measured])
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def serving(program: str, argument: str) -> Iterator[tuple[int, int]]:
-    """Run a server until the block ends; yield its port and process id."""
-    port = free_port()
-    process = subprocess.Popen([sys.executable, "-c", program, str(port), argument])
-    try:
-        _await_port(port, process)
-        yield port, process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
 @contextmanager
 def serving_nginx(folder: Path, body: str) -> Iterator[int | None]:
     """Serve the same text from a file; yield None where there is no nginx."""
@@ -165,24 +138,9 @@ def serving_nginx(folder: Path, body: str) -> Iterator[int | None]:
     )
     root.chmod(0o755)
     folder.chmod(0o755)
-    process = subprocess.Popen([nginx, "-p", str(root), "-c", str(root / "nginx.conf"), "-e", str(root / "error.log")])
-    try:
-        _await_port(port, process)
+    command = [nginx, "-p", root, "-c", root / "nginx.conf", "-e", root / "error.log"]
+    with listening(command, port):
         yield port
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
-        if process.poll() is not None:
-            raise SystemExit(f"serve: a server ended with {process.returncode}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise SystemExit("serve: a server did not begin to listen")
 
 
 class Asker(asyncio.Protocol):
@@ -311,7 +269,7 @@ def four_readers(port: int) -> Iterator[None]:
             reader.wait()
 
 
-def row(case: str, loads: list[Load], bare: float | None) -> dict[str, Any]:
+def summarize(case: str, loads: list[Load], bare: float | None) -> dict[str, Any]:
     rate = statistics.median(load.rate for load in loads)
     times_ms = sorted(1e3 * t for load in loads for t in load.times_s)
     return {
@@ -354,25 +312,25 @@ def rows_on(
         }
         if static:
             cases["nginx, static file"] = lambda: load_of(static, "/env.txt", seconds)
-        found: dict[str, list[Load]] = {case: [] for case in cases}
+        loads: dict[str, list[Load]] = {case: [] for case in cases}
         for _ in range(rounds):
             for case, measure in cases.items():
-                found[case].append(measure())
-        rate = statistics.median(load.rate for load in found["bare async route"])
+                loads[case].append(measure())
+        rate = statistics.median(load.rate for load in loads["bare async route"])
         with four_readers(ours):
-            found["env while readers page"] = [load_of(ours, path, seconds, expected=body) for _ in range(rounds)]
-            found["bare while readers page"] = [load_of(bare, "/env", seconds) for _ in range(rounds)]
-        busy = statistics.median(load.rate for load in found["bare while readers page"])
-        found["burst of 10,000 ranks"] = [asyncio.run(_burst(ours, path, body))]
+            loads["env while readers page"] = [load_of(ours, path, seconds, expected=body) for _ in range(rounds)]
+            loads["bare while readers page"] = [load_of(bare, "/env", seconds) for _ in range(rounds)]
+        busy = statistics.median(load.rate for load in loads["bare while readers page"])
+        loads["burst of 10,000 ranks"] = [asyncio.run(_burst(ours, path, body))]
         if stop is not None:
             stop()
-            found["env, database stopped"] = [load_of(ours, path, seconds, expected=body) for _ in range(rounds)]
-            asked = sum(len(load.times_s) for load in found["env, database stopped"])
-            missed = sum(load.errors for load in found["env, database stopped"])
+            loads["env, database stopped"] = [load_of(ours, path, seconds, expected=body) for _ in range(rounds)]
+            asked = sum(len(load.times_s) for load in loads["env, database stopped"])
+            missed = sum(load.errors for load in loads["env, database stopped"])
             note(f"{name} stopped: {asked - missed} of {asked} new job names were answered")
         memory = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
         note(f"{name}: memory of the service {int(memory.split()[1]) / 1024:.0f} MiB")
-    return [row(f"{name}: {case}", loads, busy if "page" in case else rate) for case, loads in found.items()]
+    return [summarize(f"{name}: {case}", runs, busy if "page" in case else rate) for case, runs in loads.items()]
 
 
 @contextmanager
@@ -405,16 +363,15 @@ def _stop_postgresql(data: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a store of a hundredth, one round")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     scale = 100 if options.quick else 1
     notes: list[str] = []
-    rows: list[dict[str, Any]] = []
+    rows = Rows(as_json=options.json)
     names = ("sqlite", "postgresql") if options.database == "both" else (options.database,)
     for name in names:
         with tempfile.TemporaryDirectory(prefix="ncclt-serve-", ignore_cleanup_errors=True) as text:
@@ -434,18 +391,11 @@ def main() -> None:
                 )
                 notes.append(f"{name}: the store was written in {time.perf_counter() - began:.0f} s")
                 rounds = 1 if options.quick else options.rounds
-                rows += rows_on(name, url, folder, seconds=options.seconds, rounds=rounds, note=notes.append, stop=stop)
-    if options.json:
-        print(json.dumps({"rows": rows, "notes": notes}))
-        return
-    print(f"{'case':38} {'requests/s':>10} {'of bare':>8} {'p50 ms':>8} {'p99 ms':>8} {'errors':>7}")
-    for one in rows:
-        ratio = f"{one['ratio_to_bare']:.2f}" if one["ratio_to_bare"] else "-"
-        print(
-            f"{one['case']:38} {one['requests_per_s']:10.0f} {ratio:>8} {one['p50_ms']:8.2f} {one['p99_ms']:8.2f} "
-            f"{one['errors']:7d}"
-        )
-    print(*notes, sep="\n")
+                for row in rows_on(
+                    name, url, folder, seconds=options.seconds, rounds=rounds, note=notes.append, stop=stop
+                ):
+                    rows.add(row)
+    rows.end(*notes, notes=notes)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ A launcher calls `ncclt env` once per job (or per rank), so it must be nothing t
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from output import Rows, build_parser
 
 NCCLT = [sys.executable, "-m", "ncclt"]
 TARGET = 2.0
@@ -28,9 +28,8 @@ def seconds(argv: list[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--runs", type=int, default=15, help="counted runs of each command")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")
@@ -38,46 +37,29 @@ def main() -> None:
         storage = f"sqlite:///{Path(folder) / 'bench.db'}"
         tune = ["tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", "--trials", "8", "--quiet"]
         subprocess.run([*NCCLT, *tune, "--storage", storage], check=True, capture_output=True)
-        env = [
-            *NCCLT,
-            "env",
-            "--cluster",
-            "leonardo",
-            "--model",
-            "bert",
-            *SHAPE,
-            "--storage",
-            storage,
-            "--allow",
-            "simulated",
-        ]
+        job = ["--cluster", "leonardo", "--model", "bert", *SHAPE]
+        env = [*NCCLT, "env", *job, "--storage", storage, "--allow", "simulated"]
         commands = {"python -c 'import typer' (peer)": [sys.executable, "-c", "import typer"], "ncclt env": env}
         times: dict[str, list[float]] = {name: [] for name in commands}
         for run in range(arguments.runs + 1):
             for name, argv in commands.items():
-                taken = seconds(argv)
+                elapsed_s = seconds(argv)
                 if run:  # the first round warms the file cache
-                    times[name].append(taken)
+                    times[name].append(elapsed_s)
     peer = statistics.median(next(iter(times.values())))
-    rows = [
-        {
-            "case": name,
-            "runs": len(taken),
-            "median_ms": round(statistics.median(taken) * 1e3, 1),
-            "min_ms": round(min(taken) * 1e3, 1),
-            "ratio_to_peer": round(statistics.median(taken) / peer, 2),
-        }
-        for name, taken in times.items()
-    ]
-    if arguments.json:
-        print(json.dumps({"rows": rows}))
-        return
-    for row in rows:
-        print(
-            f"{row['case']:34} median {row['median_ms']:7.1f} ms   min {row['min_ms']:7.1f} ms   "
-            f"{row['ratio_to_peer']:.2f}x"
+    rows = Rows(as_json=arguments.json)
+    for name, seconds_each in times.items():
+        median = statistics.median(seconds_each)
+        rows.add(
+            {
+                "case": name,
+                "runs": len(seconds_each),
+                "median_ms": round(median * 1e3, 1),
+                "min_ms": round(min(seconds_each) * 1e3, 1),
+                "ratio_to_peer": round(median / peer, 2),
+            }
         )
-    print(f"target: ncclt env at most {TARGET:.1f}x the peer")
+    rows.end(f"target: ncclt env at most {TARGET:.1f}x the peer")
 
 
 if __name__ == "__main__":

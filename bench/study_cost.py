@@ -11,8 +11,6 @@ recording, 0 where the default is kept. Workloads: those of bench/search.py.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import random
@@ -21,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,14 +33,14 @@ from ncclt.core.message import Message
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.setting import Setting
-from ncclt.core.study import Phase, Study, Trial
+from ncclt.core.study import Phase, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
 from ncclt.pipeline.tune import TuneRequest, tune
-from ncclt.prove.verdict import Pairs
-from ncclt.search.loop import Progress
 from ncclt.store import open_store
+from ncclt.testing.fakes import SilentWatcher
+from output import Rows, build_parser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +100,7 @@ class Replayed:
     def _draw(self, setting_for: Callable[[Message], Setting], messages: Sequence[Message]) -> TrialResult:
         self._launches += 1
         draw = random.Random(f"{self._seed}|{self._launches}")
-        whole = draw.gauss(0.0, self._sigma / 2)
+        launch_noise = draw.gauss(0.0, self._sigma / 2)
         return TrialResult(
             outcome=Outcome.OK,
             measurements=tuple(
@@ -110,7 +108,7 @@ class Replayed:
                     message=message,
                     samples_us=(
                         self._case.time_us(setting_for(message), message)
-                        * math.exp(whole + draw.gauss(0.0, self._sigma)),
+                        * math.exp(launch_noise + draw.gauss(0.0, self._sigma)),
                     ),
                     wrong=None,
                 )
@@ -118,22 +116,6 @@ class Replayed:
             ),
             wall_s=1.0,
         )
-
-
-class Unwatched:
-    """Follows nothing (see ncclt.pipeline.tune.Watcher)."""
-
-    def opened(self, study: Study, resumed: int) -> None:
-        """Ignore it."""
-
-    def searched(self, progress: Progress) -> None:
-        """Ignore it."""
-
-    def confirmed(self, trial: Trial, done: int, total: int) -> None:
-        """Ignore it."""
-
-    def proved(self, trial: Trial, blocks: int, pairs: Pairs | None) -> None:
-        """Ignore it."""
 
 
 def run_tune(case: Case, testbed: Testbed, *, seed: int) -> tuple[Recommendation, tuple[Trial, ...]]:
@@ -144,7 +126,7 @@ def run_tune(case: Case, testbed: Testbed, *, seed: int) -> tuple[Recommendation
             request,
             testbed,
             store,
-            watcher=Unwatched(),
+            watcher=SilentWatcher(),
             interrupted=lambda: "",
             clock=time.monotonic,
             now=lambda: "2026-01-01T00:00:00+00:00",
@@ -161,11 +143,11 @@ def run_study(case: Case, *, sigma: float, seed: int) -> Cost:
         covers=case.covers,
         recorded=tuple(setting for setting in case.settings if not setting.is_default),
     )
-    found, trials = run_tune(case, testbed, seed=seed)
+    recommendation, trials = run_tune(case, testbed, seed=seed)
     return Cost(
         launches={phase: sum(trial.phase is phase for trial in trials) for phase in Phase},
-        tuned=found.table.verdict.decision is Decision.TUNED,
-        gain=case.default_us / case.policy_us(found.table.effective) - 1,
+        tuned=recommendation.table.verdict.decision is Decision.TUNED,
+        gain=case.default_us / case.policy_us(recommendation.table.effective) - 1,
     )
 
 
@@ -193,24 +175,15 @@ def row_of(case: Case, *, sigma: float, seeds: int) -> Row:
     )
 
 
-def show(row: Row) -> None:
-    """Print one row of the table."""
-    totals = f"{row.total_mean:>7.1f}{row.total_p95 or '-':>5}{row.total_max:>5}"
-    launches = f"{row.search:>7.1f}{row.confirm:>8.1f}{row.prove:>7.1f}{totals}"
-    gains = f"{row.tuned_rate:>7.0%}{row.deployed_gain:>9.2%}{row.worst_gain:>8.2%}{row.best_gain:>8.2%}"
-    print(f"{row.landscape[:38]:<39}{row.workload:<9}{row.noise:>5.0%}{launches}{gains}", flush=True)
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--landscape", action="append", type=Path, required=True, metavar="FILE.csv", help="repeatable")
     parser.add_argument("--workload", action="append", help="only these mixes; repeatable")
     parser.add_argument(
         "--noise", action="append", type=float, help="sigma of the log of a time; default 0.02 and 0.05"
     )
     parser.add_argument("--seeds", type=int, default=20, help="studies of each row (default 20)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(argv)
     if options.seeds < 1 or any(not 0 <= sigma < 1 for sigma in options.noise or ()):
         parser.error("--seeds must be at least 1, and --noise 0 to below 1")
@@ -218,37 +191,28 @@ def main(argv: Sequence[str]) -> int:
     cases: list[Case] = []
     for path in options.landscape:
         try:
-            found, left_out = recorded_cases(path, fewest=FEWEST_GIVEN)
+            recorded, left_out = recorded_cases(path, fewest=FEWEST_GIVEN)
         except NccltError as error:
-            found, left_out = [], [f"{path.name}: {error.message}"]
-        cases += found
-        for reason in [*left_out, *dict.fromkeys(f"{case.landscape}: {case.note}" for case in found if case.note)]:
+            recorded, left_out = [], [f"{path.name}: {error.message}"]
+        cases += recorded
+        for reason in [*left_out, *dict.fromkeys(f"{case.landscape}: {case.note}" for case in recorded if case.note)]:
             print(f"bench/study_cost.py: {reason}", file=sys.stderr)
     cases = [case for case in cases if case.mix in (options.workload or [case.mix])]
     if not cases:
         print("bench/study_cost.py: nothing of that can be used", file=sys.stderr)
         return 2
-    rows = []
-    if not options.json:
-        titles = f"{'search':>7}{'confirm':>8}{'prove':>7}{'total':>7}{'p95':>5}{'max':>5}{'tuned':>7}{'deployed':>9}"
-        print(f"{'landscape':<39}{'workload':<9}{'noise':>5}{titles}{'worst':>8}{'best':>8}")
+    rows, notes = Rows(as_json=options.json), []
     for sigma in options.noise or (0.02, 0.05):
-        mine = []
         for case in cases:
-            mine.append(row_of(case, sigma=sigma, seeds=options.seeds))
-            if not options.json:
-                show(mine[-1])
-        rows += mine
-        if not options.json:
-            totals = [total for row in mine for total in row.totals]
-            p95 = percentile_95(totals)
-            print(
-                f"{len(totals)} studies of {sigma:.0%} noise: {statistics.fmean(totals):.1f} launches in the mean, "
-                f"{f'{p95} in 95 % of them' if p95 else f'too few studies for p95 (fewer than {FEWEST_FOR_P95})'}, "
-                f"{max(totals)} at most"
-            )
-    if options.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1))
+            rows.add(row_of(case, sigma=sigma, seeds=options.seeds))
+        totals = [total for row in rows[-len(cases) :] for total in row["totals"]]
+        p95 = percentile_95(totals)
+        notes.append(
+            f"{len(totals)} studies of {sigma:.0%} noise: {statistics.fmean(totals):.1f} launches in the mean, "
+            f"{f'{p95} in 95 % of them' if p95 else f'too few studies for p95 (fewer than {FEWEST_FOR_P95})'}, "
+            f"{max(totals)} at most"
+        )
+    rows.end(*notes)
     return 0
 
 

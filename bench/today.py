@@ -12,12 +12,10 @@ counts the intervals that hold the true ratio.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -30,6 +28,7 @@ from ncclt.core.setting import Setting
 from ncclt.core.trial import TrialResult
 from ncclt.errors import NccltError
 from ncclt.measure.testbed import Testbed
+from output import Rows, build_parser
 from study_cost import Replayed, run_tune
 
 
@@ -70,10 +69,10 @@ class Today(Replayed):
 def rank_settings(case: Case) -> list[tuple[float, Setting]]:
     """Return every recorded setting but the default, with its time per step in µs, the fastest first."""
     times_us = case.table @ case.calls
-    found = [
+    recorded = [
         (float(us), setting) for us, setting in zip(times_us, case.settings, strict=True) if not setting.is_default
     ]
-    return sorted(found, key=lambda pair: (pair[0], pair[1].digest()))
+    return sorted(recorded, key=lambda pair: (pair[0], pair[1].digest()))
 
 
 def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed: int) -> Row:
@@ -86,9 +85,9 @@ def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed
         covers=case.covers,
         recorded=tuple(setting for setting in case.settings if not setting.is_default),
     )
-    found, trials = run_tune(case, testbed, seed=seed)
-    assert found.today is not None, "its arm was measured"
-    table = found.table
+    recommendation, trials = run_tune(case, testbed, seed=seed)
+    assert recommendation.today is not None, "its arm was measured"
+    table = recommendation.table
     over: Verdict | None = table.over_today
     # The interval is of the policy that was launched, whatever was decided.
     policy = table.policy if over is not None else Policy()
@@ -98,9 +97,9 @@ def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed
         workload=case.mix,
         today=today.label,
         noise=sigma,
-        default_decision=found.today.default.decision.value,
-        default_speedup=found.today.default.speedup,
-        default_interval=found.today.default.interval,
+        default_decision=recommendation.today.default.decision.value,
+        default_speedup=recommendation.today.default.speedup,
+        default_interval=recommendation.today.default.interval,
         default_true=today_us / case.default_us,
         policy_decision=table.verdict.decision.value,
         policy_speedup=over.speedup if over else None,
@@ -111,27 +110,9 @@ def run_study(case: Case, today: Setting, today_us: float, *, sigma: float, seed
     )
 
 
-def show(row: Row) -> None:
-    """Print one row of the table."""
-
-    def told(speedup: float | None, interval: tuple[float, float] | None) -> str:
-        return "-" if speedup is None or interval is None else f"{speedup:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"
-
-    default, policy = (
-        told(row.default_speedup, row.default_interval),
-        told(row.policy_speedup, row.policy_interval),
-    )
-    print(
-        f"{row.landscape[:24]:<25}{row.collective:<15}{row.workload:<9}{row.today[:22]:<23}{row.default_decision:<13}{default:<21}"
-        f"{row.default_true:>6.3f}  {row.policy_decision:<13}{policy:<21}{row.policy_true:>6.3f}"
-        f"{row.policy_over_default:>8.3f}{row.launches:>6}",
-        flush=True,
-    )
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--landscape", action="append", type=Path, required=True, metavar="FILE.csv", help="repeatable")
     parser.add_argument(
         "--collective", action="append", type=Collective, help="of the workloads; repeatable (default all_reduce)"
@@ -139,18 +120,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--workload", action="append", help="only these mixes; repeatable")
     parser.add_argument("--noise", type=float, default=0.02, help="sigma of the log of a time (default 0.02)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     options = parser.parse_args(argv)
     if not 0 <= options.noise < 1:
         parser.error("--noise must be 0 to below 1")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    rows = []
-    if not options.json:
-        print(
-            f"{'landscape':<25}{'collective':<15}{'workload':<9}{'today':<23}{'default':<13}"
-            f"{'over today (95 % CI)':<21}{'true':>6}  "
-            f"{'policy':<13}{'over today (95 % CI)':<21}{'true':>6}{'default':>8}{'runs':>6}"
-        )
+    rows = Rows(as_json=options.json)
     for path, collective in itertools.product(options.landscape, options.collective or [None]):
         try:
             cases, left_out = recorded_cases(path, collective=collective)
@@ -164,16 +138,10 @@ def main(argv: Sequence[str]) -> int:
                 continue
             ranked = rank_settings(case)
             for today_us, today in dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1])):
-                rows.append(run_study(case, today, today_us, sigma=options.noise, seed=options.seed))
-                if not options.json:
-                    show(rows[-1])
-    pairs = [(row.default_interval, row.default_true) for row in rows]
-    pairs += [(row.policy_interval, row.policy_true) for row in rows if row.policy_interval is not None]
-    held = sum(low <= true <= high for (low, high), true in pairs)
-    if options.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "intervals": len(pairs), "held": held}))
-    else:
-        print(f"{held} of {len(pairs)} intervals hold the true ratio")
+                rows.add(run_study(case, today, today_us, sigma=options.noise, seed=options.seed))
+    pairs = [(row[f"{side}_interval"], row[f"{side}_true"]) for row in rows for side in ("default", "policy")]
+    held = [low <= true <= high for (low, high), true in filter(all, pairs)]
+    rows.end(f"{sum(held)} of {len(held)} intervals hold the true ratio", intervals=len(held), held=sum(held))
     return 0
 
 

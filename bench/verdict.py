@@ -5,11 +5,11 @@ truth is known. Unless a case says otherwise one launch in a hundred takes five 
 10 % in a straight line over the longest run. The policy is launched as a whole (k = 1), or as where no plugin can be
 loaded by each of its k settings, and then the default as often.
 
-`from` and `to` are the 95 % interval of the share that is called `tuned`. Coverage is the share of the studies whose
-final 95 % interval holds the true gain of what was launched. "Harm" is the share of the studies that deliver a rule
-for a message which truly loses more than 3 %. The last column is the usual practice: launch N settings once each,
-take the fastest, and call it a gain when it beats the one launch of the default by 2 %. In cases called "selected"
-the policy is that winner.
+`tuned_low` and `tuned_high` are the 95 % interval of the share that is called `tuned`. `coverage` is the share of the
+studies whose final 95 % interval holds the true gain of what was launched, `harm_rate` that of the studies which
+deliver a rule for a message that truly loses more than 3 %. `best_of_n_rate` is the usual practice: launch N settings
+once each, take the fastest, and call it a gain when it beats the one launch of the default by 2 %. In cases called
+"selected" the policy is that winner.
 
 Where the recorded two-node grid is there (GRID), its two repetitions give the noise of cases called "recorded": the
 logarithm of a time of the first, disturbed one over that of the second. A launch draws a size, and one repetition.
@@ -19,17 +19,15 @@ logarithm of a time of the first, disturbed one over that of the second. A launc
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import functools
-import json
 import math
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from landscapes import DATA, percentile_95, read_tables
 from ncclt.core.algorithms import Algorithm, Protocol
@@ -46,6 +44,7 @@ from ncclt.prove.interleave import Proof
 from ncclt.prove.proof import build_policy_verdict
 from ncclt.prove.verdict import MAX_MESSAGE_LOSS, MIN_EFFECT
 from ncclt.testing.fakes import FakeTrialLog
+from output import Rows, build_parser
 
 CLUSTER = Cluster(
     name="bench",
@@ -430,8 +429,7 @@ def wilson(count: int, of: int) -> tuple[float, float]:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table, or one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser = build_parser(__doc__)
     parser.add_argument("--studies", type=int, default=1000, help="studies of each case (default 1000)")
     parser.add_argument("--quick", action="store_true", help="100 studies of each case")
     parser.add_argument("--case", help="only cases whose name fits this pattern with *")
@@ -449,34 +447,13 @@ def main(argv: Sequence[str]) -> int:
     if not cases:
         parser.error(f"no case fits {options.case!r}; there are: {', '.join(case.name for case in CASES)}")
     started = time.monotonic()
-    rows = []
-    if not options.json:
-        titles = "".join(f"{title:>8}" for title in ("tuned", "from", "to", "keep", "undec.", "cover.", "harm"))
-        print(f"{'case':<38}{'k':>2}{titles}{'launches':>10}{'p95':>5}{'best of N':>11}")
+    rows = Rows(as_json=options.json)
     for case in cases:
         # Every case has launches of its own, whichever others are asked for.
         seed = options.seed + 1_000_003 * CASES.index(case)
-        row = run_case(case, studies=studies, blocks=options.blocks, trials=options.trials, seed=seed)
-        rows.append(row)
-        if not options.json:
-            rates = (
-                row.tuned_rate,
-                row.tuned_low,
-                row.tuned_high,
-                row.keep_default_rate,
-                row.undecided_rate,
-                row.coverage,
-                row.harm_rate,
-            )
-            shown = (
-                "".join(f"{rate:>8.1%}" for rate in rates) + f"{row.launches_mean:>10.1f}{row.launches_p95 or '-':>5}"
-            )
-            print(f"{row.case:<38}{row.k:>2}{shown}{row.best_of_n_rate:>11.1%}", flush=True)
+        rows.add(run_case(case, studies=studies, blocks=options.blocks, trials=options.trials, seed=seed))
     seconds = time.monotonic() - started
-    if options.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": round(seconds, 1)}, indent=2))
-    else:
-        print(f"\n{studies} studies of each case, {seconds:.0f} s")
+    rows.end(f"\n{studies} studies of each case, {seconds:.0f} s", seconds=round(seconds, 1))
     return 0
 
 

@@ -1,8 +1,8 @@
 """Take the pictures of docs/operator/pages.md: a made-up store is served, and the system's Chromium looks at it.
 
-    python docs/screenshots.py [--out docs/images] [--store FILE.db] [--only map ...]
+    python docs/screenshots.py [--out docs/images] [--only map ...]
 
-Without --store a store is made by bench/rich_store.py, without the names that try to break a page. Its studies are made
+The store is made by bench/rich_store.py, without the names that try to break a page. Its studies are made
 up, but for one recorded landscape that is really searched; the pictures show pages, not results.
 """
 
@@ -101,20 +101,14 @@ def main(argv: list[str] | None = None) -> None:
     """Take them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--store", type=Path, help="a store that bench/rich_store.py made")
     parser.add_argument("--only", action="append", default=[], help="name of a picture; repeatable")
     arguments = parser.parse_args(argv)
-    if arguments.store is not None and not arguments.store.is_file():
-        parser.error(f"--store: no file {arguments.store}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = arguments.store or Path(folder) / "rich.db"
-        with open_store(f"sqlite:///{path.resolve()}") as store:
-            if arguments.store is None:
-                sys.path.insert(0, str(ROOT / "bench"))
-                from rich_store import Size, fill
+    with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/rich.db") as store:
+        sys.path.insert(0, str(ROOT / "bench"))
+        from rich_store import Size, fill
 
-                fill(store, Size(measurements=60_000, long=2_000, replays=1, hostile=False))
-            take(store, arguments.out, arguments.only)
+        fill(store, Size(measurements=60_000, long=2_000, replays=1, hostile=False))
+        take(store, arguments.out, arguments.only)
 
 
 if __name__ == "__main__":

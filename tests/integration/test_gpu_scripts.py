@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective, Message
@@ -103,13 +103,6 @@ def machine(tmp_path_factory):
             patch.delitem(sys.modules, name, raising=False)
             patch.setitem(sys.modules, name, importlib.import_module(name))
         yield Machine(tmp_path_factory.mktemp("gpu"))
-
-
-def wait_until(holds):
-    end = time.monotonic() + PATIENCE_S / 5
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def rows_of(path):
@@ -282,7 +275,7 @@ def test_a_landscape_is_recorded_resumed_and_replayed(machine, tmp_path):
         cut.stdout.close()
         cut.wait(PATIENCE_S)
     # Its child hears of it and leaves nothing behind.
-    wait_until(lambda: not any(scratch.iterdir()))
+    until(lambda: not any(scratch.iterdir()))
     before = rows_of(tmp_path / "landscape.csv")
     assert len(before) >= 4 * 2
 
@@ -389,18 +382,3 @@ def test_all_of_it_in_one_go_keeps_what_came_out_and_the_default_where_it_is_bes
         kept = packed.getnames()
     assert "work/tuned/tuned.json" in kept
     assert "work/tuned/table.csv" not in kept
-
-
-def test_two_nccls_go_through_the_gate(machine, tmp_path):
-    """The stand-ins differ in their version alone."""
-    done = machine.run("upgrade.py", tmp_path, "--new", machine.newer, "--blocks", "3", *QUICK)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads((tmp_path / "upgrade.json").read_text())
-    assert (document["seen"]["today"]["NCCL"], document["seen"]["new"]["NCCL"]) == ("2.28.9", "2.30.7")
-    assert [group["name"] for group in document["groups"]] == [
-        "all_reduce up to 64 KiB",
-        "all_reduce 64 KiB to 1 MiB",
-        "all_reduce 1 MiB to 16 MiB",
-    ]
-    assert not document["is_regression"], document["reason"]

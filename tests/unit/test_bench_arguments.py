@@ -19,7 +19,6 @@ BENCH = Path(__file__).parents[2] / "bench"
         ("on_jobs", ("--fleet", "nope"), "no fleet matches 'nope'"),
         ("overhead", ("--trials", "3"), "at least 21"),
         ("pages", ("--requests", "1"), "at least 5"),
-        ("pages", ("--store", "gone.db"), "no file gone.db"),
         ("overhead", ("--model", "nope"), "no shipped workload 'nope'"),
         ("persistent", ("--trials", "0"), "at least 1"),
         ("persistent", ("--ranks", "3", "--nodes", "2"), "spread evenly"),

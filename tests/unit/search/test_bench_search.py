@@ -97,35 +97,6 @@ def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     assert max(ours) <= 0.02
 
 
-def test_whoever_knows_the_best_settings_needs_one_launch_of_each(run, tmp_path):
-    """Without noise nothing is left but what no setting can win."""
-    table = write_table(tmp_path / "new.csv")
-    done = run(
-        "search.py",
-        "--json",
-        "--landscape",
-        table,
-        "--seeds",
-        "1",
-        "--budget",
-        "5",
-        "--sigma",
-        "1e-9",
-        "--mixes",
-        "middle,64KiB",
-        "--methods",
-        "informed",
-    )
-
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
-    assert {(row["method"], row["launches"]) for row in rows} == {("informed", 5)}
-    assert all(row["regret_worst"] < 0.01 < row["default_regret"] for row in rows)
-
-
-HEADER = "system,gpus,nodes,interconnect,collective,size_bytes,algo,proto,nchannels,time_us,other_env"
-
-
 @pytest.fixture
 def peers(monkeypatch):
     monkeypatch.syspath_prepend(BENCH)
