@@ -5,10 +5,10 @@ import signal
 from contextlib import contextmanager
 
 import pytest
+from pair import PAIR
 from sqlalchemy import inspect
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.store import migrate
@@ -65,16 +65,7 @@ def full_disk():
 
 @pytest.fixture
 def cluster():
-    return Cluster(
-        name="pair",
-        nodes=1,
-        gpus_per_node=4,
-        gpu="A100",
-        compute_capability=80,
-        link_class="nvlink",
-        link_gbps=300,
-        nccl_version="2.27.3",
-    )
+    return PAIR
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from pair import PAIR
 
 from ncclt.core.algorithms import Algorithm
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
@@ -18,17 +18,6 @@ from ncclt.measure.trial import launch
 from ncclt.search.space import build_space, count_excluded
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
-CLUSTER = Cluster(
-    name="pair",
-    nodes=1,
-    gpus_per_node=4,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvlink",
-    link_gbps=300,
-    nccl_version="2.27.3",
-)
-
 
 def workload(*collectives, world_size=0):
     messages = [Message(collective=c, dtype="float32", size_bytes=4096, group_size=world_size) for c in collectives]
@@ -38,7 +27,7 @@ def workload(*collectives, world_size=0):
 
 def test_messages_outside_the_testbed_are_left_out_and_named():
     testbed = Testbed(
-        runner=FakeRunner(CLUSTER, lambda *_: 1.0),
+        runner=FakeRunner(PAIR, lambda *_: 1.0),
         reason="",
         notes=("first",),
         covers=lambda m: m.collective is Collective.ALL_REDUCE,
@@ -74,7 +63,7 @@ def test_the_share_that_is_left_out_is_in_plain_percent_and_never_reads_as_all(s
                 for collective, size in ((Collective.BROADCAST, left_out), (Collective.ALL_REDUCE, kept))
             )
             testbed = Testbed(
-                runner=FakeRunner(CLUSTER, lambda *_: 1.0),
+                runner=FakeRunner(PAIR, lambda *_: 1.0),
                 reason="",
                 covers=lambda m: m.collective is Collective.ALL_REDUCE,
             )
@@ -89,8 +78,8 @@ def test_a_recording_measures_a_size_under_the_settings_that_were_recorded_there
     short, far = Setting(algorithm=Algorithm.RING), Setting(algorithm=Algorithm.TREE)
     both = ((1024, (10.0,)), (4096, (20.0,)))
     curves = {DEFAULT: both, far: both, short: both[1:]}
-    landscape = Landscape(cluster=CLUSTER, curves={(Collective.ALL_REDUCE, s): curve for s, curve in curves.items()})
-    runner = FakeRunner(CLUSTER, lambda *_: 1.0)
+    landscape = Landscape(cluster=PAIR, curves={(Collective.ALL_REDUCE, s): curve for s, curve in curves.items()})
+    runner = FakeRunner(PAIR, lambda *_: 1.0)
     testbed = Testbed(runner=runner, reason="", covers=landscape.covers, landscape=landscape)
     (calls,) = workload(Collective.ALL_REDUCE).messages
     small = replace(calls.message, size_bytes=1024)
@@ -106,14 +95,14 @@ def test_shards_that_begin_unaligned_have_a_padded_size_where_something_is_launc
 
     rows = (calls(Collective.ALL_GATHER, 72), calls(Collective.REDUCE_SCATTER, 128), calls(Collective.ALL_REDUCE, 72))
     sharded = Workload(name="w", messages=rows, provenance=Provenance(source="test"))
-    nothing = Testbed(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="test", covers=lambda _: True)
+    nothing = Testbed(runner=FakeRunner(PAIR, lambda *_: 1.0), reason="test", covers=lambda _: True)
     assert nothing.find_padded(sharded) == ()
     launched = replace(nothing, persistent=(PersistentRunner.__new__(PersistentRunner),))
     assert [(m.collective, m.size_bytes) for m in launched.find_padded(sharded)] == [(Collective.ALL_GATHER, 128)]
 
 
 def test_a_testbed_that_covers_nothing_refuses_the_workload():
-    testbed = Testbed(runner=FakeRunner(CLUSTER, lambda *_: 1.0), reason="", covers=lambda _: False)
+    testbed = Testbed(runner=FakeRunner(PAIR, lambda *_: 1.0), reason="", covers=lambda _: False)
 
     with pytest.raises(InputError, match="none of the messages"):
         testbed.cut(workload(Collective.ALL_REDUCE))
@@ -121,7 +110,7 @@ def test_a_testbed_that_covers_nothing_refuses_the_workload():
 
 def test_what_cannot_be_forced_here_is_not_in_the_space():
     testbed = Testbed(
-        runner=FakeRunner(CLUSTER, lambda *_: 1.0),
+        runner=FakeRunner(PAIR, lambda *_: 1.0),
         reason="",
         covers=lambda _: True,
         why_not=lambda s: "it cannot be forced" if s.protocol == "ll128" else "",
@@ -151,7 +140,7 @@ class Persistent(FakeRunner):
 @pytest.mark.parametrize("persistent", [True, False])
 def test_persistent_ranks_and_launches_do_not_share_a_search(persistent):
     """A warm default beside fresh settings would make them look bad, and the other way round."""
-    runner, kept = FakeRunner(CLUSTER, lambda *_: 10.0), Persistent(CLUSTER, lambda *_: 5.0)
+    runner, kept = FakeRunner(PAIR, lambda *_: 10.0), Persistent(PAIR, lambda *_: 5.0)
     testbed = Testbed(runner=runner, persistent=(kept,) if persistent else (), reason="test", covers=lambda _: True)
     placed = workload(Collective.ALL_REDUCE, world_size=4)
 
@@ -176,7 +165,7 @@ class Forced(FakeRunner):
 @pytest.mark.parametrize("by_plugin", [True, False])
 def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin):
     """A tuner can say what variables cannot, and NCCL may give its settings other channels."""
-    variables, plugin = (kind(CLUSTER, lambda *_: 10.0) for kind in (FakeRunner, Forced))
+    variables, plugin = (kind(PAIR, lambda *_: 10.0) for kind in (FakeRunner, Forced))
     testbed = Testbed(
         runner=plugin if by_plugin else variables,
         by_variables=variables if by_plugin else None,
@@ -196,7 +185,7 @@ def test_settings_of_the_plugin_and_of_variables_do_not_share_a_search(by_plugin
 
 
 def test_the_arm_of_variables_is_measured_by_variables():
-    plain, by_variables = FakeRunner(CLUSTER, lambda *_: 1.0), FakeRunner(CLUSTER, lambda *_: 1.0)
+    plain, by_variables = FakeRunner(PAIR, lambda *_: 1.0), FakeRunner(PAIR, lambda *_: 1.0)
     testbed = Testbed(runner=plain, reason="test", covers=lambda _: True)
     assert testbed.by_arm == {}
     forced = replace(testbed, by_variables=by_variables)
@@ -206,4 +195,4 @@ def test_the_arm_of_variables_is_measured_by_variables():
 
 def test_a_study_of_the_former_simulator_is_not_continued():
     """Its way was empty, and studies of different ways are kept apart."""
-    assert simulated_testbed(CLUSTER, seed=1, reason="test").way == "+model"
+    assert simulated_testbed(PAIR, seed=1, reason="test").way == "+model"

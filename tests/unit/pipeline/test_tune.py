@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import optuna
 import pytest
+from pair import PAIR
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.budget import Budget
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.core.recommendation import Decision
@@ -23,16 +23,6 @@ from ncclt.pipeline.tune import TuneRequest, tune
 from ncclt.prove.study_summary import summarize_study
 from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, SilentWatcher
 
-CLUSTER = Cluster(
-    name="pair",
-    nodes=1,
-    gpus_per_node=4,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvlink",
-    link_gbps=300,
-    nccl_version="2.27.3",
-)
 SMALL, LARGE = 16 << 10, 64 << 20
 WORKLOAD = Workload(
     name="w",
@@ -54,7 +44,7 @@ def per_size(setting, message, _number):
 
 
 def make_testbed(time_of):
-    return Testbed(runner=FakeRunner(CLUSTER, time_of), reason="test", covers=lambda _: True)
+    return Testbed(runner=FakeRunner(PAIR, time_of), reason="test", covers=lambda _: True)
 
 
 def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, printed_costs=None, **budget):
@@ -120,7 +110,7 @@ def only_here(setting, message, _number):
 
 
 def test_a_rule_is_not_delivered_to_sizes_at_which_it_was_slower(store):
-    place = Testbed(runner=FakePolicyRunner(CLUSTER, only_here), reason="test", covers=lambda _: True)
+    place = Testbed(runner=FakePolicyRunner(PAIR, only_here), reason="test", covers=lambda _: True)
     stops = itertools.chain([False] * 17, [True], itertools.repeat(False))
     cut_off = run(store, place=place, interrupted=lambda: "enough" if next(stops) else "")
     assert cut_off.recommendation is None
@@ -138,7 +128,7 @@ def test_a_rule_is_not_delivered_to_sizes_at_which_it_was_slower(store):
 
 
 def test_a_table_is_proven_in_one_launch_and_variables_only_when_asked_for(store):
-    place = Testbed(runner=FakePolicyRunner(CLUSTER, uniform), reason="test", covers=lambda _: True)
+    place = Testbed(runner=FakePolicyRunner(PAIR, uniform), reason="test", covers=lambda _: True)
     result = run(store, place=place)
 
     assert arms_launched(result) == {Arm.DEFAULT, Arm.TABLE}

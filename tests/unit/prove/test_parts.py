@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from proof_launches import launch_pairs
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Form
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import PolicyVerdict
-from ncclt.core.setting import DEFAULT
-from ncclt.core.study import Arm, Phase, Trial
-from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.study import Arm
 from ncclt.core.workload import MessageCalls, Provenance, Workload, merge_workloads
 from ncclt.deliver.render.delivery import DeliveredForm
 from ncclt.prove.proof import judge_arm
@@ -38,25 +37,7 @@ def merge(*parts):
 
 def proof(workload, pairs, *, arm=Arm.TABLE, policy=ALL):
     """Launch default and policy in turn; `pairs`: (small, large) under the default and under the policy, µs."""
-    trials = []
-    for pair, sides in enumerate(pairs):
-        for one, times in zip((Arm.DEFAULT, arm), sides, strict=True):
-            times_us = dict(zip((SMALL, LARGE), times, strict=True))
-            measured = tuple(Measurement(message=m, samples_us=(us,)) for m, us in times_us.items())
-            trials.append(
-                Trial(
-                    number=len(trials),
-                    phase=Phase.PROVE,
-                    arm=one,
-                    block=pair,
-                    repeat=0,
-                    setting=DEFAULT,
-                    policy=None if one is Arm.DEFAULT else policy,
-                    result=TrialResult(outcome=Outcome.OK, measurements=measured),
-                    score_us=sum(c.calls_per_step * times_us[c.message] for c in workload.messages),
-                )
-            )
-    return trials
+    return launch_pairs(workload, pairs, arm=arm, policy=policy)
 
 
 def gains(workload, trials, *, form=Form.TABLE, arm=Arm.TABLE, policy=ALL):
@@ -101,10 +82,10 @@ def test_what_of_a_part_was_not_measured_is_said():
     fleet = merge((1, 1, 0), (1, 1, 4), (1, 0, 4))
     trials = proof(fleet, [((20.0, 1000.0), (10.0, 1000.0))] * 8)
     cut = replace(fleet, messages=tuple(c for c in fleet.messages if c.message == SMALL))
-    _, (whole, some, none) = gains(cut, trials)
-    assert (whole.note, whole.default_us) == ("", 20)
-    assert (some.note, some.default_us) == ("without 1 of its 2 messages, which cannot be measured here", 20)
-    assert (none.note, none.speedup) == ("not validated: none of its messages can be measured here", None)
+    _, (full, partial, unmeasured) = gains(cut, trials)
+    assert (full.note, full.default_us) == ("", 20)
+    assert (partial.note, partial.default_us) == ("without 1 of its 2 messages, which cannot be measured here", 20)
+    assert (unmeasured.note, unmeasured.speedup) == ("not validated: none of its messages can be measured here", None)
 
 
 def test_without_a_whole_block_no_part_has_a_proof():

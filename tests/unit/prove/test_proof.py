@@ -4,15 +4,14 @@ import math
 import random
 from dataclasses import replace
 
+import proof_launches
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision
-from ncclt.core.setting import Setting
-from ncclt.core.study import Arm, Phase, Trial
-from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.study import Arm
 from ncclt.prove.evidence import collect_evidence
 from ncclt.prove.proof import average_unchanged, build_pairs, describe_blocks, judge_arm
 from ncclt.prove.study_summary import proven_times_us
@@ -22,35 +21,8 @@ TABLE = Policy(
 )
 
 
-def trials_of(workload, times, *, arm=Arm.TABLE, policy=TABLE, whole=True):
-    """Launch default and policy in turn; `times`: for each pair (small, large) of the default and of the policy, µs."""
-    small, large = sorted((calls.message for calls in workload.messages), key=lambda message: message.size_bytes)
-    trials = []
-
-    def add(one, pair, setting, applied, times_us):
-        measured = tuple(Measurement(message=m, samples_us=(us,)) for m, us in times_us.items())
-        trials.append(
-            Trial(
-                number=len(trials),
-                phase=Phase.PROVE,
-                arm=one,
-                block=pair,
-                repeat=0,
-                setting=setting,
-                policy=applied,
-                result=TrialResult(outcome=Outcome.OK, measurements=measured),
-                score_us=sum(c.calls_per_step * times_us.get(c.message, 0.0) for c in workload.messages),
-            )
-        )
-
-    for pair, sides in enumerate(times):
-        for one, (small_us, large_us) in zip((Arm.DEFAULT, arm), sides, strict=True):
-            parts = [{small: small_us, large: large_us}] if whole else [{small: small_us}, {large: large_us}]
-            for part in parts:
-                forced = Policy() if one is Arm.DEFAULT else policy
-                setting = Setting(parameters=forced.parameters) if whole else forced.setting_for(next(iter(part)))
-                add(one, pair, setting, forced if whole and not forced.is_default else None, part)
-    return trials
+def trials_of(workload, times, *, policy=TABLE, **options):
+    return proof_launches.launch_pairs(workload, times, policy=policy, **options)
 
 
 def gains_of(trials, workload, *, arm=Arm.TABLE, policy=TABLE):

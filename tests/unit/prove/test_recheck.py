@@ -4,9 +4,9 @@ import random
 from dataclasses import replace
 
 import pytest
+from pair import PAIR
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recheck import Freshness, Recheck
@@ -20,16 +20,6 @@ from ncclt.prove.proof import build_policy_verdict
 from ncclt.prove.recheck import RecheckRequest, compare, driver_before, recheck
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
-CLUSTER = Cluster(
-    name="pair",
-    nodes=1,
-    gpus_per_node=4,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvlink",
-    link_gbps=300,
-    nccl_version="2.27.3",
-)
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 WORKLOAD = Workload(
     name="w",
@@ -77,11 +67,11 @@ def request_for(time_of, *, today_of=None, arm=Arm.TABLE):
     trial_log = FakeTrialLog()
     today = {Arm.TODAY: Policy()} if today_of else {}
     Proof(
-        runner=FakeRunner(CLUSTER, time_of),
+        runner=FakeRunner(PAIR, time_of),
         workload=WORKLOAD,
         trial_log=trial_log,
         policies={Arm.DEFAULT: Policy(), **today, arm: POLICY},
-        runners={Arm.TODAY: FakeRunner(CLUSTER, today_of)} if today_of else {},
+        runners={Arm.TODAY: FakeRunner(PAIR, today_of)} if today_of else {},
         interrupted=lambda: False,
         watch=lambda *_: None,
     ).run()
@@ -95,7 +85,7 @@ def request_for(time_of, *, today_of=None, arm=Arm.TABLE):
         model="w",
         workload_digest=WORKLOAD.digest(),
         collectives=WORKLOAD.collectives,
-        fingerprint=CLUSTER.fingerprint(),
+        fingerprint=PAIR.fingerprint(),
         table=table,
         variables=table if arm is Arm.VARIABLES else None,
         simulated=True,
@@ -105,7 +95,7 @@ def request_for(time_of, *, today_of=None, arm=Arm.TABLE):
     study = Study(
         id="s1",
         name="s",
-        cluster=CLUSTER,
+        cluster=PAIR,
         workload=WORKLOAD,
         launcher="fake",
         simulated=True,
@@ -116,7 +106,7 @@ def request_for(time_of, *, today_of=None, arm=Arm.TABLE):
     return RecheckRequest(recommendation=found, study=study, trials=tuple(trial_log.trials()))
 
 
-def checked(request, time_of, *, cluster=CLUSTER, interrupted=lambda: False, today_of=None):
+def checked(request, time_of, *, cluster=PAIR, interrupted=lambda: False, today_of=None):
     runner = FakeRunner(cluster, time_of)
     by_today = FakeRunner(cluster, today_of) if today_of else None
     said = {"watch": lambda *_: None, "now": lambda: "2026-01-01"}
@@ -223,7 +213,7 @@ def test_an_unmeasured_change_keeps_it_stale(request_):
 
 def test_an_unknown_driver_or_topology_clears_no_difference(request_):
     """A recheck from where neither driver nor topology can be seen finds nothing, though both may still differ."""
-    then = replace(CLUSTER, topology_hash="a")
+    then = replace(PAIR, topology_hash="a")
     request = replace(measured_under(request_, "570.86.15"), driver_before="570.86.15")
     published = replace(request.recommendation, fingerprint=replace(then.fingerprint(), driver="570.86.15"))
     request = replace(request, recommendation=published)
@@ -233,7 +223,7 @@ def test_an_unknown_driver_or_topology_clears_no_difference(request_):
         (
             checked(request, times(seed=2), cluster=replace(then, topology_hash="b"))[0],
             replace(request, driver="570.86.15"),
-            CLUSTER,
+            PAIR,
             "topology hash",
         ),
     ):
@@ -277,7 +267,7 @@ def test_noise_alone_hardly_ever_makes_it_stale(request_):
 
 def test_other_variables_of_the_site_are_refused_and_say_nothing(request_):
     """A timer without the site's exports would else make what jobs get stale."""
-    site = replace(CLUSTER, site_variables=(("NCCL_IB_TC", "3"),))
+    site = replace(PAIR, site_variables=(("NCCL_IB_TC", "3"),))
     request = replace(request_, recommendation=replace(request_.recommendation, fingerprint=site.fingerprint()))
     with pytest.raises(UsageError, match=r"other ones here: none; .* was measured with NCCL_IB_TC=3"):
         checked(request, times(seed=2))
@@ -286,7 +276,7 @@ def test_other_variables_of_the_site_are_refused_and_say_nothing(request_):
 
 @pytest.mark.parametrize(("field", "value"), [("nccl_version", "2.30.7"), ("topology_hash", "b")])
 def test_another_nccl_or_topology_needs_no_launch(request_, field, value):
-    then = replace(CLUSTER, topology_hash="a")
+    then = replace(PAIR, topology_hash="a")
     request = replace(request_, recommendation=replace(request_.recommendation, fingerprint=then.fingerprint()))
 
     found, runner = checked(request, times(seed=2), cluster=replace(then, **{field: value}))
