@@ -7,17 +7,16 @@ simulated one where the cluster itself changes, and the step times of the jobs a
 
 import itertools
 import json
-import os
 import re
-import runpy
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import httpx2
-import psycopg
 import pytest
+from ports import free_port
+from postgresql import new_database
+from waiting import until
 
 from ncclt.core.attestation import CallOutcome, DeliveredPolicy, Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import Collective
@@ -26,7 +25,6 @@ from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
 
 WITHIN_S = 240.0
-free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 CLUSTER = "mi355x-2x8"
 REQUESTS = 200
 ENV = f"/v1/clusters/{CLUSTER}/env"
@@ -38,15 +36,6 @@ SHAPE = {
     "format": "json",
     "recorded": "allow",
 }
-
-
-def until(seen):
-    """Wait for something and return it."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.2)
-    return found
 
 
 class Site:
@@ -107,10 +96,7 @@ class Site:
 
 @pytest.fixture
 def url(postgresql):
-    name = f"path_{os.getpid()}_{time.monotonic_ns()}"
-    with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return re.sub(r"/postgres\?", f"/{name}?", postgresql.get_uri())
+    return new_database(postgresql)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""Starts a PostgreSQL of pgserver, again too, and waits for it: pgserver itself gives it ten seconds."""
+"""A PostgreSQL of pgserver: its start, which pgserver itself gives ten seconds, and databases of tests."""
 
+import re
 import subprocess
 import time
+import uuid
 
 import psycopg
 
@@ -21,3 +23,11 @@ def begin(server):
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.5)
+
+
+def new_database(server):
+    """Create a database and return its URL."""
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return re.sub(r"/postgres\?", f"/{name}?", server.get_uri())

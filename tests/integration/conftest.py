@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import runpy
 import shutil
 import socket
 import subprocess
@@ -11,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ports import free_port
+
+from ncclt.nccl.tuner_plugin.build import build, compiler
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 START_S = 120.0
-free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +86,11 @@ def sshd(tmp_path_factory):
     )
     server.terminate()
     server.wait(timeout=START_S)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """The compiled tuner plugin."""
+    if compiler() is None:
+        pytest.skip("no C compiler here: the plugin cannot be built")
+    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so")

@@ -6,35 +6,25 @@ Only addresses are replaced: the names of compose's network by loopback, and por
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-import psycopg
 import pytest
 import yaml
+from ports import free_port
+from postgresql import new_database
+from waiting import until
 
 pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[2]
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 WITHIN_S = 240.0
-free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 ENV = "/v1/clusters/mi355x-2x8/env?model=bert&nodes=2&gpus_per_node=8&nccl_version=2.28.3&format=json"
-
-
-def until(seen):
-    """Wait for something and return it."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.2)
-    return found
 
 
 def ask(url, body=None):
@@ -120,18 +110,10 @@ class Compose:
 
 
 @pytest.fixture
-def database(postgresql):
-    name = f"compose_{os.getpid()}_{time.monotonic_ns()}"
-    with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return re.sub(r"/postgres\?", f"/{name}?", postgresql.get_uri())
-
-
-@pytest.fixture
-def compose(tmp_path, start, database):
+def compose(tmp_path, start, postgresql):
     if NGINX is None:
         pytest.skip("nginx is not installed")
-    return Compose(tmp_path, start, database)
+    return Compose(tmp_path, start, new_database(postgresql))
 
 
 def test_a_job_is_tuned_and_served_through_nginx(compose):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pty
-import runpy
 import signal
 import subprocess
 import sys
@@ -12,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 HERE = Path(__file__).parent
 JOB = [sys.executable, str(HERE.parent / "fakes" / "nccl_job.py")]
-free_port = runpy.run_path(str(HERE.parent / "fakes" / "ports.py"))["free_port"]
 
 LIMITED = """
 import json, os, sys

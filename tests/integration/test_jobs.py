@@ -1,16 +1,14 @@
 """Tuning jobs and real workers, on SQLite and a real PostgreSQL: killed, stopped, cancelled, without their database."""
 
 import os
-import re
-import runpy
 import signal
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
-import psycopg
 import pytest
+from postgresql import begin, new_database
+from waiting import PATIENT_S, until
 
 from ncclt.core.study import StudyState
 from ncclt.core.tuning_job import JobState, TuningJob
@@ -18,8 +16,6 @@ from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt.store.job_queue import JobQueue, new_job_id, prepare
 
-PATIENT_S = 300.0
-begin_postgresql = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "postgresql.py"))["begin"]
 TRIALS = 16
 CLUSTER = "leonardo"
 LONG = ("--", "--launcher", "simulate", "--patience", "0")
@@ -30,28 +26,12 @@ ON_POSTGRESQL = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 """Deaths, stops and cancellations are the same on either: each test has one of them, and both have two workers."""
 
 
-def until(seen, within_s=PATIENT_S):
-    """Wait for something and return it."""
-    deadline_s = time.monotonic() + within_s
-    while not (found := seen()):
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.2)
-    return found
-
-
 @pytest.fixture
 def url(request, tmp_path):
     """Of a store on the database that the test asks for."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ncclt.db"
     return new_database(request.getfixturevalue("postgresql"))
-
-
-def new_database(server):
-    name = f"jobs_{os.getpid()}_{time.monotonic_ns()}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return re.sub(r"/postgres\?", f"/{name}?", server.get_uri())
 
 
 class Site:
@@ -240,7 +220,7 @@ def test_the_database_of_the_queue_is_restarted(postgresql, start, tmp_path):
         try:
             postgresql.stop()
         finally:
-            begin_postgresql(postgresql)
+            begin(postgresql)
         for id in ids:
             until(lambda id=id: away_or(lambda: site.state(id).ended))
             assert site.queue.status(id).taken_over == 0

@@ -6,9 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from waiting import until
 
 from ncclt.launch.launcher import JobShape
 from ncclt.launch.mpi import MpirunLauncher
@@ -55,25 +55,18 @@ def ways(request):
     return name, (), {}
 
 
-def soon(done):
-    deadline = time.monotonic() + PATIENT_S
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return done()
-
-
 def test_kill_9_of_ncclt_leaves_nothing(ways, tmp_path):
     """Ranks that ignore SIGTERM, their children in other sessions, helpers, and the reaper itself."""
     word = new_mark()
     code = STUBBORN.format(folder=str(tmp_path))
     owner = subprocess.Popen((sys.executable, "-c", OWNER, repr((*ways, code, word))), env=os.environ | {WORD: word})
     try:
-        assert soon(lambda: owner.poll() is not None or len(list(tmp_path.iterdir())) == 2)
+        assert until(lambda: owner.poll() is not None or len(list(tmp_path.iterdir())) == 2)
         assert owner.poll() is None
         assert len(members(word)) >= 6, "ranks, their children, the owner and its reaper"
         owner.kill()
         owner.wait()
-        assert soon(lambda: not members(word))
+        assert until(lambda: not members(word))
     finally:
         owner.kill()
         owner.wait()

@@ -2,12 +2,12 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
@@ -18,7 +18,6 @@ from ncclt.nccl.tuner_table import table_text
 pytest.importorskip("torch", reason="needs PyTorch")
 
 ROOT = Path(__file__).parents[2]
-free_port = runpy.run_path(str(ROOT / "tests" / "fakes" / "ports.py"))["free_port"]
 
 
 @pytest.fixture(scope="module")

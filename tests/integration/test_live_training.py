@@ -14,7 +14,6 @@ import pytest
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision
-from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.pipeline.live import LiveRequest, build_arms, build_verification, plan_live, read_live, write_live
 from ncclt.prove.live_director import BLOCKS_FILE, STATE_FILE, read_blocks
 from ncclt_api.pages.study_charts import verification_charts
@@ -25,13 +24,6 @@ pytest.importorskip("torch.distributed")
 TRAINING = Path(__file__).parent / "training" / "asked.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1")
 OTHERS = ("NCCL", "PYTHONPATH", "TORCH")
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    if compiler() is None:
-        pytest.skip("no C compiler here")
-    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so")
 
 
 class LiveJob:
@@ -69,9 +61,9 @@ class LiveJob:
     "kind",
     ["ddp", pytest.param("zero1", marks=pytest.mark.thorough), pytest.param("fsdp2", marks=pytest.mark.thorough)],
 )
-def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, plugin, kind):
+def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, library, kind):
     """The ranks that torchrun starts again begin with the default, and continue with the blocks so far."""
-    job = LiveJob(tmp_path, plugin, kind, 350)
+    job = LiveJob(tmp_path, library, kind, 350)
     # By default PyTorch keeps the store, in which ranks that start again may read gloo addresses of dead ones.
     out, err = job.run(DIES_AT="40", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
@@ -99,9 +91,9 @@ def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, pl
 
 
 @pytest.mark.thorough
-def test_a_rank_without_plugin_ends_live_tuning_and_not_the_training(tmp_path, plugin):
-    job = LiveJob(tmp_path, plugin, "ddp", 20)
-    out, err = job.run(NCCL_TUNER_PLUGIN="", STAND_IN_PLUGIN=str(plugin))
+def test_a_rank_without_plugin_ends_live_tuning_and_not_the_training(tmp_path, library):
+    job = LiveJob(tmp_path, library, "ddp", 20)
+    out, err = job.run(NCCL_TUNER_PLUGIN="", STAND_IN_PLUGIN=str(library))
 
     assert out.count("trained to the end") == 2
     assert err.count("ncclt: ") == 1
@@ -110,8 +102,8 @@ def test_a_rank_without_plugin_ends_live_tuning_and_not_the_training(tmp_path, p
 
 
 @pytest.mark.thorough
-def test_a_director_that_fails_ends_live_tuning_and_not_the_training(tmp_path, plugin):
-    job = LiveJob(tmp_path, plugin, "ddp", 30)
+def test_a_director_that_fails_ends_live_tuning_and_not_the_training(tmp_path, library):
+    job = LiveJob(tmp_path, library, "ddp", 30)
     (tmp_path / BLOCKS_FILE).mkdir()
     out, err = job.run()
 
@@ -120,8 +112,8 @@ def test_a_director_that_fails_ends_live_tuning_and_not_the_training(tmp_path, p
 
 
 @pytest.mark.thorough
-def test_a_job_that_is_ended_leaves_its_blocks(tmp_path, plugin):
-    job = LiveJob(tmp_path, plugin, "ddp", 100_000)
+def test_a_job_that_is_ended_leaves_its_blocks(tmp_path, library):
+    job = LiveJob(tmp_path, library, "ddp", 100_000)
     process = job.start()
     while not (tmp_path / BLOCKS_FILE).exists():
         assert process.poll() is None

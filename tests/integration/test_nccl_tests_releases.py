@@ -1,9 +1,8 @@
 """What was found out about a build decides how it is asked, from nccl-tests 2.10 on; real processes, invented times."""
 
 import os
-import runpy
-from pathlib import Path
 
+import nccl_tests_stand_in
 import pytest
 
 from ncclt.core.cluster import Cluster
@@ -15,14 +14,13 @@ from ncclt.measure import LaunchedRunner, ask_through
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import detect
 
-INSTALL = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"))["install"]
 RELEASES = ("2.10.0", "2.13.10", "2.14.0", "2.16.7", "2.17.3", "2.18.0", "2.19.2", "2.19.6")
 WORLD = 8
 
 
 def measure(folder, release, messages, *, processes=1, **variables):
     """Find out what a release can do, then launch once; several processes are one that is told to be the first."""
-    INSTALL(folder, release=release)
+    nccl_tests_stand_in.install(folder, release=release)
     launcher = LocalLauncher(environment=os.environ)
     runner = LaunchedRunner(
         benchmark=NcclTests(

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app
@@ -20,7 +20,6 @@ from ncclt.store import open_store
 
 pytest.importorskip("torch.distributed")
 FOLDER = Path(__file__).parent / "training"
-free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 _spec = importlib.util.spec_from_file_location("models_of_training", FOLDER / "models.py")
 models = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(models)

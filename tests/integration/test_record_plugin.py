@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from ncclt.core.message import Collective
-from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.store import open_store
 
 NCCLT = [sys.executable, "-m", "ncclt"]
@@ -48,21 +47,14 @@ exit $code
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if compiler() is None:
-        pytest.skip("no C compiler here: the plugin cannot be built")
-    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so")
-
-
-def record(tmp_path, library, options, *words, **more):
+def record(tmp_path, library, *options, command=None, words=()):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM", "OMPI", "PMI"))}
     places = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
-    command = ["sh", "-c", PARALLEL, "sh", sys.executable, "-c", RANK, str(STEPS), *words]
+    command = command or ["sh", "-c", PARALLEL, "sh", sys.executable, "-c", RANK, str(STEPS), *words]
     where = ["--storage", f"sqlite:///{tmp_path}/store.db", "--dir", str(tmp_path)]
     return subprocess.run(
-        [*NCCLT, "profile", "record", "--name", "mine", "--with", "plugin", *where, *options, "--", *command],
-        env=clean | places | {"NCCLT_PLUGIN": str(library)} | more,
+        [*NCCLT, "profile", "record", "--name", "mine", "--with", "plugin", *where, *map(str, options), "--", *command],
+        env=clean | places | {"NCCLT_PLUGIN": str(library)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -88,7 +80,7 @@ EXPECTED = {
 
 
 def test_calls_of_two_ranks_become_a_workload_and_the_reports_can_be_imported(tmp_path, library):
-    done = record(tmp_path, library, ["--steps", str(STEPS), "--keep", str(tmp_path / "raw")])
+    done = record(tmp_path, library, "--steps", STEPS, "--keep", tmp_path / "raw")
 
     assert done.returncode == 5, done.stderr
     assert f"recorded {STEPS} steps of 2 ranks" in done.stderr
@@ -113,7 +105,7 @@ def test_calls_of_two_ranks_become_a_workload_and_the_reports_can_be_imported(tm
 
 def test_steps_are_counted_where_pytorch_makes_them(tmp_path, library):
     pytest.importorskip("torch")
-    done = record(tmp_path, library, [], "torch")
+    done = record(tmp_path, library, words=["torch"])
 
     assert done.returncode == 5, done.stderr
     workload = stored(tmp_path)
@@ -122,7 +114,7 @@ def test_steps_are_counted_where_pytorch_makes_them(tmp_path, library):
 
 
 def test_a_job_that_tells_no_step_counts_as_one(tmp_path, library):
-    done = record(tmp_path, library, [])
+    done = record(tmp_path, library)
 
     assert "an unknown number of steps" in done.stderr
     assert "give their number with --steps" in done.stderr
@@ -130,14 +122,14 @@ def test_a_job_that_tells_no_step_counts_as_one(tmp_path, library):
 
 
 def test_a_killed_rank_keeps_its_finished_reports_and_the_exit_code(tmp_path, library):
-    done = record(tmp_path, library, ["--steps", str(STEPS)], "killed")
+    done = record(tmp_path, library, "--steps", STEPS, words=["killed"])
 
     assert done.returncode == 137
     assert table(stored(tmp_path)) == EXPECTED
 
 
 def test_without_a_plugin_nothing_starts(tmp_path):
-    done = record(tmp_path, tmp_path / "is-not-there.so", [])
+    done = record(tmp_path, tmp_path / "is-not-there.so")
 
     assert done.returncode == 2
     assert "ncclt admin plugin build" in done.stderr
@@ -145,69 +137,18 @@ def test_without_a_plugin_nothing_starts(tmp_path):
 
 
 def test_a_job_whose_nccl_never_loads_it_says_so(tmp_path, library):
-    done = record(tmp_path, library, ["--steps", "3"], NCCL_DEBUG="WARN")
-    assert done.returncode == 5  # the control: this one did load it
-    silent = subprocess.run(
-        [
-            *NCCLT,
-            "profile",
-            "record",
-            "--name",
-            "other",
-            "--with",
-            "plugin",
-            "--dir",
-            str(tmp_path),
-            "--storage",
-            f"sqlite:///{tmp_path}/store.db",
-            "--",
-            sys.executable,
-            "-c",
-            "raise SystemExit(3)",
-        ],
-        env=os.environ | {"NCCLT_PLUGIN": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = record(tmp_path, library, command=[sys.executable, "-c", "raise SystemExit(3)"])
 
-    assert silent.returncode == 3
-    assert "no process wrote a report of the plugin" in silent.stderr
-    assert "NCCL_DEBUG=INFO" in silent.stderr
+    assert done.returncode == 3
+    assert "no process wrote a report of the plugin" in done.stderr
+    assert "NCCL_DEBUG=INFO" in done.stderr
     assert not list(tmp_path.glob(".ncclt-record-*"))
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_command_that_removes_the_folder_keeps_its_exit_code(tmp_path, library, keeps):
-    tidy = 'rm -rf "$NCCLT_PLUGIN_REPORT"; exit 7'
-    done = subprocess.run(
-        [
-            *NCCLT,
-            "profile",
-            "record",
-            "--name",
-            "mine",
-            "--with",
-            "plugin",
-            "--steps",
-            "3",
-            "--dir",
-            str(tmp_path),
-            "--storage",
-            f"sqlite:///{tmp_path}/store.db",
-            *(["--keep", str(tmp_path / "raw")] if keeps else []),
-            "--",
-            "sh",
-            "-c",
-            tidy,
-        ],
-        env=os.environ | {"NCCLT_PLUGIN": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    keep = ["--keep", tmp_path / "raw"] if keeps else []
+    done = record(tmp_path, library, "--steps", 3, *keep, command=["sh", "-c", 'rm -rf "$NCCLT_PLUGIN_REPORT"; exit 7'])
 
     assert done.returncode == 7, done.stderr
     assert "what the ranks wrote cannot be read" in done.stderr
@@ -216,35 +157,8 @@ def test_a_command_that_removes_the_folder_keeps_its_exit_code(tmp_path, library
 
 def test_raw_files_that_cannot_be_moved_stay_and_the_exit_code_passes(tmp_path, library):
     """The place of --keep is gone, or full, when the training has ended."""
-    tidy = f'touch "{tmp_path}/raw"; exit 7'
-    done = subprocess.run(
-        [
-            *NCCLT,
-            "profile",
-            "record",
-            "--name",
-            "mine",
-            "--with",
-            "plugin",
-            "--steps",
-            "3",
-            "--dir",
-            str(tmp_path),
-            "--storage",
-            f"sqlite:///{tmp_path}/store.db",
-            "--keep",
-            str(tmp_path / "raw"),
-            "--",
-            "sh",
-            "-c",
-            tidy,
-        ],
-        env=os.environ | {"NCCLT_PLUGIN": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    keep = tmp_path / "raw"
+    done = record(tmp_path, library, "--steps", 3, "--keep", keep, command=["sh", "-c", f'touch "{keep}"; exit 7'])
 
     assert done.returncode == 7, done.stderr
     assert "cannot move all raw files to" in done.stderr

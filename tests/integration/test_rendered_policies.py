@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, V
 from ncclt.core.setting import max_channels
 from ncclt.deliver.render.formats import FORMATS, render
 from ncclt.errors import NoRecommendationError, SettingError
-from ncclt.nccl.compile import rule_label
+from ncclt.nccl.compile import rule_label, variables_for_setting
+from ncclt.search.space import cluster_space
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 
 _UNIT = Path(__file__).resolve().parents[1] / "unit"
@@ -153,6 +155,19 @@ def test_variables_are_legal_and_what_they_cannot_say_is_named(made):
             for a, p in left
         ) and (rule.channels is None or variables.get("NCCL_MAX_CTAS") == str(rule.channels))
         assert not forced or delivered or any(sentence.startswith(f"{rule_label(rule)}: ") for sentence in lost)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=[cluster.name for cluster in CLUSTERS])
+def test_every_setting_that_is_searched_is_legal_for_every_collective(cluster):
+    for workload, version in itertools.product(WORKLOADS, VERSIONS):
+        place = replace(cluster, nccl_version=str(version))
+        for setting in cluster_space(workload.collectives, place, parameters={}).distinct:
+            compiled = variables_for_setting(setting, version=version, collectives=workload.collectives)
+            variables = dict(compiled.variables)
+            enabled = oracle.enabled(variables, version)
+            assert all(enabled[WORDS[collective][1]] for collective in workload.collectives & set(WORDS)), setting.label
+            assert not oracle.forces_ll128(variables, version)
+            assert "LL128" not in variables.get("NCCL_PROTO", "").upper()
 
 
 def sizes_of(policy):

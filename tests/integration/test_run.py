@@ -1,29 +1,18 @@
 """`ncclt run` around real processes: a job that plays NCCL's part, the compiled plugin, a server on loopback."""
 
-import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import uvicorn
+import run_job
+from run_job import NCCLT, SHAPE, SHOW, environ, run_bert, stand_in
 
-from ncclt.core.policy import Policy
-from ncclt.nccl.tuner_plugin.build import build, compiler
-from ncclt.store import open_store
-from ncclt_api.app import create_app
-
-ROOT = Path(__file__).parents[1]
-NCCLT = [sys.executable, "-m", "ncclt"]
-SHAPE = ["--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9"]
-SHOW = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))"]
+store, serving = run_job.store, run_job.serving
 # A job of one rank that asks the plugin as NCCL would, for sizes of the policy and one that it does not speak of.
 JOB = """
 import os, sys
@@ -46,95 +35,9 @@ open(path, "w").write("".join(f"n1:40:41 [0] NCCL INFO {line}\\n" for line in sa
 """
 
 
-def load_samples():
-    spec = importlib.util.spec_from_file_location("run_samples", ROOT / "unit" / "api" / "samples.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if compiler() is None:
-        pytest.skip("no C compiler here: the plugin cannot be built")
-    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so")
-
-
-@pytest.fixture
-def store(tmp_path):
-    """A store with a tuned recommendation for bert on 2 x 4 GPUs, `0c0ffee1`."""
-    samples = load_samples()
-    profiles = samples.store_profiles(tmp_path / "profiles")
-    with open_store(f"sqlite:///{tmp_path}/ncclt.db", profiles=profiles) as opened:
-        study = samples.study()
-        opened.studies.open(study)
-        # Variables that NCCL 2.28 can say in full: those of the samples need a table.
-        rule = replace(samples.PLAIN.rules[0], channels=None)
-        given = samples.recommendation(study)
-        variables = replace(given.variables, policy=Policy(rules=(rule,)))
-        valid = replace(given.fingerprint, nccl_version="2.28.9")
-        opened.revisions.publish(replace(given, variables=variables, fingerprint=valid))
-        yield opened
-
-
-@pytest.fixture
-def serving(store):
-    """Address of a service on that store, and a function that ends it."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(store), log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        deadline = time.monotonic() + 240
-        while not server.started and thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-        def stop():
-            server.should_exit = True
-            thread.join(timeout=240)
-
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", stop
-        stop()
-        assert not thread.is_alive()
-
-
-def environ(tmp_path, **more):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM", "OMPI", "PMI"))}
-    places = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
-    # What is published here is simulated, and this machine plays one with GPUs, on which a batch script of Slurm runs.
-    return (
-        clean
-        | places
-        | with_gpus(tmp_path)
-        | {"NCCLT_ALLOW": "simulated", "SLURM_JOB_ID": "1"}
-        | {key: str(value) for key, value in more.items()}
-    )
-
-
-def with_gpus(tmp_path):
-    """The variables of a machine with GPUs of a model that no answer names."""
-    program = tmp_path / "gpus" / "nvidia-smi"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text("#!/bin/sh\necho NVIDIA stand-in\n")
-    program.chmod(0o755)
-    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
-
-
-def run(tmp_path, options, command, **more):
-    return subprocess.run(
-        [*NCCLT, "run", "--cluster", "leonardo", "--model", "bert", *SHAPE, *map(str, options), "--", *command],
-        env=environ(tmp_path, **more),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, library):
     where = ("--storage", store.url, "--policy-dir", tmp_path / "shared", "--report", tmp_path / "reports")
-    done = run(tmp_path, where, [sys.executable, "-c", JOB], NCCLT_PLUGIN=library, NCCLT_AGREEMENT="none")
+    done = run_bert(tmp_path, where, [sys.executable, "-c", JOB], NCCLT_PLUGIN=library, NCCLT_AGREEMENT="none")
 
     assert (done.returncode, done.stdout) == (7, "")
     assert "took effect: 3 of 3 calls with a rule used its choice" in done.stderr
@@ -158,14 +61,14 @@ def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, li
 def test_variables_from_a_server_are_attested_by_the_log_and_posted(tmp_path, store, serving):
     url, stop = serving
     options = ("--server", url, "--no-plugin", "--timeout", "30")
-    done = run(tmp_path, (*options, "--report", tmp_path / "reports"), [sys.executable, "-c", LOG])
+    done = run_bert(tmp_path, (*options, "--report", tmp_path / "reports"), [sys.executable, "-c", LOG])
 
     assert done.returncode == 0
     assert f"posted to {url}" in done.stderr, done.stderr
     (kept,) = store.records.attestations(["0c0ffee1"])
     assert (kept.form.value, kept.effect.value, kept.calls_as_wanted) == ("variables", "took-effect", 3)
     stop()
-    shown = run(tmp_path, options, SHOW)
+    shown = run_bert(tmp_path, options, SHOW)
     assert "from the cache" in shown.stderr
     assert json.loads(shown.stdout)["NCCLT_RECOMMENDATION"] == "0c0ffee1"
 
@@ -176,7 +79,7 @@ def test_a_job_gets_what_was_measured_with_the_variables_of_its_site(tmp_path, s
     store.revisions.publish(replace(first, id="0c0ffee2", fingerprint=measured))
     for where in (("--storage", store.url), ("--server", serving[0], "--timeout", "30")):
         for variables, expected in (({"NCCL_IB_TC": 41}, "0c0ffee2"), ({}, "0c0ffee1")):
-            done = run(tmp_path, (*where, "--no-plugin"), SHOW, **variables)
+            done = run_bert(tmp_path, (*where, "--no-plugin"), SHOW, **variables)
             assert json.loads(done.stdout)["NCCLT_RECOMMENDATION"] == expected, done.stderr
 
 
@@ -199,16 +102,16 @@ def test_nodes_whose_interfaces_differ_get_the_same_answer(tmp_path, store):
 
 def test_an_outage_never_stops_the_training_unless_asked_to(tmp_path):
     options = ("--server", "http://127.0.0.1:9")
-    done = run(tmp_path, options, SHOW)
+    done = run_bert(tmp_path, options, SHOW)
     assert done.returncode == 0
     assert "nothing set" in done.stderr
     assert [name for name in json.loads(done.stdout) if name.startswith("NCCL")] == ["NCCLT_ALLOW"]
-    refused = run(tmp_path, (*options, "--fallback", "fail"), SHOW)
+    refused = run_bert(tmp_path, (*options, "--fallback", "fail"), SHOW)
     assert (refused.returncode, refused.stdout) == (69, "")
 
 
 def test_nothing_published_is_no_reason_to_stop_either(tmp_path, store):
-    done = run(tmp_path, ("--storage", store.url, "--nodes", "4"), [sys.executable, "-c", "raise SystemExit(5)"])
+    done = run_bert(tmp_path, ("--storage", store.url, "--nodes", "4"), [sys.executable, "-c", "raise SystemExit(5)"])
     assert done.returncode == 5
     assert "measured with 2, asked for 4" in done.stderr
 
@@ -234,7 +137,7 @@ def test_without_report_the_command_takes_our_place(tmp_path, store):
 @pytest.mark.parametrize(("command", "code"), [(["./is-not-here"], 127), (["/etc"], 126)])
 def test_a_command_that_cannot_be_started_ends_as_in_a_shell(tmp_path, store, command, code, reports):
     report = ("--no-plugin", "--report", tmp_path / "reports") if reports else ()
-    done = run(tmp_path, ("--storage", store.url, *report), command)
+    done = run_bert(tmp_path, ("--storage", store.url, *report), command)
     assert done.returncode == code
     assert f"cannot start {command[0]}" in done.stderr
 
@@ -248,7 +151,7 @@ def test_a_script_that_names_no_interpreter_runs_as_in_a_shell(tmp_path, store, 
     script.chmod(0o755)
     where = ("--storage", store.url, *(("--no-plugin", "--report", tmp_path / "reports") if reports else ()))
     for command in (str(script), "train"):
-        done = run(tmp_path, where, [command, "-x"], PATH=f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+        done = run_bert(tmp_path, where, [command, "-x"], PATH=f"{script.parent}{os.pathsep}{os.environ['PATH']}")
         assert (done.returncode, done.stdout) == (5, f"{script} -x\n"), done.stderr
 
 
@@ -266,7 +169,7 @@ def test_a_script_that_names_no_interpreter_runs_as_in_a_shell(tmp_path, store, 
     ],
 )
 def test_a_mistyped_option_is_told_before_anything_starts(tmp_path, options):
-    done = run(tmp_path, options, SHOW)
+    done = run_bert(tmp_path, options, SHOW)
     assert (done.returncode, done.stdout) == (2, "")
 
 
@@ -277,7 +180,7 @@ def test_a_table_from_a_file_is_used_and_what_differs_is_said(tmp_path, library)
         "the table was measured with 2 nodes, 8 ranks, and this job has 4 nodes, 16 ranks; not validated for this job"
     )
     for options in (("--nodes", "4"), ()):
-        done = run(tmp_path, ("--policy", table, "--dry-run", *options), words, NCCLT_PLUGIN=library)
+        done = run_bert(tmp_path, ("--policy", table, "--dry-run", *options), words, NCCLT_PLUGIN=library)
         assert done.returncode == 0
         assert said in done.stderr
         assert "NCCLT_TABLE=1:r-1f3c:" in done.stderr
@@ -287,14 +190,14 @@ def test_a_table_from_a_file_is_used_and_what_differs_is_said(tmp_path, library)
 
 def test_a_dry_run_says_whether_the_bits_of_the_default_are_kept(tmp_path, store, serving):
     for where in (("--server", serving[0]), ("--storage", store.url)):
-        done = run(tmp_path, (*where, "--cluster", "leonardo", "--model", "bert", *SHAPE, "--dry-run"), SHOW)
+        done = run_bert(tmp_path, (*where, "--cluster", "leonardo", "--model", "bert", *SHAPE, "--dry-run"), SHOW)
         assert "Same bits as the NCCL default: no" in done.stderr
 
 
 @pytest.mark.parametrize("command", [[], ["", "x"]])
 def test_no_command_is_told(tmp_path, command):
     """An empty word is what `"$TRAIN"` is where the variable is not set."""
-    done = run(tmp_path, ("--fallback", "cached"), command)
+    done = run_bert(tmp_path, ("--fallback", "cached"), command)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "ncclt: no command to run")
 
 
@@ -324,19 +227,10 @@ def test_it_starts_without_the_frameworks(tmp_path, store):
     assert "statistics" not in imported
 
 
-def stand_in(tmp_path, name):
-    """A command that has a launcher's name and shows its environment."""
-    path = tmp_path / "bin" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!{sys.executable}\n{SHOW[2]}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def test_a_job_that_removes_its_reports_keeps_its_exit_code(tmp_path, store, library):
     reports = tmp_path / "reports"
     command = ["sh", "-c", 'cd "$NCCLT_PLUGIN_REPORT" && rm -rf "$NCCLT_PLUGIN_REPORT"; exit 7']
-    done = run(
+    done = run_bert(
         tmp_path,
         ("--storage", store.url, "--policy-dir", tmp_path / "shared", "--report", reports),
         command,
@@ -348,7 +242,7 @@ def test_a_job_that_removes_its_reports_keeps_its_exit_code(tmp_path, store, lib
 
 def test_nccl_finds_a_log_folder_with_a_percent_sign(tmp_path, store):
     """In NCCL_DEBUG_FILE it begins what NCCL replaces, and two are one."""
-    done = run(tmp_path, ("--storage", store.url, "--no-plugin", "--report", tmp_path / "50%h"), SHOW)
+    done = run_bert(tmp_path, ("--storage", store.url, "--no-plugin", "--report", tmp_path / "50%h"), SHOW)
     file = json.loads(done.stdout)["NCCL_DEBUG_FILE"]
     assert "/50%%h/" in file
     assert file.endswith("/nccl.%h.%p.log")
@@ -360,7 +254,7 @@ def test_who_starts_other_nodes_puts_the_plugin_where_they_read_the_table(tmp_pa
     shared = tmp_path / "shared"
     for command in (["srun"], ["time", "mpirun"]):
         words = [*command[:-1], stand_in(tmp_path, command[-1])]
-        done = run(
+        done = run_bert(
             tmp_path,
             ("--storage", store.url, "--policy-dir", shared),
             words,

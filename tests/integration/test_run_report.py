@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import signal
 import subprocess
@@ -11,12 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import run_job
+from run_job import NAMES, PATIENT_S
 
-_spec = importlib.util.spec_from_file_location("run_starts", Path(__file__).with_name("test_run_starts_anyway.py"))
-starts = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(starts)
-alone, nursery, run, store = starts.alone, starts.nursery, starts.run, starts.alone.store
-NAMES, PATIENT_S = starts.NAMES, starts.PATIENT_S
+nursery, run, store = run_job.nursery, run_job.run, run_job.store
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -28,8 +25,8 @@ def beside(tmp_path, store):
     def call(command, **options):
         words = [*NAMES, "--storage", store.url, "--no-plugin", "--report", str(tmp_path / "reports")]
         process = subprocess.Popen(
-            [*alone.NCCLT, "run", *words, "--", *command],
-            env=alone.environ(tmp_path),
+            [*run_job.NCCLT, "run", *words, "--", *command],
+            env=run_job.environ(tmp_path),
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,20 +1,18 @@
 """`ncclt run` and the servers that it is told of: none stops a job, and none is taken from a file of somebody else."""
 
-import importlib.util
 import os
 import time
 from pathlib import Path
 
+import hostile_server
 import pytest
+import run_job
+from run_job import AWAY, NAMES, SHOW_BYTES
 
-_spec = importlib.util.spec_from_file_location("run_starts", Path(__file__).with_name("test_run_starts_anyway.py"))
-starts = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(starts)
-alone, nursery, run, FAKE = starts.alone, starts.nursery, starts.run, starts.FAKE
-AWAY, NAMES, SHOW = starts.AWAY, starts.NAMES, starts.SHOW
+nursery, run = run_job.nursery, run_job.run
 
 
-PAIRS = [attack for attack in FAKE.ATTACKS if attack.startswith("pair ")]
+PAIRS = [attack for attack in hostile_server.ATTACKS if attack.startswith("pair ")]
 FIRST_PAIRS = list({attack.partition("=")[0]: attack for attack in reversed(PAIRS)}.values())
 """One hostile value of each name: every one of them goes through the client in unit/client/test_fetch_hostile.py."""
 
@@ -23,30 +21,30 @@ FIRST_PAIRS = list({attack.partition("=")[0]: attack for attack in reversed(PAIR
 def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, subtests):
     """With a plugin, so that the table is asked for as well."""
     (tmp_path / "plugin.so").touch()
-    environ = alone.environ(tmp_path, NCCLT_PLUGIN=tmp_path / "plugin.so")
-    for attack in [attack for attack in FAKE.ATTACKS if attack not in PAIRS or attack in FIRST_PAIRS]:
+    environ = run_job.environ(tmp_path, NCCLT_PLUGIN=tmp_path / "plugin.so")
+    for attack in [attack for attack in hostile_server.ATTACKS if attack not in PAIRS or attack in FIRST_PAIRS]:
         with subtests.test(attack):
             start_under_attack(tmp_path, nursery, environ, attack)
 
 
 def start_under_attack(tmp_path, nursery, environ, attack):
-    timeout_s = 0.5 if attack in FAKE.OUTAGES else 60
-    with FAKE.hostile(attack) as server:
+    timeout_s = 0.5 if attack in hostile_server.OUTAGES else 60
+    with hostile_server.hostile(attack) as server:
         words = ["run", *NAMES, "--server", server.url, "--timeout", str(timeout_s)]
         begun_s = time.monotonic()
-        code, out, err = nursery([*words, "--", *SHOW], environ, tmp_path)
-    shown = {os.fsdecode(name): os.fsdecode(value) for name, value in eval(out)}  # what SHOW printed
+        code, out, err = nursery([*words, "--", *SHOW_BYTES], environ, tmp_path)
+    shown = {os.fsdecode(name): os.fsdecode(value) for name, value in eval(out)}  # what SHOW_BYTES printed
     added = {name: value for name, value in shown.items() if environ.get(name) != value}
 
     assert code == 0
     assert "Traceback" not in err
     assert {name: value for name, value in shown.items() if name not in added} == environ
     ours = ("NCCL_TUNER_PLUGIN", "NCCLT_TABLE", "NCCLT_AGREEMENT", "PYTHONPATH")
-    assert FAKE.all_legal({name: value for name, value in added.items() if name not in ours}), added
-    if attack in FAKE.OUTAGES:
+    assert hostile_server.all_legal({name: value for name, value in added.items() if name not in ours}), added
+    if attack in hostile_server.OUTAGES:
         assert added == {}
         assert time.monotonic() - begun_s < timeout_s + 120
-    if attack in FAKE.HARMLESS:
+    if attack in hostile_server.HARMLESS:
         assert added["NCCLT_RECOMMENDATION"]
 
 
@@ -54,10 +52,10 @@ def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
     """With --shared: what a server says wrong must not be what keeps a job from starting."""
     (tmp_path / "shared").mkdir()
     task = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
-    with FAKE.hostile("a value is a list") as server:
+    with hostile_server.hostile("a value is a list") as server:
         words = ["--server", server.url, "--shared", "shared", "--wait", "0", "--timeout", "60"]
         for rank in "01":
-            environ = alone.environ(tmp_path, **task, SLURM_PROCID=rank)
+            environ = run_job.environ(tmp_path, **task, SLURM_PROCID=rank)
             done, _given = run(*NAMES, *words, environ=environ)
             assert (done.returncode, b"NCCL_" in done.stdout) == (0, False), done.stderr
     assert len(list((tmp_path / "shared").glob("ncclt-decision-*"))) == 1
@@ -95,7 +93,7 @@ def test_a_server_named_by_a_file_is_said_and_taken_from_our_own_alone(tmp_path,
         assert (b"127.0.0.1:9" in done.stderr) == taken
         assert (f"is named by {project}" if taken else "server is not taken from") in done.stderr.decode()
         for words in ([*env, "export"], [*env, "slurm-taskprolog"]):
-            code, out, err = nursery(words, alone.environ(tmp_path), tmp_path)
+            code, out, err = nursery(words, run_job.environ(tmp_path), tmp_path)
             assert (code, out) == (69 if taken else 2, "")
             assert (f"is named by {project}" if taken else "chmod go-w") in err
 
@@ -107,7 +105,7 @@ def test_a_store_named_by_another_users_file_is_refused_where_it_is_needed(tmp_p
     os.chown(project, 4711, 4711)
 
     def call(*words):
-        return nursery(words, alone.environ(tmp_path), tmp_path)
+        return nursery(words, run_job.environ(tmp_path), tmp_path)
 
     code, _out, err = call("studies", "list")
     assert (code, "it belongs to user 4711" in err) == (2, True)

@@ -1,7 +1,6 @@
 """`ncclt run --shared` on many nodes at once: all of a job's processes are given the same, or do not start."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -12,15 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import run_job
 
 from ncclt.deliver.job_info import JobInfo, name_job
 from ncclt.deliver.shared_decision import await_participants
 from ncclt.errors import StoreError, UsageError
 
-_spec = importlib.util.spec_from_file_location("run_alone", Path(__file__).with_name("test_run.py"))
-alone = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(alone)
-library, store, serving, SHOW = alone.library, alone.store, alone.serving, alone.SHOW
+store, serving, SHOW = run_job.store, run_job.serving, run_job.SHOW
 
 AWAY = "http://127.0.0.1:9"
 PATIENT_S = 180
@@ -58,10 +55,20 @@ def started(tmp_path, shared, server, variables, *options, command=SHOW, others=
     if others:
         show_other_node(shared, variables, command, options)
     node = tmp_path / f"node{variables.get('SLURM_PROCID', 0)}"
-    where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--server", server, "--shared", str(shared)]
+    where = [
+        "--cluster",
+        "leonardo",
+        "--model",
+        "bert",
+        *run_job.SHAPE[2:],
+        "--server",
+        server,
+        "--shared",
+        str(shared),
+    ]
     return subprocess.Popen(
-        [*alone.NCCLT, "run", *where, "--timeout", "30", *options, "--", *command],
-        env=alone.environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}),
+        [*run_job.NCCLT, "run", *where, "--timeout", "30", *options, "--", *command],
+        env=run_job.environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -178,7 +185,7 @@ def test_torchrun_on_many_nodes_needs_a_name(tmp_path, shared, serving):
 
 @pytest.mark.parametrize("options", [(), ("--job", "")])
 def test_an_empty_name_is_not_the_same_as_none(tmp_path, shared, serving, options):
-    """The label of a pod that is not there; each pod would decide alone."""
+    """The label of a pod that is not there; each pod would decide run_job."""
     variables = {} if options else {"NCCLT_JOB": ""}
     code, environ, err = ended(started(tmp_path, shared, serving[0], variables, *options))
 
@@ -225,9 +232,9 @@ def test_a_folder_that_another_user_can_change_is_not_used(tmp_path, shared, ser
 
 
 def test_without_an_agreement_each_node_gets_nothing_and_is_told_how(tmp_path, store):
-    torchrun = [alone.stand_in(tmp_path, "torchrun"), "--nnodes=2", "train.py"]
-    done = alone.run(tmp_path, ("--storage", store.url), torchrun)
-    unknown = alone.run(tmp_path, ("--storage", store.url), ["sh", "-c", "env"], SLURM_JOB_ID="")
+    torchrun = [run_job.stand_in(tmp_path, "torchrun"), "--nnodes=2", "train.py"]
+    done = run_job.run_bert(tmp_path, ("--storage", store.url), torchrun)
+    unknown = run_job.run_bert(tmp_path, ("--storage", store.url), ["sh", "-c", "env"], SLURM_JOB_ID="")
 
     assert (done.returncode, given(json.loads(done.stdout))) == (0, {})
     assert "NCCLT_RECOMMENDATION" not in unknown.stdout
@@ -266,7 +273,7 @@ def test_one_process_does_not_make_a_missing_folder_either(tmp_path, serving, li
 def test_the_variable_names_the_folder_too(tmp_path, shared, store):
     more = {name: str(value) for name, value in step(0).items()} | {"NCCLT_SHARED": str(shared)}
     show_other_node(shared, more, SHOW, ())
-    done = alone.run(tmp_path, ("--storage", store.url), SHOW, **more)
+    done = run_job.run_bert(tmp_path, ("--storage", store.url), SHOW, **more)
 
     assert done.returncode == 0, done.stderr
     assert len(list(shared.glob("ncclt-decision-*"))) == 1
@@ -291,13 +298,13 @@ def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, s
         "import os; print({n: v for n, v in sorted(os.environ.items()) if n.startswith('NCCL')}, flush=True)"
     )
     choose = f'[ "$SLURM_NODEID" = 0 ] && url={AWAY} || url={serving[0]}; exec "$@" --server $url -- {SHOW[0]} {show}'
-    where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--shared", str(shared)]
+    where = ["--cluster", "leonardo", "--model", "bert", *run_job.SHAPE[2:], "--shared", str(shared)]
     where += ["--timeout", "30", "--wait", "120", "--allow", "simulated", "--allow-difference", "NO_GPU"]
     with slurm_cluster.allocation() as environment:
         clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
         for steps in (1, 2):
             done = subprocess.run(
-                ["srun", "-N2", "--ntasks-per-node=2", "sh", "-c", choose, "sh", *alone.NCCLT, "run", *where],
+                ["srun", "-N2", "--ntasks-per-node=2", "sh", "-c", choose, "sh", *run_job.NCCLT, "run", *where],
                 env=clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
                 cwd=tmp_path,
                 check=False,
@@ -313,12 +320,12 @@ def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, s
 
 
 def ask_service(tmp_path, server, node, *options, command, **more):
-    """Run one node of a job that relies on the server alone."""
-    where = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE[2:], "--server", server, "--job", "night-1"]
+    """Run one node of a job that relies on the server run_job."""
+    where = ["--cluster", "leonardo", "--model", "bert", *run_job.SHAPE[2:], "--server", server, "--job", "night-1"]
     where += ["--timeout", "30", "--no-plugin"]
     done = subprocess.run(
-        [*alone.NCCLT, "run", *where, *options, "--", command, "--nnodes=2", "train.py"],
-        env=alone.environ(tmp_path / node, **more),
+        [*run_job.NCCLT, "run", *where, *options, "--", command, "--nnodes=2", "train.py"],
+        env=run_job.environ(tmp_path / node, **more),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -330,7 +337,7 @@ def ask_service(tmp_path, server, node, *options, command, **more):
 
 def test_a_server_keeps_the_decision_of_a_named_job(tmp_path, serving, store):
     """Something else is published between two nodes; a third one cannot reach the server."""
-    torchrun = alone.stand_in(tmp_path, "torchrun")
+    torchrun = run_job.stand_in(tmp_path, "torchrun")
     first = ask_service(tmp_path, serving[0], "n0", command=torchrun)
     store.revisions.publish(replace(store.recommendations.get("0c0ffee1"), id="0c0ffee2"))
     second = ask_service(tmp_path, serving[0], "n1", command=torchrun)
@@ -343,7 +350,7 @@ def test_a_server_keeps_the_decision_of_a_named_job(tmp_path, serving, store):
 
 
 def test_a_server_keeps_nothing_for_a_named_job_as_well(tmp_path, serving, store):
-    torchrun = alone.stand_in(tmp_path, "torchrun")
+    torchrun = run_job.stand_in(tmp_path, "torchrun")
     options = ("--driver", "1.2.3")
     first = ask_service(tmp_path, serving[0], "n0", *options, command=torchrun)
     second = ask_service(tmp_path, serving[0], "n1", *options, command=torchrun)

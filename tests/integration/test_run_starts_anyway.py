@@ -1,58 +1,21 @@
 """`ncclt run` starts the job as if it were not there, whatever fails on its side; and what must not start does not."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import resource
-import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
+import hostile_server
 import pytest
+import run_job
+from run_job import AWAY, NAMES, PATIENT_S, start
 
 import ncclt
 
-_HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("run_starting", _HERE / "test_run.py")
-alone = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(alone)
-FAKE = SimpleNamespace(**runpy.run_path(str(_HERE.parent / "fakes" / "hostile_server.py")))
-
-AWAY = "http://127.0.0.1:9"
-NAMES = ["--cluster", "leonardo", "--model", "bert", *alone.SHAPE]
-PATIENT_S = 120
-# Shows its environment on stdout, byte for byte.
-SHOW = [sys.executable, "-c", "import os, sys; sys.stdout.buffer.write(repr(sorted(os.environb.items())).encode())"]
-
-
-@pytest.fixture(scope="module")
-def nursery(nursery_for):
-    """Return a caller of `ncclt` that saves the start of the interpreter; it returns exit code, stdout and stderr."""
-    return nursery_for()
-
-
-@pytest.fixture
-def run(nursery, tmp_path):
-    """Return a caller of `ncclt run WORDS -- SHOW` that returns what became of it, and the environment it got."""
-
-    def call(*words, environ=None, folder=tmp_path):
-        given = alone.environ(tmp_path) if environ is None else environ
-        code, out, err = nursery(["run", *words, "--", *SHOW], given, folder)
-        streams = [text.encode(errors="surrogateescape") for text in (out, err)]
-        return subprocess.CompletedProcess(words, code, *streams), given
-
-    return call
-
-
-def start(tmp_path, *words, environ=None, command=SHOW, **options):
-    """Run `ncclt run WORDS -- command`; return what became of it, and the environment that it was started in."""
-    given = alone.environ(tmp_path) if environ is None else environ
-    options = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    argv = [*alone.NCCLT, "run", *words, "--", *command]
-    return subprocess.run(argv, env=given, timeout=PATIENT_S, check=False, **options), given
+nursery, run = run_job.nursery, run_job.run
 
 
 def is_unchanged(done, given):
@@ -171,7 +134,7 @@ HOSTS = [
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_server_that_is_no_address_stops_no_job(tmp_path, run, host):
     assert is_unchanged(*run(*NAMES, "--server", host))
-    assert is_unchanged(*run(*NAMES, environ=alone.environ(tmp_path, NCCLT_SERVER=host)))
+    assert is_unchanged(*run(*NAMES, environ=run_job.environ(tmp_path, NCCLT_SERVER=host)))
     refused, _given = run(*NAMES, "--server", host, "--fallback", "fail")
     assert (refused.returncode != 0, refused.stdout) == (True, b"")
 
@@ -195,14 +158,14 @@ def test_a_server_that_is_no_address_stops_no_job(tmp_path, run, host):
     ],
 )
 def test_values_from_outside_stop_no_job(tmp_path, run, words, more):
-    assert is_unchanged(*run(*words, environ=alone.environ(tmp_path) | more))
+    assert is_unchanged(*run(*words, environ=run_job.environ(tmp_path) | more))
 
 
 @pytest.mark.parametrize("words", [(), ("--no-plugin", "--report", "reports")])
 def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, words):
     """One variable has no name; with an answer, what it sets is given up."""
-    environ = {**alone.environ(tmp_path), "": "x"}
-    with FAKE.hostile("none") as server:
+    environ = {**run_job.environ(tmp_path), "": "x"}
+    with hostile_server.hostile("none") as server:
         for url in (AWAY, server.url):
             done, _given = start(
                 tmp_path,
@@ -225,7 +188,7 @@ def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, wo
 def test_a_working_folder_that_is_gone_stops_no_job(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
-    environ = alone.environ(tmp_path, NCCLT_PLUGIN="libnccl-tuner-ncclt.so")
+    environ = run_job.environ(tmp_path, NCCLT_PLUGIN="libnccl-tuner-ncclt.so")
     assert is_unchanged(*start(tmp_path, *NAMES, environ=environ, cwd=gone, preexec_fn=lambda: gone.rmdir()))
 
 
@@ -244,7 +207,7 @@ PROJECTS = {
 @pytest.mark.parametrize("kind", PROJECTS)
 def test_a_project_file_of_any_kind_stops_no_job(tmp_path, run, nursery, kind):
     PROJECTS[kind](tmp_path / "ncclt.toml")
-    done, given = run("--model", "bert", environ=alone.environ(tmp_path, NCCLT_CLUSTER="leonardo"))
+    done, given = run("--model", "bert", environ=run_job.environ(tmp_path, NCCLT_CLUSTER="leonardo"))
     assert done.returncode == 0
     assert done.stdout == run(*NAMES, environ=given, folder="/")[0].stdout
     assert b"nothing set" in done.stderr.lower()
@@ -264,8 +227,8 @@ CACHED = {
 
 def test_a_cache_of_any_content_stops_no_job(tmp_path, run):
     """Each file that an honest answer has left is spoilt in turn; the server is away by then."""
-    environ = alone.environ(tmp_path)
-    with FAKE.hostile("none") as server:
+    environ = run_job.environ(tmp_path)
+    with hostile_server.hostile("none") as server:
         words = [*NAMES, "--server", server.url, "--timeout", "60"]
         fresh, _given = run(*words, environ=environ)
     assert b"NCCL_" in fresh.stdout, fresh
@@ -302,7 +265,7 @@ def breaking(tmp_path, what):
     folder = tmp_path / "breaker"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(BREAKER)
-    return alone.environ(tmp_path, PYTHONPATH=folder, NCCLT_TEST_BREAKS=what)
+    return run_job.environ(tmp_path, PYTHONPATH=folder, NCCLT_TEST_BREAKS=what)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +337,7 @@ SHOW_ENVIRON = ["sh", "-c", "tr '\\0' '\\n' </proc/self/environ"]
 @pytest.mark.parametrize("words", [[], ["--report", "reports"]])
 def test_python_adds_no_locale_to_the_commands_environment(tmp_path, words):
     """Where none is set, Python sets LC_CTYPE for itself (PEP 538), and the job would inherit it."""
-    clean = {name: value for name, value in alone.environ(tmp_path).items() if not name.startswith(("LC_", "LANG"))}
+    clean = {name: value for name, value in run_job.environ(tmp_path).items() if not name.startswith(("LC_", "LANG"))}
     for environ, wanted in ((clean, []), ({**clean, "LC_CTYPE": "C.UTF-8"}, ["LC_CTYPE=C.UTF-8"])):
         done, _given = start(tmp_path, *NAMES, *words, environ=environ, command=SHOW_ENVIRON)
         assert [line for line in done.stdout.decode().splitlines() if line.startswith("LC_")] == wanted, done.stderr
@@ -399,7 +362,7 @@ def test_an_isolated_python_starts_the_job_whatever_variables_break_python(tmp_p
         (tmp_path / "broken" / f"{name}.py").write_text("raise SystemExit('broken')")
     done = subprocess.run(
         [sys.executable, "-I", "-m", "ncclt", "run", *NAMES, "--", *SHOW_ENVIRON],
-        env={**alone.environ(tmp_path), **environ},
+        env={**run_job.environ(tmp_path), **environ},
         cwd=tmp_path,
         capture_output=True,
         timeout=PATIENT_S,
@@ -415,7 +378,7 @@ def test_few_descriptors_are_enough_to_start_the_job(tmp_path, words):
     limited = ["sh", "-c", 'ulimit -n 16; exec "$@"', "sh", sys.executable, "-I", "-m", "ncclt", "run", *NAMES, *words]
     done = subprocess.run(
         [*limited, "--", "echo", "ran"],
-        env=alone.environ(tmp_path),
+        env=run_job.environ(tmp_path),
         cwd=tmp_path,
         capture_output=True,
         timeout=PATIENT_S,

@@ -2,21 +2,19 @@
 
 import contextlib
 import os
-import runpy
 import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
+import quick_job
+from ports import free_port
 
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
 
-install_job = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "quick_job.py"))["install"]
-free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 SHAPE = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
 
 
@@ -32,7 +30,7 @@ def store(tmp_path):
 @pytest.fixture
 def run(nursery, tmp_path, store):
     """Return a caller of `ncclt run` for a job of a name."""
-    job = install_job(tmp_path)
+    job = quick_job.install(tmp_path)
 
     def call(name, *options, steps=100, **more):
         words = ["run", *SHAPE, "--job", name, "--report", str(tmp_path / "reports"), *options, "--", *job, str(steps)]

@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import resource
-import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from ports import free_port
 
 from ncclt.core.study import StudyState
 from ncclt.store import open_store
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.thorough
 
 WITHIN_S = 200.0
 REPOSITORY = Path(__file__).parents[2]
-free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 ENV = "/v1/clusters/pair/env"
 SHAPE = {"model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9", "simulated": "allow"}
 WORDS = (

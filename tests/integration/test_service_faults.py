@@ -4,8 +4,6 @@ PostgreSQL, the service and its clients are real processes.
 """
 
 import os
-import re
-import runpy
 import signal
 import sys
 import threading
@@ -16,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx2
-import psycopg
 import pytest
+from ports import free_port
+from postgresql import begin, new_database
+from waiting import until
 
 from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.revision import Action, Actor, ClusterRules, RevisionState
@@ -31,32 +31,14 @@ pytestmark = pytest.mark.thorough
 
 WITHIN_S = 200.0
 FAKES = Path(__file__).parents[1] / "fakes"
-begin_postgresql = runpy.run_path(str(FAKES / "postgresql.py"))["begin"]
-free_port = runpy.run_path(str(FAKES / "ports.py"))["free_port"]
 PATH = "/v1/clusters/pair/env"
-
-
-def until(seen):
-    """Wait for something and return it."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.1)
-    return found
 
 
 @pytest.fixture
 def database(postgresql):
     """A database of this test; its server may be killed, and runs again for the tests after this one."""
     yield new_database(postgresql)
-    begin_postgresql(postgresql)
-
-
-def new_database(server):
-    name = f"faults_{os.getpid()}_{time.monotonic_ns()}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return re.sub(r"/postgres\?", f"/{name}?", server.get_uri())
+    begin(postgresql)
 
 
 def lasting(act, *given, **named):
@@ -160,13 +142,13 @@ def test_postgresql_is_killed_and_restarted_under_load(postgresql, database, api
                 kill(postgresql)
                 seen = len(answers)
                 until(lambda: len(answers) > seen + 20 and "warning" in answers[-1].headers)
-                begin_postgresql(postgresql)
+                begin(postgresql)
                 count = len(written)
                 until(lambda: len(written) > count + 10)
                 until(lambda: "warning" not in answers[-1].headers)
             finally:
                 over.set()
-                begin_postgresql(postgresql)  # where it is still away, the writer would go on for ever
+                begin(postgresql)  # where it is still away, the writer would go on for ever
             for one in work:
                 one.result()
         assert {answer.status_code for answer in answers} == {200}

@@ -2,15 +2,14 @@
 
 import contextlib
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from leftovers import carrying
 
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import MARK, JobShape
@@ -24,7 +23,6 @@ from ncclt.testing.launcher_contract import LauncherContract
 PATIENT_S = 120.0
 
 # Processes with a word in their environment: the tasks of both nodes are on this machine.
-carrying = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "leftovers.py"))["carrying"]
 
 STUBBORN = """
 import os, signal, sys, time

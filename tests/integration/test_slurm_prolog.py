@@ -1,6 +1,5 @@
 """The TaskProlog that hands over plugin and table, by shells and by a real Slurm of two nodes."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -10,14 +9,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import run_job
 
 from ncclt.deliver.node_files import place_plugin
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
 
-_spec = importlib.util.spec_from_file_location("run_for_prolog", Path(__file__).with_name("test_run.py"))
-alone = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(alone)
-library, store, serving = alone.library, alone.store, alone.serving
+store, serving = run_job.store, run_job.serving
 
 # One rank of eight that plays NCCL's part with what its environment gives it.
 RANK = """
@@ -65,13 +62,13 @@ OTHER_JOBS = [
 def written(tmp_path, store, library, *words):
     return subprocess.run(
         [
-            *alone.NCCLT,
+            *run_job.NCCLT,
             "env",
             "--cluster",
             "leonardo",
             "--model",
             "bert",
-            *alone.SHAPE,
+            *run_job.SHAPE,
             "--storage",
             store.url,
             "--format",
@@ -80,7 +77,7 @@ def written(tmp_path, store, library, *words):
             str(tmp_path / "prolog.sh"),
             *words,
         ],
-        env=alone.environ(tmp_path, NCCLT_PLUGIN=library),
+        env=run_job.environ(tmp_path, NCCLT_PLUGIN=library),
         capture_output=True,
         text=True,
         timeout=120,
@@ -195,13 +192,13 @@ def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, 
     script = tmp_path / "prolog.sh"
     done = subprocess.run(
         [
-            *alone.NCCLT,
+            *run_job.NCCLT,
             "env",
             "--cluster",
             "leonardo",
             "--model",
             "bert",
-            *alone.SHAPE,
+            *run_job.SHAPE,
             "--server",
             url,
             "--timeout",
@@ -211,7 +208,7 @@ def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, 
             "--output",
             str(script),
         ],
-        env=alone.environ(tmp_path),
+        env=run_job.environ(tmp_path),
         capture_output=True,
         text=True,
         timeout=120,
@@ -252,8 +249,8 @@ def test_a_real_slurm_starts_tasks_with_the_table_or_not_at_all(slurm_cluster, p
         assert sorted(head["launch_rank"] for head in heads) == list(range(8))
         assert {(head["table"], head["not_in_use"]) for head in heads} == {("0c0ffee1", "")}
         attested = subprocess.run(
-            [*alone.NCCLT, "attest", *reports.iterdir(), "--storage", f"sqlite:///{tmp_path}/ncclt.db"],
-            env=alone.environ(tmp_path),
+            [*run_job.NCCLT, "attest", *reports.iterdir(), "--storage", f"sqlite:///{tmp_path}/ncclt.db"],
+            env=run_job.environ(tmp_path),
             capture_output=True,
             text=True,
             timeout=120,

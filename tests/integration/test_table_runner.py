@@ -2,9 +2,9 @@
 
 import json
 import os
-import runpy
 from pathlib import Path
 
+import nccl_tests_stand_in
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
@@ -17,10 +17,8 @@ from ncclt.launch.local import LocalLauncher
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
 from ncclt.measure.table_runner import TableRunner
-from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.nccl.variables import split_variables
 
-INSTALL = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "nccl_tests_stand_in.py"))["install"]
 CLUSTER = Cluster(
     name="here",
     gpus_per_node=4,
@@ -60,13 +58,6 @@ POLICY = Policy(
 )
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    if compiler() is None:
-        pytest.skip("no C compiler here: the plugin cannot be built")
-    return build(tmp_path_factory.mktemp("plugin") / "libnccl-tuner-ncclt.so")
-
-
 @pytest.fixture
 def runner(library, tmp_path):
     """Make a runner whose stand-in was told these words."""
@@ -75,7 +66,7 @@ def runner(library, tmp_path):
         programs, scratch = tmp_path / "build", tmp_path / "scratch"
         programs.mkdir()
         scratch.mkdir()
-        INSTALL(programs, **told)
+        nccl_tests_stand_in.install(programs, **told)
         environ = {**os.environ, "STAND_IN": fault}
         return TableRunner(
             plugin=library,

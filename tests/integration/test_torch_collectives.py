@@ -11,6 +11,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError
@@ -23,7 +24,6 @@ FAKES = Path(__file__).parents[1] / "fakes"
 FAULTS = FAKES / "torch_faults"
 FORKS, RANK = multiprocessing.get_context("forkserver"), str(FAKES / "torch_rank.py")
 PATIENCE_S = 240
-free_port = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "ports.py"))["free_port"]
 """A busy machine of two cores may need a minute to start four ranks."""
 
 

@@ -3,12 +3,12 @@
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import quick_job
 
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_cluster
@@ -18,7 +18,6 @@ JOB = [sys.executable, "-S", str(FAKES / "upgrade_job.py")]
 TRAINING = Path(__file__).parent / "training" / "paced.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
 NEW = ("--to-env", "VERSION=2.32.3")
-install_job = runpy.run_path(str(FAKES / "quick_job.py"))["install"]
 
 
 @pytest.fixture
@@ -124,7 +123,7 @@ def test_secrets_are_not_printed(gate):
 
 @pytest.mark.thorough
 def test_steps_of_a_training_without_nccl_need_a_stated_difference(gate, tmp_path):
-    job = [*install_job(tmp_path), "100000"]
+    job = [*quick_job.install(tmp_path), "100000"]
     path = {"PYTHONPATH": str(tmp_path / "site")}
     refused = gate(["--to-env", "SLOW=1"], job, **path)
     assert refused.returncode == 2
