@@ -198,19 +198,8 @@ def nursery_for():
 @pytest.fixture(scope="session")
 def nursery(nursery_for):
     """A caller of any command of `ncclt` as a process of its own, without the seconds of imports."""
-    return nursery_for(
-        "tune",
-        "--model",
-        "bert",
-        "--cluster",
-        "leonardo",
-        "--launcher",
-        "simulate",
-        "--trials",
-        "2",
-        "--storage",
-        "sqlite:///ncclt.db",
-    )
+    study = ("--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--trials", "2")
+    return nursery_for("tune", *study, "--storage", "sqlite:///ncclt.db")
 
 
 @pytest.fixture

@@ -347,22 +347,9 @@ def test_tuned_against_default_ends_in_a_verdict_and_a_table_that_takes_effect(m
 def test_all_of_it_in_one_go_keeps_what_came_out_and_the_default_where_it_is_best(machine, tmp_path):
     options = [str(part) for part in machine.options("unused", nccl=machine.newer)[2:]]
     environ = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    limits = ["--minutes", "12", "--part", "2", "--pack"]
     done = subprocess.run(
-        [
-            "sh",
-            SCRIPTS / "all.sh",
-            tmp_path,
-            "--minutes",
-            "12",
-            "--part",
-            "2",
-            "--pack",
-            "--",
-            *options,
-            "--largest",
-            str(8 * KIB),
-            *QUICK,
-        ],
+        ["sh", SCRIPTS / "all.sh", tmp_path, *limits, "--", *options, "--largest", str(8 * KIB), *QUICK],
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_S,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import run_job
-from run_job import NCCLT, SHAPE, SHOW, environ, run_bert, stand_in
+from run_job import NAMES, NCCLT, SHAPE, SHOW, environ, run_bert, stand_in
 
 store, serving = run_job.store, run_job.serving
 # A job of one rank that asks the plugin as NCCL would, for sizes of the policy and one that it does not speak of.
@@ -91,7 +91,7 @@ def test_nodes_whose_interfaces_differ_get_the_same_answer(tmp_path, store):
         measured = replace(first.fingerprint, site_variables=site)
         store.revisions.publish(replace(first, id=f"0c0ffee{number}", fingerprint=measured))
     store.revisions.publish(replace(first, id="0c0ffee4"))
-    words = ("env", "--storage", store.url, "--cluster", "leonardo", "--model", "bert", *SHAPE, "--format", "json")
+    words = ("env", "--storage", store.url, *NAMES, "--format", "json")
     for interface in ("eth0", "ib0", "enp1"):
         node = {"OMPI_COMM_WORLD_RANK": 0, "NCCL_IB_TC": 41, "NCCL_SOCKET_IFNAME": interface}
         done = subprocess.run(
@@ -119,9 +119,8 @@ def test_nothing_published_is_no_reason_to_stop_either(tmp_path, store):
 def test_without_report_the_command_takes_our_place(tmp_path, store):
     """Same process, so the same signals and the same end; and the signals of a fresh one."""
     code = "import os, signal as s; print(os.getpid(), s.getsignal(s.SIGPIPE), flush=True); os.kill(os.getpid(), 15)"
-    options = ["--cluster", "leonardo", "--model", "bert", *SHAPE, "--storage", store.url]
     child = subprocess.Popen(
-        [*NCCLT, "run", *options, "--", sys.executable, "-c", code],
+        [*NCCLT, "run", *NAMES, "--storage", store.url, "--", sys.executable, "-c", code],
         env=environ(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -190,7 +189,7 @@ def test_a_table_from_a_file_is_used_and_what_differs_is_said(tmp_path, library)
 
 def test_a_dry_run_says_whether_the_bits_of_the_default_are_kept(tmp_path, store, serving):
     for where in (("--server", serving[0]), ("--storage", store.url)):
-        done = run_bert(tmp_path, (*where, "--cluster", "leonardo", "--model", "bert", *SHAPE, "--dry-run"), SHOW)
+        done = run_bert(tmp_path, (*where, "--dry-run"), SHOW)
         assert "Same bits as the NCCL default: no" in done.stderr
 
 
@@ -202,17 +201,7 @@ def test_no_command_is_told(tmp_path, command):
 
 
 def test_it_starts_without_the_frameworks(tmp_path, store):
-    options = [
-        "--cluster",
-        "leonardo",
-        "--model",
-        "bert",
-        *SHAPE,
-        "--storage",
-        store.url,
-        "--policy-dir",
-        str(tmp_path),
-    ]
+    options = [*NAMES, "--storage", store.url, "--policy-dir", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "ncclt", "run", *options, "--", "true"],
         env=environ(tmp_path),

@@ -29,20 +29,8 @@ WITHIN_S = 200.0
 REPOSITORY = Path(__file__).parents[2]
 ENV = "/v1/clusters/pair/env"
 SHAPE = {"model": "toy", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9", "simulated": "allow"}
-WORDS = (
-    "--cluster",
-    "pair",
-    "--model",
-    "toy",
-    "--nodes",
-    "2",
-    "--gpus-per-node",
-    "4",
-    "--nccl-version",
-    "2.28.9",
-    "--allow",
-    "simulated",
-)
+WORDS = ("--cluster", "pair", "--model", "toy", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
+WORDS += ("--allow", "simulated")
 TUNE = ("tune", "--model", "bert", "--cluster", "leonardo", "--launcher", "simulate", "--nodes", "2", "--trials", "12")
 
 

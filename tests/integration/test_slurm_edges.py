@@ -59,33 +59,15 @@ def tuning(prepared, tmp_path):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     started = []
 
+    names = ["--model", "mine", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "1"]
+    budget = ["--launcher", "slurm", "--nccl-tests", str(tmp_path), "--trials", "40", "--patience", "0"]
+
     def start(environment, *words, own=None):
-        kept = {n: v for n, v in environment.items() if not n.startswith(("NCCL", "XDG_"))} | (own or {})
+        inherited = {n: v for n, v in environment.items() if not n.startswith(("NCCL", "XDG_"))} | (own or {})
         study = subprocess.Popen(
-            [
-                *NCCLT,
-                "tune",
-                "--model",
-                "mine",
-                "--cluster",
-                "leonardo",
-                "--nodes",
-                "2",
-                "--gpus-per-node",
-                "1",
-                "--launcher",
-                "slurm",
-                "--nccl-tests",
-                str(tmp_path),
-                "--trials",
-                "40",
-                "--patience",
-                "0",
-                *STORE,
-                *words,
-            ],
+            [*NCCLT, "tune", *names, *budget, *STORE, *words],
             cwd=tmp_path,
-            env=kept | {"HOME": str(tmp_path), "NCCLT_STORE_IS_SHARED": "1"},
+            env=inherited | {"HOME": str(tmp_path), "NCCLT_STORE_IS_SHARED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -221,27 +203,9 @@ def test_launches_that_are_alike_meet_on_ports_of_their_own(slurm_cluster):
 
 def test_an_allocation_without_tasks_is_told_what_it_lacks(slurm_cluster, tmp_path):
     """`salloc -N2` alone gives one CPU on each node."""
+    names = ["--model", "bert", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "4"]
     done = subprocess.run(
-        [
-            "salloc",
-            "-N2",
-            sys.executable,
-            "-m",
-            "ncclt",
-            "tune",
-            "--model",
-            "bert",
-            "--cluster",
-            "leonardo",
-            "--nodes",
-            "2",
-            "--gpus-per-node",
-            "4",
-            "--launcher",
-            "slurm",
-            "--dry-run",
-            *STORE,
-        ],
+        ["salloc", "-N2", *NCCLT, "tune", *names, "--launcher", "slurm", "--dry-run", *STORE],
         cwd=tmp_path,
         env=slurm_cluster.environment | {"HOME": str(tmp_path)},
         stdin=subprocess.DEVNULL,
@@ -285,22 +249,11 @@ def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_
     """The plan needs no nodes; what gloo measures says nothing about the cluster's GPUs."""
     environment = {n: v for n, v in slurm_cluster.environment.items() if not n.startswith("NCCL")}
 
+    names = ["--benchmark", "torch_collectives", "--backend", "gloo", "--cluster", "leonardo", "--expect", "0.0001"]
+
     def preflight(*words):
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "ncclt",
-                "preflight",
-                "--benchmark",
-                "torch_collectives",
-                "--backend",
-                "gloo",
-                "--cluster",
-                "leonardo",
-                *words,
-                *STORE,
-            ],
+            [*NCCLT, "preflight", *names, "--json", *words, *STORE],
             cwd=tmp_path,
             env=environment | {"HOME": str(tmp_path)},
             stdin=subprocess.DEVNULL,
@@ -311,20 +264,8 @@ def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_
         assert done.returncode in (0, 4), done
         return done.stdout
 
-    planned = preflight("--nodes", "2", "--launcher", "slurm", "--expect", "0.0001", "--dry-run", "--json")
+    planned = preflight("--nodes", "2", "--launcher", "slurm", "--dry-run")
     assert json.loads(planned)["hosts"] == ["n00", "n01"]
-    preflight(
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        "2",
-        "--launcher",
-        "torchrun",
-        "--sizes",
-        "4K",
-        "--expect",
-        "0.0001",
-        "--json",
-    )
+    preflight("--nodes", "1", "--gpus-per-node", "2", "--launcher", "torchrun", "--sizes", "4K")
     with closing(sqlite3.connect(tmp_path / "ncclt.db")) as database:
         assert database.execute("select cluster from records").fetchall() == [("leonardo-cpus",)]

@@ -42,7 +42,7 @@ def prolog(tmp_path, store, library):
     """The script, written with a table in tables/ and reports in reports/."""
     (tmp_path / "tables").mkdir()
     words = ["--policy-dir", str(tmp_path / "tables"), "--report", str(tmp_path / "re ports")]
-    assert written(tmp_path, store, library, *words).returncode == 0
+    assert written(tmp_path, "--storage", store.url, *words, NCCLT_PLUGIN=library).returncode == 0
     return tmp_path / "prolog.sh"
 
 
@@ -59,25 +59,11 @@ OTHER_JOBS = [
 """Another workload or none, another user, another shape, and a trial of ncclt."""
 
 
-def written(tmp_path, store, library, *words):
+def written(tmp_path, *words, **more):
+    where = ["--format", "slurm-taskprolog", "--output", str(tmp_path / "prolog.sh")]
     return subprocess.run(
-        [
-            *run_job.NCCLT,
-            "env",
-            "--cluster",
-            "leonardo",
-            "--model",
-            "bert",
-            *run_job.SHAPE,
-            "--storage",
-            store.url,
-            "--format",
-            "slurm-taskprolog",
-            "--output",
-            str(tmp_path / "prolog.sh"),
-            *words,
-        ],
-        env=run_job.environ(tmp_path, NCCLT_PLUGIN=library),
+        [*run_job.NCCLT, "env", *run_job.NAMES, *where, *words],
+        env=run_job.environ(tmp_path, **more),
         capture_output=True,
         text=True,
         timeout=120,
@@ -130,14 +116,19 @@ def test_a_node_that_lacks_table_or_plugin_does_not_start(prolog, tmp_path, lack
 
 
 def test_what_cannot_be_handed_over_is_refused(tmp_path, store, library):
-    missing = written(tmp_path, store, library, "--policy-dir", str(tmp_path / "no"))
+    missing = written(tmp_path, "--storage", store.url, "--policy-dir", str(tmp_path / "no"), NCCLT_PLUGIN=library)
     assert (missing.returncode, "make it once" in missing.stderr) == (2, True)
-    unbuilt = written(tmp_path, store, tmp_path / "none.so", "--policy-dir", str(tmp_path))
+    unbuilt = written(
+        tmp_path, "--storage", store.url, "--policy-dir", str(tmp_path), NCCLT_PLUGIN=tmp_path / "none.so"
+    )
     assert (unbuilt.returncode, "ncclt admin plugin build" in unbuilt.stderr) == (2, True)
-    alone_report = written(tmp_path, store, library, "--report", str(tmp_path))
+    alone_report = written(tmp_path, "--storage", store.url, "--report", str(tmp_path), NCCLT_PLUGIN=library)
     assert alone_report.returncode == 2
     for words in (("--policy-dir", str(tmp_path)), ("--all-users",)):
-        assert written(tmp_path, store, library, *words, "--format", "export").returncode == 2
+        assert (
+            written(tmp_path, "--storage", store.url, *words, "--format", "export", NCCLT_PLUGIN=library).returncode
+            == 2
+        )
     assert not (tmp_path / "prolog.sh").exists()
 
 
@@ -175,7 +166,7 @@ def test_a_script_for_all_users_names_no_path_that_they_cannot_read(tmp_path, st
         (public / "reports").chmod(0o755)
     script = (public / "closed" if closed == "script" else public) / "prolog.sh"
     words = ["--all-users", "--policy-dir", tables, "--report", public / "reports", "--output", script]
-    done = written(tmp_path, store, plugin, *map(str, words))
+    done = written(tmp_path, "--storage", store.url, *map(str, words), NCCLT_PLUGIN=plugin)
 
     assert (done.returncode, said in done.stderr, script.exists()) == (2 if said else 0, True, not said), done
     if said:
@@ -188,32 +179,8 @@ def test_a_script_for_all_users_names_no_path_that_they_cannot_read(tmp_path, st
 
 
 def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, store, serving):
-    url, _stop = serving
+    done = written(tmp_path, "--server", serving[0], "--timeout", "60")
     script = tmp_path / "prolog.sh"
-    done = subprocess.run(
-        [
-            *run_job.NCCLT,
-            "env",
-            "--cluster",
-            "leonardo",
-            "--model",
-            "bert",
-            *run_job.SHAPE,
-            "--server",
-            url,
-            "--timeout",
-            "60",
-            "--format",
-            "slurm-taskprolog",
-            "--output",
-            str(script),
-        ],
-        env=run_job.environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
     assert done.returncode == 0, done
     assert "NCCLT_MODEL=bert" in done.stderr
     code, lines = said(script, **STEP)

@@ -64,24 +64,9 @@ def write_table(path, *, default=True, sizes=(1 << 16, 1 << 20, 1 << 24)):
 
 def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     table = write_table(tmp_path / "new.csv")
-    done = run(
-        "search.py",
-        "--json",
-        "--landscape",
-        table,
-        "--seeds",
-        "2",
-        "--budget",
-        "8",
-        "--mixes",
-        "middle,64KiB",
-        "--methods",
-        "ours,tpe,random,grid",
-        "--noise",
-        "0.02",
-        "--noise",
-        "0.1",
-    )
+    amounts = ("--seeds", "2", "--budget", "8", "--noise", "0.02", "--noise", "0.1")
+    cases = ("--mixes", "middle,64KiB", "--methods", "ours,tpe,random,grid")
+    done = run("search.py", "--json", "--landscape", table, *amounts, *cases)
 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
