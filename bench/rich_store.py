@@ -307,6 +307,20 @@ def _iso(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds")
 
 
+def revision_row(revision: Recommendation, *, state: str = "active") -> dict[str, Any]:
+    """Return a revision as a row of its table."""
+    columns = ("id", "revision", "study", "cluster", "model", "created")
+    return {
+        **{name: getattr(revision, name) for name in columns},
+        "fingerprint": revision.fingerprint.digest(),
+        "origin": revision.origin.value,
+        "document": to_text(revision.to_document()),
+        "state": state,
+        "pinned": False,
+        "unverified": False,
+    }
+
+
 class _Writer:
     """Writes studies in bulk, oldest first, with the revisions that `publish` would have given them."""
 
@@ -334,22 +348,12 @@ class _Writer:
                     connection.execute(insert(table), values)
 
     def _publish(self, base: Recommendation, study: Study) -> dict[str, Any]:
-        fingerprint = base.fingerprint.digest()
-        key = (base.cluster, base.model, fingerprint)
+        key = (base.cluster, base.model, base.fingerprint.digest())
         number = self.revisions[key] = self.revisions.get(key, 0) + 1
         id = _id("revision", study.id)
         revision = replace(base, id=id, revision=number, study=study.id, created=study.updated)
         self.newest[base.cluster, base.model] = revision
-        shown = ("id", "revision", "study", "cluster", "model", "created")
-        return {
-            **{name: getattr(revision, name) for name in shown},
-            "fingerprint": fingerprint,
-            "origin": revision.origin.value,
-            "document": to_text(revision.to_document()),
-            "state": "active",
-            "pinned": False,
-            "unverified": False,
-        }
+        return revision_row(revision)
 
 
 def fill(store: Store, size: Size = SMALL, *, now: datetime | None = None) -> None:

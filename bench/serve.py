@@ -14,7 +14,6 @@ answer in 2 s, the limit of a job start (such a rank uses the answer that it kee
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -38,6 +37,7 @@ from ncclt.store.tables import measurements, recommendations, trials
 from ncclt.store.trials import measurement_row, trial_row
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 from output import Rows, build_parser
+from rich_store import revision_row
 from servers import OURS, free_port, listening, serving
 
 CONNECTIONS = 64
@@ -79,43 +79,25 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
         base = sample_recommendation("hot0")
         for number in range(2):
             store.revisions.publish(replace(base, id=f"hot{number}"))
-        database = store._database
-        with database.writing() as connection:
-
-            def published(cluster: str, model: str, revision: int, id: str, state: str = "active") -> dict[str, Any]:
-                one = replace(base, id=id, cluster=cluster, model=model, revision=revision, created="2026-01-01")
-                return {
-                    "id": id,
-                    "revision": revision,
-                    "study": one.study,
-                    "cluster": cluster,
-                    "model": model,
-                    "fingerprint": one.fingerprint.digest(),
-                    "created": one.created,
-                    "origin": one.origin.value,
-                    "document": json.dumps(one.to_document()),
-                    "state": state,
-                    "pinned": False,
-                    "unverified": False,
-                }
-
-            connection.execute(
-                insert(recommendations),
-                [published(f"c{c}", f"m{m}", 1, f"c{c}m{m}") for c in range(clusters) for m in range(models)],
-            )
-            connection.execute(
-                insert(recommendations),
-                [published("pair", "toy", n, f"hot{n}", "retired") for n in range(3, revisions + 1)],
-            )
-            each = max(1, rows // trials_of_long)
-            trial = sample_trial(0, messages=1)
-            one = measurement_row("abc123", 0, 0, trial.result.measurements[0])
-            measured = [{**one, "position": n, "size_bytes": 1024 * (n + 1)} for n in range(each)]
+        of_pairs = [
+            replace(base, id=f"c{c}m{m}", cluster=f"c{c}", model=f"m{m}", revision=1)
+            for c in range(clusters)
+            for m in range(models)
+        ]
+        earlier = [replace(base, id=f"hot{number}", revision=number) for number in range(3, revisions + 1)]
+        trial = sample_trial(0, messages=1)
+        measured = measurement_row("abc123", 0, 0, trial.result.measurements[0])
+        sizes = [
+            {**measured, "position": n, "size_bytes": 1024 * (n + 1)} for n in range(max(1, rows // trials_of_long))
+        ]
+        with store._database.writing() as connection:
+            connection.execute(insert(recommendations), [revision_row(revision) for revision in of_pairs])
+            connection.execute(insert(recommendations), [revision_row(old, state="retired") for old in earlier])
             for first in range(0, trials_of_long, 1000):
                 numbers = range(first, min(first + 1000, trials_of_long))
                 row = trial_row("abc123", trial)
                 connection.execute(insert(trials), [{**row, "number": n} for n in numbers])
-                connection.execute(insert(measurements), [{**m, "number": n} for n in numbers for m in measured])
+                connection.execute(insert(measurements), [{**size, "number": n} for n in numbers for size in sizes])
 
 
 @contextmanager
