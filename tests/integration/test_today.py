@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+from quiet_tune import tune_quietly
 
 from ncclt.core.budget import Budget
 from ncclt.core.message import Collective, Message
@@ -12,10 +13,9 @@ from ncclt.core.study import Arm
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.open_testbed import launched_testbed
 from ncclt.measure.target import Target
-from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.pipeline.tune import TuneRequest
 from ncclt.store import open_store
 from ncclt.store.shipped import named_clusters, profiles_folder
-from ncclt.testing.fakes import SilentWatcher
 
 pytest.importorskip("torch")
 
@@ -57,14 +57,11 @@ def test_a_slowed_setting_of_today_costs_and_debugging_reaches_no_rank(tmp_path,
     target = Target(launcher="torchrun", benchmark="torch_collectives", backend="gloo", gpus_per_node=2, nodes=1)
     testbed = launched_testbed(PAIR, WORKLOAD.collectives, target, environ=shell, ask=False)
     with open_store(f"sqlite:///{tmp_path}/ncclt.db") as store:
-        result = tune(
+        result = tune_quietly(
             TuneRequest(workload=WORKLOAD, budget=Budget(trials=1, blocks=4, process_wide=())),
             testbed,
             store,
-            watcher=SilentWatcher(),
-            interrupted=lambda: "",
             clock=time.monotonic,
-            now=lambda: "2026-01-01T00:00:00+00:00",
         )
     today = result.recommendation.today
     assert today.default.decision is Decision.TUNED, today.default

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from quiet_tune import tune_quietly
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.budget import Budget
@@ -16,11 +17,11 @@ from ncclt.deliver.render.formats import env_document
 from ncclt.errors import StaleRecommendationError, UsageError
 from ncclt.measure.testbed import Testbed, replayed_testbed
 from ncclt.nccl.numerics import SameBits
-from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.pipeline.tune import TuneRequest
 from ncclt.prove.proof import evidence_document
 from ncclt.prove.study_summary import summarize_study
 from ncclt.search.space import build_space, describe_space
-from ncclt.testing.fakes import FakePolicyRunner, SilentWatcher
+from ncclt.testing.fakes import FakePolicyRunner
 from ncclt.testing.samples import sample_cluster
 from ncclt.user_dirs import recorded_tables
 
@@ -50,15 +51,7 @@ def make_testbed(**more):
 
 def run(store, place=None, *, collectives=(AG, RS, AR), **budget):
     budget = Budget(**{"trials": 8, "process_wide": (), "deterministic": True, **budget})
-    return tune(
-        TuneRequest(workload=workload(*collectives), budget=budget),
-        place or make_testbed(),
-        store,
-        watcher=SilentWatcher(),
-        interrupted=lambda: "",
-        clock=lambda: 0.0,
-        now=lambda: "2026-01-01T00:00:00+00:00",
-    )
+    return tune_quietly(TuneRequest(workload=workload(*collectives), budget=budget), place or make_testbed(), store)
 
 
 def test_only_collectives_that_add_nothing_get_rules(store):
@@ -159,14 +152,10 @@ def test_options_for_several_groups_are_refused_before_the_first_trial(store):
     small, large = workload(AR).messages[0], workload(AG).messages[0]
     both = (small, replace(large, message=replace(large.message, group_size=2)))
     with pytest.raises(UsageError, match="options are for one process group, and sharded has several"):
-        tune(
+        tune_quietly(
             TuneRequest(workload=replace(workload(AR), messages=both), budget=Budget(trials=8)),
             make_testbed().with_options_alone(),
             store,
-            watcher=SilentWatcher(),
-            interrupted=lambda: "",
-            clock=lambda: 0.0,
-            now=lambda: "2026-01-01T00:00:00+00:00",
         )
     assert store.studies.page().items == ()
 

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from quiet_tune import tune_quietly
 
 from ncclt.core.budget import Budget
 from ncclt.core.message import Collective, Message
@@ -12,10 +13,10 @@ from ncclt.core.study import Phase
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.testbed import Testbed
 from ncclt.nccl.p2p_chunk import effective
-from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.pipeline.tune import TuneRequest
 from ncclt.store import open_store
 from ncclt.store.shipped import named_clusters, profiles_folder
-from ncclt.testing.fakes import FakePolicyRunner, SilentWatcher
+from ncclt.testing.fakes import FakePolicyRunner
 
 MIB = 1 << 20
 CLUSTERS = [named_clusters(profiles_folder())[name].sized(nodes=2) for name in ("dgx-h100", "aws-p4d")]
@@ -57,16 +58,12 @@ def chunked_us(setting, message, number):
 
 def study(cluster, asked, folder):
     with open_store(f"sqlite:///{folder}/ncclt.db") as store:
-        return tune(
+        return tune_quietly(
             TuneRequest(workload=asked, budget=Budget()),
             Testbed(runner=FakePolicyRunner(cluster, chunked_us), reason="test", covers=lambda _message: True).forcing(
                 asked.collectives, None
             ),
             store,
-            watcher=SilentWatcher(),
-            interrupted=lambda: "",
-            clock=lambda: 0.0,
-            now=lambda: "2026-01-01T00:00:00+00:00",
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import optuna
 import pytest
 from pair import PAIR
+from quiet_tune import tune_quietly
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.budget import Budget
@@ -19,9 +20,9 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import StudyStoppedError, UsageError
 from ncclt.measure.testbed import Testbed
-from ncclt.pipeline.tune import TuneRequest, tune
+from ncclt.pipeline.tune import TuneRequest
 from ncclt.prove.study_summary import summarize_study
-from ncclt.testing.fakes import FakePolicyRunner, FakeRunner, SilentWatcher
+from ncclt.testing.fakes import FakePolicyRunner, FakeRunner
 
 SMALL, LARGE = 16 << 10, 64 << 20
 WORKLOAD = Workload(
@@ -49,14 +50,11 @@ def make_testbed(time_of):
 
 def run(store, time_of=per_size, *, interrupted=lambda: False, place=None, printed_costs=None, **budget):
     budget = Budget(**{"trials": 8, "process_wide": (), **budget})
-    return tune(
+    return tune_quietly(
         TuneRequest(workload=WORKLOAD, budget=budget, printed_costs=printed_costs),
         place or make_testbed(time_of),
         store,
-        watcher=SilentWatcher(),
         interrupted=interrupted,
-        clock=lambda: 0.0,
-        now=lambda: "2026-01-01T00:00:00+00:00",
     )
 
 
@@ -256,15 +254,7 @@ def test_a_gain_that_hardly_shortens_the_step_is_not_tuned(store):
     """A third less communication, of which a thousandth of the step is exposed."""
     workload = replace(WORKLOAD, step_time_us=2_000_000.0, exposed_us=2_000.0)
     budget = Budget(trials=30, process_wide=())
-    result = tune(
-        TuneRequest(workload=workload, budget=budget),
-        make_testbed(per_size),
-        store,
-        watcher=SilentWatcher(),
-        interrupted=str,
-        clock=lambda: 0.0,
-        now=lambda: "2026-01-01T00:00:00+00:00",
-    )
+    result = tune_quietly(TuneRequest(workload=workload, budget=budget), make_testbed(per_size), store)
 
     verdict = result.recommendation.table.verdict
     assert verdict.decision is Decision.KEEP_DEFAULT
