@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,23 +42,9 @@ FEWEST_SETTINGS, FEWEST_GIVEN = 12, 2
 FEWEST_FOR_P95 = 20
 """Values below which there is no value that 95 % do not exceed."""
 
-OUTLIER_FACTOR = 5.0
 _MOST_SIZES = 12
 _KIB, _MIB = 1024, 1 << 20
 _SINGLES = {"64KiB": 64 * _KIB, "1MiB": _MIB, "16MiB": 16 * _MIB, "64MiB": 64 * _MIB, "256MiB": 256 * _MIB}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
-    """How launches differ.
-
-    Attributes:
-        sigma: standard deviation of the logarithm of a time, independent between launches and messages.
-        outliers: share of the times that are `OUTLIER_FACTOR` times too long.
-    """
-
-    sigma: float = 0.02
-    outliers: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +86,11 @@ class Case:
         return float(self.table[0] @ self.calls)
 
     @property
-    def global_us(self) -> float:
-        """Return the time per step under the best single setting, forced for everything."""
-        return float((self.table[1:] @ self.calls).min())
-
-    @property
     def ideal_us(self) -> float:
-        """Return the time per step of the best policy."""
-        return self.best_us(self.settings)
-
-    def best_us(self, settings: Collection[Setting]) -> float:
-        """Return the time per step of the best policy of some settings; its rules share process-wide parameters."""
+        """Return the time per step of the best policy; its rules share process-wide parameters."""
         groups: dict[object, list[int]] = {}
         for index, setting in enumerate(self.settings):
-            if setting in settings:
-                groups.setdefault(setting.parameters, []).append(index)
+            groups.setdefault(setting.parameters, []).append(index)
         return min(float(self.table[inside].min(axis=0) @ self.calls) for inside in groups.values())
 
     def policy_us(self, policy: Policy) -> float:
@@ -123,12 +99,11 @@ class Case:
             c.calls_per_step * self.time_us(policy.setting_for(c.message), c.message) for c in self.workload.messages
         )
 
-    def launch(self, setting: Setting, repeat: int, *, seed: int, noise: Noise) -> TrialResult:
-        """Return one launch with noise; the same launch reads the same for every method."""
+    def launch(self, setting: Setting, repeat: int, *, seed: int, sigma: float) -> TrialResult:
+        """Return one launch with noise, `sigma` of the log of each time; it reads the same for every method."""
         digest = hashlib.sha256(f"{seed}|{setting.digest()}|{repeat}|{self.mix}".encode()).digest()
         draw = np.random.default_rng(list(digest))
-        factors = np.exp(noise.sigma * draw.standard_normal(len(self.workload.messages)))
-        factors *= np.where(draw.random(len(factors)) < noise.outliers, OUTLIER_FACTOR, 1.0)
+        factors = np.exp(sigma * draw.standard_normal(len(self.workload.messages)))
         return TrialResult(
             outcome=Outcome.OK,
             measurements=tuple(

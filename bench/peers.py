@@ -7,8 +7,8 @@ variables do. What is recommended is put together per message from the launches 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol as Port
 
 import numpy as np
@@ -16,20 +16,19 @@ import optuna
 from scipy.special import ndtr
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.setting import Setting
-from ncclt.core.study import Claim, Phase, Study, StudyState, Trial
+from ncclt.core.study import Claim, Phase, Trial
 from ncclt.core.workload import Workload
 from ncclt.search.gaussian_process import GaussianProcess, Table
 from ncclt.search.optuna_study import FAILURE_PENALTY, OptunaStudy
 from ncclt.search.posterior import build_kernel, hyperparameter_grid, neg_log_prior
 from ncclt.search.prior import expected_log_ratios
 from ncclt.search.space import SearchSpace
+from ncclt.testing.samples import sample_study
 
-METHODS = ("ours", "plain-gp", "gp", "tpe", "random", "grid")
+METHODS = ("ours", "plain-gp", "tpe", "random")
 STARTUP_TRIALS = 4
-"""Random launches before TPE and Optuna's Gaussian process begin: with their ten little of a small budget would be
-left."""
+"""Random launches before TPE begins: with its ten little of a small budget would be left."""
 
 _PLAIN_SIGMA = 0.02
 """Noise that the plain Gaussian process assumes: the bench's own, which favours it."""
@@ -104,15 +103,15 @@ class PlainGp:
         default_us = {m.message: m.time_us for m in trials[0].result.measurements}
         shares = np.array([c.calls_per_step * default_us[c.message] for c in self._workload.messages])
         expected = np.log(np.exp(self._ratios) @ (shares / shares.sum()))[:, None]
-        seen: dict[Setting, list[float]] = {}
+        launched: dict[Setting, list[float]] = {}
         for trial in trials[1:]:
-            seen.setdefault(trial.setting, []).append(math.log((trial.score_us or math.inf) / shares.sum()))
-        if not seen:
+            launched.setdefault(trial.setting, []).append(math.log((trial.score_us or math.inf) / shares.sum()))
+        if not launched:
             return self._settings[int(expected.argmin())]
         table = Table(
-            rows=np.array([self._settings.index(s) for s in seen]),
-            values=np.array([[min(np.mean(found), FAILURE_PENALTY)] for found in seen.values()]),
-            noise=np.array([_PLAIN_SIGMA**2 / len(found) for found in seen.values()]),
+            rows=np.array([self._settings.index(s) for s in launched]),
+            values=np.array([[min(np.mean(times), FAILURE_PENALTY)] for times in launched.values()]),
+            noise=np.array([_PLAIN_SIGMA**2 / len(times) for times in launched.values()]),
             expected=np.array([expected, np.zeros_like(expected), np.zeros_like(expected)]),
         )
         fits = [(GaussianProcess(table, self._kernel.covariance(*c)), neg_log_prior(c)) for c in _PLAIN_CHOICES]
@@ -127,19 +126,6 @@ class PlainGp:
         """Take note of a launch, which is among the trials at the next question."""
 
 
-class Grid:
-    """All settings in order."""
-
-    def __init__(self, settings: Sequence[Setting]) -> None:
-        self._settings = iter(settings)
-
-    def ask(self, _trials: Sequence[Trial]) -> Setting | None:
-        return next(self._settings, None)
-
-    def tell(self, trial: Trial) -> None:
-        """Ignore it."""
-
-
 def make(
     method: str,
     space: SearchSpace,
@@ -147,40 +133,15 @@ def make(
     cluster: Cluster,
     *,
     seed: int,
-    printed_costs: PrintedCosts | None = None,
 ) -> Method:
     """Return one of `METHODS`; NCCL's own tables, where a log held them, are of use to ours alone."""
-    settings = [s for s in space.distinct if not s.is_default]
     match method:
-        case "grid":
-            return Grid(settings)
+        case "tpe":
+            return OfOptuna(space, optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS))
         case "plain-gp":
             return PlainGp(space, workload, cluster)
         case "ours":
-            study = Study(
-                id="bench",
-                name="bench",
-                cluster=cluster,
-                workload=workload,
-                launcher="replay",
-                simulated=False,
-                process_wide=(),
-                seed=seed,
-                state=StudyState.RUNNING,
-                printed_costs=printed_costs,
-            )
+            study = replace(sample_study("bench"), cluster=cluster, workload=workload, seed=seed)
             return Ours(OptunaStudy(space, study))
         case _:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                return OfOptuna(space, _optuna_sampler(method, seed))
-
-
-def _optuna_sampler(method: str, seed: int) -> optuna.samplers.BaseSampler:
-    match method:
-        case "gp":
-            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
-        case "tpe":
-            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
-        case _:
-            return optuna.samplers.RandomSampler(seed=seed)
+            return OfOptuna(space, optuna.samplers.RandomSampler(seed=seed))

@@ -1,7 +1,7 @@
 """How many launches does a search need until the policy that it would recommend is good?
 
-Methods: ours; a plain Gaussian process with our kernel and cost model, by expected improvement; Optuna's GPSampler
-and TPE (4 start-up trials) and random, searching one setting for everything; the full grid. Landscapes: every
+Methods: ours; a plain Gaussian process with our kernel and cost model, by expected improvement; Optuna's TPE (4
+start-up trials) and random, searching one setting for everything. Landscapes: every
 recorded one with at least 12 settings, or the files given. Each launch measures all messages
 of a mix with lognormal noise, independent between launches and messages; every launch counts, the default's first one
 and repeats as well. What a whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
@@ -9,8 +9,7 @@ and repeats as well. What a whole study costs, with its confirmation and proof, 
 What would be recommended is put together in the same way for all methods, from what they launched so far: for each
 message the setting that is fastest by ncclt's model of these launches (`search.posterior.posterior_mean`), if it is
 expected to beat the default by 0.5 %, else the default. Regret = true time per step of that over the one of the ideal
-policy, minus 1. The part of it that is due to what was never launched would be left if the best of what was launched
-were known without noise; the rest is the price of few noisy launches.
+policy, minus 1.
 
     python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,gp,...] [--mixes small,...]
     python bench/search.py --noise 0.02 --noise 0.05 --noise 0.1      rows for each of them
@@ -24,7 +23,6 @@ import itertools
 import os
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +34,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import optuna
 
-from landscapes import Case, Noise, all_cases
+from landscapes import Case, all_cases
 from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
@@ -48,7 +46,6 @@ from output import Rows, build_parser
 from peers import METHODS, make
 
 COUNTS = (5, 8, 12, 20)
-NEAR = (0.01, 0.03)
 NOISES = (0.02,)
 MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
 """Targets: of the mean over the seeds, and of the worst of them."""
@@ -62,24 +59,8 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One search: the regret after each launch, its part for what was not launched, and our own seconds per launch."""
-
-    regrets: tuple[float, ...]
-    unlaunched: tuple[float, ...]
-    thinking_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One method on one mix of one landscape after some launches; shares, 0.01 = 1 %.
-
-    Attributes:
-        unlaunched_mean: of the mean regret, the part that is due to settings which were never launched.
-        above_1pct: share of the searches whose regret is above 1 % after these launches: more of them hardly help one
-            that sticks.
-        within_1pct, within_3pct: launches until the regret stays within.
-    """
+    """One method on one mix of one landscape after some launches; shares, 0.01 = 1 %."""
 
     landscape: str
     workload: str
@@ -88,44 +69,26 @@ class Line:
     launches: int
     regret_mean: float
     regret_worst: float
-    unlaunched_mean: float
     seeds: int
     default_regret: float
-    global_regret: float
-    above_1pct: float
-    within_1pct: float
-    within_3pct: float
-    thinking_s: float
 
 
-def search(case: Case, method: str, *, seed: int, budget: int, noise: Noise) -> Run:
-    """Search a case with a method for some launches."""
+def search(case: Case, method: str, *, seed: int, budget: int, sigma: float) -> list[float]:
+    """Search a case with a method for some launches, and return the regret after each."""
     sampler = make(method, case.space, case.workload, case.cluster, seed=seed)
-    trials = [_launch(case, DEFAULT, [], seed=seed, noise=noise)]
-    regrets, unlaunched = [_regret(case, trials)], [_unlaunched(case, trials)]
-    thinking_s = 0.0
-    while len(trials) < budget:
-        before = time.perf_counter()
-        setting = sampler.ask(trials)
-        thinking_s += time.perf_counter() - before
-        if setting is None:
-            break
-        trials.append(_launch(case, setting, trials, seed=seed, noise=noise))
-        before = time.perf_counter()
+    trials = [_launch(case, DEFAULT, [], seed=seed, sigma=sigma)]
+    regrets = [_regret(case, trials)]
+    while len(trials) < budget and (setting := sampler.ask(trials)) is not None:
+        trials.append(_launch(case, setting, trials, seed=seed, sigma=sigma))
         sampler.tell(trials[-1])
-        thinking_s += time.perf_counter() - before
         regrets.append(_regret(case, trials))
-        unlaunched.append(_unlaunched(case, trials))
-    launches = max(1, len(trials) - 1)
     # A search that has ended keeps what it found.
-    for shares in (regrets, unlaunched):
-        shares += [shares[-1]] * (budget - len(shares))
-    return Run(regrets=tuple(regrets), unlaunched=tuple(unlaunched), thinking_s=thinking_s / launches)
+    return regrets + [regrets[-1]] * (budget - len(regrets))
 
 
-def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int, noise: Noise) -> Trial:
+def _launch(case: Case, setting: Setting, trials: Sequence[Trial], *, seed: int, sigma: float) -> Trial:
     repeat = sum(t.setting == setting for t in trials)
-    result = case.launch(setting, repeat, seed=seed, noise=noise)
+    result = case.launch(setting, repeat, seed=seed, sigma=sigma)
     return Trial(
         number=len(trials),
         phase=Phase.SEARCH,
@@ -142,47 +105,23 @@ def _regret(case: Case, trials: Sequence[Trial]) -> float:
     return case.policy_us(policy) / case.ideal_us - 1
 
 
-def _unlaunched(case: Case, trials: Sequence[Trial]) -> float:
-    """Return the regret of the policy that takes for each message the truly best of what was launched."""
-    return case.best_us({trial.setting for trial in trials}) / case.ideal_us - 1
-
-
-def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, noise: Noise) -> list[Line]:
-    """Return the lines of all methods on one case."""
-    lines = []
+def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, sigma: float) -> Iterator[Line]:
+    """Yield the lines of all methods on one case."""
     for method in methods:
-        runs = [search(case, method, seed=seed, budget=budget, noise=noise) for seed in range(seeds)]
+        runs = [search(case, method, seed=seed, budget=budget, sigma=sigma) for seed in range(seeds)]
         for launches in [n for n in COUNTS if n <= budget]:
-            regrets = [run.regrets[launches - 1] for run in runs]
-            lines.append(
-                Line(
-                    landscape=case.landscape,
-                    workload=case.mix,
-                    method=method,
-                    noise=noise.sigma,
-                    launches=launches,
-                    regret_mean=statistics.fmean(regrets),
-                    regret_worst=max(regrets),
-                    unlaunched_mean=statistics.fmean(run.unlaunched[launches - 1] for run in runs),
-                    seeds=seeds,
-                    default_regret=case.default_us / case.ideal_us - 1,
-                    global_regret=case.global_us / case.ideal_us - 1,
-                    above_1pct=statistics.fmean(regret > NEAR[0] for regret in regrets),
-                    within_1pct=_launches_to(runs, NEAR[0], budget),
-                    within_3pct=_launches_to(runs, NEAR[1], budget),
-                    thinking_s=statistics.fmean(run.thinking_s for run in runs),
-                )
+            regrets = [run[launches - 1] for run in runs]
+            yield Line(
+                landscape=case.landscape,
+                workload=case.mix,
+                method=method,
+                noise=sigma,
+                launches=launches,
+                regret_mean=statistics.fmean(regrets),
+                regret_worst=max(regrets),
+                seeds=seeds,
+                default_regret=case.default_us / case.ideal_us - 1,
             )
-    return lines
-
-
-def _launches_to(runs: Sequence[Run], near: float, budget: int) -> float:
-    """Return the mean number of launches after which the regret stays within `near`; budget + 1 where it never does."""
-    needed = []
-    for run in runs:
-        outside = [index for index, regret in enumerate(run.regrets) if regret > near]
-        needed.append(outside[-1] + 2 if outside else 1)
-    return statistics.fmean(min(n, budget + 1) for n in needed)
 
 
 def summarize(lines: Sequence[Line]) -> Iterator[str]:
@@ -192,8 +131,7 @@ def summarize(lines: Sequence[Line]) -> Iterator[str]:
         mean = statistics.fmean(line.regret_mean for line in group)
         yield (
             f"{method} at {noise:.0%} noise after {launches}: {mean:.2%} regret in the mean of {len(group)} cases, "
-            f"{max(line.regret_worst for line in group):.2%} at worst, "
-            f"{statistics.fmean(line.above_1pct for line in group):.0%} of the searches above 1 %"
+            f"{max(line.regret_worst for line in group):.2%} at worst"
         )
     for line in lines:
         missed = (line.launches == 8 and line.regret_mean > MEAN_AFTER_8) or (
@@ -208,7 +146,7 @@ def summarize(lines: Sequence[Line]) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 seeds, 12 launches, without GPSampler")
+    parser.add_argument("--quick", action="store_true", help="3 seeds, 12 launches")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", type=int, default=max(COUNTS), help="launches of each search")
     parser.add_argument(
@@ -219,7 +157,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="SIGMA",
         help="standard deviation of the log of a time; repeatable, default 0.02",
     )
-    parser.add_argument("--outliers", type=float, default=0.0, help="share of times that are five times too long")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--mixes", default="", help="only these, by comma")
     parser.add_argument("--without", action="append", choices=PARTS, default=[], help="a part that ours does without")
@@ -236,7 +173,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds, budget = options.seeds, options.budget
     if options.quick:
         seeds, budget = min(seeds, 3), min(budget, 12)
-        methods = [m for m in methods if not m.startswith("gp")]
     for part in options.without:
         module, name, value = PARTS[part]
         setattr(module, name, value)
@@ -256,8 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     rows, lines = Rows(as_json=options.json), []
     for sigma, case in itertools.product(noises, cases):
-        noise = Noise(sigma=sigma, outliers=options.outliers)
-        for line in compare(case, methods, seeds=seeds, budget=budget, noise=noise):
+        for line in compare(case, methods, seeds=seeds, budget=budget, sigma=sigma):
             lines.append(line)
             rows.add(line)
         print(f"done: {case.landscape}, {case.mix}, noise {sigma:.0%}", file=sys.stderr, flush=True)

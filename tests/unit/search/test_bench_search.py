@@ -65,18 +65,16 @@ def write_table(path, *, default=True, sizes=(1 << 16, 1 << 20, 1 << 24)):
 def test_json_is_one_document_about_an_unseen_table(run, tmp_path):
     table = write_table(tmp_path / "new.csv")
     amounts = ("--seeds", "2", "--budget", "8", "--noise", "0.02", "--noise", "0.1")
-    cases = ("--mixes", "middle,64KiB", "--methods", "ours,tpe,random,grid")
+    cases = ("--mixes", "middle,64KiB", "--methods", "ours,tpe,random")
     done = run("search.py", "--json", "--landscape", table, *amounts, *cases)
 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert len(rows) == 2 * 2 * 4 * 2
+    assert len(rows) == 2 * 2 * 3 * 2
     assert set(rows[0]) >= FIELDS
     assert {row["launches"] for row in rows} == {5, 8}
     assert all(0 <= row["regret_mean"] <= row["regret_worst"] and math.isfinite(row["regret_worst"]) for row in rows)
     assert {row["noise"] for row in rows} == {0.02, 0.1}
-    assert all(0 <= row["unlaunched_mean"] <= row["regret_mean"] + 1e-9 for row in rows)
-    assert all((row["above_1pct"] > 0) is (row["regret_worst"] > 0.01) for row in rows)
     quiet = [row for row in rows if row["noise"] == 0.02]
     ours = [row["regret_mean"] for row in quiet if row["method"] == "ours" and row["launches"] == 8]
     assert max(ours) <= 0.02
@@ -107,7 +105,7 @@ def test_a_default_that_was_lucky_once_does_not_hide_a_gain_of_17_percent(monkey
     space = cluster_space(workload.collectives, cluster, parameters={})
     case = landscapes.build_case("known", "64KiB", "", cluster, workload, space, partial(known_us, cluster))
 
-    found = bench.search(case, "ours", seed=2, budget=20, noise=landscapes.Noise(sigma=0.1))
+    regrets = bench.search(case, "ours", seed=2, budget=20, sigma=0.1)
 
     assert case.default_us / case.ideal_us > 1.17
-    assert found.regrets[-1] < 0.05
+    assert regrets[-1] < 0.05
