@@ -126,22 +126,16 @@ class PlainGp:
         """Take note of a launch, which is among the trials at the next question."""
 
 
-def make(
-    method: str,
-    space: SearchSpace,
-    workload: Workload,
-    cluster: Cluster,
-    *,
-    seed: int,
-) -> Method:
-    """Return one of `METHODS`; NCCL's own tables, where a log held them, are of use to ours alone."""
+def make(method: str, space: SearchSpace, workload: Workload, cluster: Cluster, *, seed: int) -> Method:
+    """Return one of `METHODS`."""
     match method:
         case "tpe":
             return OfOptuna(space, optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS))
         case "plain-gp":
             return PlainGp(space, workload, cluster)
         case "ours":
-            study = replace(sample_study("bench"), cluster=cluster, workload=workload, seed=seed)
+            study = replace(sample_study("bench", id="bench"), cluster=cluster, workload=workload, seed=seed)
+            study = replace(study, launcher="replay", simulated=False, process_wide=())
             return Ours(OptunaStudy(space, study))
         case _:
             return OfOptuna(space, optuna.samplers.RandomSampler(seed=seed))

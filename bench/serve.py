@@ -1,24 +1,22 @@
-"""Requests per second of the env route, beside a bare FastAPI route and nginx with a static file in the same run.
+"""Requests per second of the env route, beside a bare FastAPI route in the same run.
 
     python bench/serve.py [--database sqlite|postgresql|both] [--seconds 4] [--rounds 3] [--quick] [--json]
 
 The store holds 200 clusters x 50 workloads, 500 revisions of the pair that is asked for, a study of 10,000 trials and a
-million measurements (`--quick`: a hundredth). Every request names another job, as `ncclt env` and `ncclt run` do; `one
-name` repeats one; `two processes` has half of the connections on a second server. `database stopped` asks while
-PostgreSQL is stopped: each error is a job that gets no answer. 64 connections ask as fast as they are answered; the
-servers take turns, and each figure is the median of the rounds. `env while readers page` has four readers of the trials
-of the long study beside it. `burst` is 10,000 ranks with a connection each: `errors` counts those without the right
-answer in 2 s, the limit of a job start (such a rank uses the answer that it keeps). Everything stays on loopback.
+million measurements (`--quick`: a hundredth). Every request names another job, as `ncclt env` and `ncclt run` do;
+`two processes` has half of the connections on a second server. `database stopped` asks while PostgreSQL is stopped:
+each error is a job that gets no answer. 64 connections ask as fast as they are answered; the servers take turns, and
+each figure is the median of the rounds. `burst` is 10,000 ranks with a connection each: `errors` counts those without
+the right answer in 2 s, the limit of a job start (such a rank uses the answer that it keeps). Everything stays on
+loopback.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +36,7 @@ from ncclt.store.trials import measurement_row, trial_row
 from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 from output import Rows, build_parser
 from rich_store import revision_row
-from servers import OURS, free_port, listening, serving
+from servers import OURS, serving
 
 CONNECTIONS = 64
 RANKS = 10_000
@@ -100,31 +98,6 @@ def fill(url: str, *, clusters: int, models: int, revisions: int, trials_of_long
                 connection.execute(insert(measurements), [{**size, "number": n} for n in numbers for size in sizes])
 
 
-@contextmanager
-def serving_nginx(folder: Path, body: str) -> Iterator[int | None]:
-    """Serve the same text from a file; yield None where there is no nginx."""
-    nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if nginx is None:
-        print("serve: no nginx here, its rows are left out", file=sys.stderr)
-        yield None
-        return
-    port, root = free_port(), folder / "nginx"
-    root.mkdir()
-    shutil.copy(body, root / "env.txt")
-    (root / "nginx.conf").write_text(
-        f"daemon off; worker_processes 1; pid {root}/pid; error_log {root}/error.log;\n"
-        "events { worker_connections 2048; }\n"
-        f"http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {root}; proxy_temp_path {root};\n"
-        f"fastcgi_temp_path {root}; uwsgi_temp_path {root}; scgi_temp_path {root};\n"
-        f"server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
-    )
-    root.chmod(0o755)
-    folder.chmod(0o755)
-    command = [nginx, "-p", root, "-c", root / "nginx.conf", "-e", root / "error.log"]
-    with listening(command, port):
-        yield port
-
-
 class Asker(asyncio.Protocol):
     """One connection that asks again as soon as it is answered."""
 
@@ -170,7 +143,7 @@ class Asker(asyncio.Protocol):
 _names = count()
 
 
-def requests_of(path: str, headers: str) -> Callable[[], bytes]:
+def requests_of(path: str, headers: str = "") -> Callable[[], bytes]:
     """Return what makes the next request; each has the name of another job where the path ends in `job=`."""
     before, after = f"GET {path}".encode(), f" HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode()
     if not path.endswith("job="):
@@ -178,30 +151,26 @@ def requests_of(path: str, headers: str) -> Callable[[], bytes]:
     return lambda: before + b"%d" % next(_names) + after
 
 
-async def _load(ports: tuple[int, ...], path: str, seconds: float, headers: str, expected: bytes | None) -> Load:
-    load, began = Load(), time.perf_counter()
-    request = requests_of(path, headers)
-    loop = asyncio.get_running_loop()
-    made = [
-        (await loop.create_connection(lambda: Asker(request, load, began + seconds, expected), "127.0.0.1", port))[1]
-        for _ in range(CONNECTIONS // len(ports))
-        for port in ports
-    ]
-    await asyncio.gather(*(asker.done for asker in made))
-    load.seconds = time.perf_counter() - began
-    return load
-
-
 def load_of(
-    port: int,
-    path: str,
-    seconds: float,
-    *,
-    headers: str = "",
-    expected: bytes | None = None,
-    others: tuple[int, ...] = (),
+    port: int, path: str, seconds: float, *, expected: bytes | None = None, others: tuple[int, ...] = ()
 ) -> Load:
-    return asyncio.run(_load((port, *others), path, seconds, headers, expected))
+    """Ask servers for some seconds."""
+
+    async def ask() -> Load:
+        load, began = Load(), time.perf_counter()
+        request, ports = requests_of(path), (port, *others)
+        loop, stop_s = asyncio.get_running_loop(), began + seconds
+        opening = [
+            loop.create_connection(lambda: Asker(request, load, stop_s, expected), "127.0.0.1", number)
+            for _ in range(CONNECTIONS // len(ports))
+            for number in ports
+        ]
+        askers = [(await connection)[1] for connection in opening]
+        await asyncio.gather(*(asker.done for asker in askers))
+        load.seconds = time.perf_counter() - began
+        return load
+
+    return asyncio.run(ask())
 
 
 async def _burst(port: int, path: str, expected: bytes) -> Load:
@@ -229,35 +198,13 @@ async def _burst(port: int, path: str, expected: bytes) -> Load:
     return load
 
 
-@contextmanager
-def four_readers(port: int) -> Iterator[None]:
-    """Page through the long study, four times at once, for as long as the block takes."""
-    program = (
-        "import json, sys, urllib.request\n"
-        "while True:\n"
-        "    page = 'limit=200'\n"
-        "    while page:\n"
-        f"        url = f'http://127.0.0.1:{port}/v1/studies/abc123/trials?{{page}}'\n"
-        "        after = json.load(urllib.request.urlopen(url))['next_cursor']\n"
-        "        page = after and f'limit=200&cursor={after}'\n"
-    )
-    readers = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(4)]
-    try:
-        time.sleep(1)
-        yield
-    finally:
-        for reader in readers:
-            reader.kill()
-            reader.wait()
-
-
-def summarize(case: str, loads: list[Load], bare: float | None) -> dict[str, Any]:
+def summarize(case: str, loads: list[Load], bare: float) -> dict[str, Any]:
     rate = statistics.median(load.rate for load in loads)
     times_ms = sorted(1e3 * t for load in loads for t in load.times_s)
     return {
         "case": case,
         "requests_per_s": round(rate, 1),
-        "ratio_to_bare": round(rate / bare, 3) if bare else None,
+        "ratio_to_bare": round(rate / bare, 3),
         "p50_ms": round(times_ms[len(times_ms) // 2], 2),
         "p99_ms": round(times_ms[int(len(times_ms) * 0.99)], 2),
         "errors": sum(load.errors for load in loads),
@@ -280,29 +227,20 @@ def rows_on(
         ours, pid = stack.enter_context(serving(OURS, url))
         second, _ = stack.enter_context(serving(OURS, url))
         with urllib.request.urlopen(f"http://127.0.0.1:{ours}{path}first") as answer:
-            body, etag = answer.read(), answer.headers["ETag"]
+            body = answer.read()
         text = folder / f"{name}.txt"
         text.write_bytes(body)
         bare, _ = stack.enter_context(serving(BARE, str(text)))
-        static = stack.enter_context(serving_nginx(folder, str(text)))
         cases = {
             "bare async route": lambda: load_of(bare, "/env", seconds),
             "env": lambda: load_of(ours, path, seconds, expected=body),
             "env, two processes": lambda: load_of(ours, path, seconds, expected=body, others=(second,)),
-            "env, one name": lambda: load_of(ours, f"{path}one", seconds, expected=body),
-            "env, If-None-Match": lambda: load_of(ours, path, seconds, headers=f"If-None-Match: {etag}\r\n"),
         }
-        if static:
-            cases["nginx, static file"] = lambda: load_of(static, "/env.txt", seconds)
         loads: dict[str, list[Load]] = {case: [] for case in cases}
         for _ in range(rounds):
             for case, measure in cases.items():
                 loads[case].append(measure())
         rate = statistics.median(load.rate for load in loads["bare async route"])
-        with four_readers(ours):
-            loads["env while readers page"] = [load_of(ours, path, seconds, expected=body) for _ in range(rounds)]
-            loads["bare while readers page"] = [load_of(bare, "/env", seconds) for _ in range(rounds)]
-        busy = statistics.median(load.rate for load in loads["bare while readers page"])
         loads["burst of 10,000 ranks"] = [asyncio.run(_burst(ours, path, body))]
         if stop is not None:
             stop()
@@ -312,7 +250,7 @@ def rows_on(
             note(f"{name} stopped: {asked - missed} of {asked} new job names were answered")
         memory = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
         note(f"{name}: memory of the service {int(memory.split()[1]) / 1024:.0f} MiB")
-    return [summarize(f"{name}: {case}", runs, busy if "page" in case else rate) for case, runs in loads.items()]
+    return [summarize(f"{name}: {case}", runs, rate) for case, runs in loads.items()]
 
 
 @contextmanager
