@@ -143,7 +143,7 @@ def test_variables_of_launcher_and_program_are_told_apart(doctor):
     }
 
 
-@pytest.mark.parametrize("words", [["stay"], ["stay", "deaf"]])
+@pytest.mark.parametrize("words", [pytest.param(["stay"], marks=pytest.mark.thorough), ["stay", "deaf"]])
 def test_job_that_goes_on_is_ended(tmp_path, words):
     argv = [sys.executable, "-c", LIMITED, "240", "0", *JOB, *words]
     done = subprocess.run(argv, cwd=tmp_path, env=_environ(), capture_output=True, text=True, timeout=240, check=True)

@@ -77,6 +77,7 @@ def test_two_hosts_compute_together_with_a_file_that_they_are_sent(sshd, tmp_pat
     assert result.stdout == f"[2.0, 2.0, 2.0, 2.0] True {[variables['NCCL_ALGO'], None, variables['NCCL_IB_HCA']]}\n"
 
 
+@pytest.mark.thorough
 def test_the_pytorch_benchmark_measures_between_two_hosts(sshd):
     """Its two files are sent along, and its result comes back over standard output."""
     messages = [

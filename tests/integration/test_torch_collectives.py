@@ -245,6 +245,7 @@ def test_a_killed_rank_ends_the_other():
     assert "all_reduce:float32:10000:2" in message
 
 
+@pytest.mark.thorough
 def test_a_rank_killed_under_torchrun_is_named():
     """torchrun's table says which rank had which signal."""
     (command,) = QUICK.commands([_message()], folder=None)

@@ -158,6 +158,7 @@ def test_the_baseline_of_a_recommendation_is_what_the_job_runs_today(tmp_path, v
     assert document["removed_env"] == ["NCCL_DEBUG"]
 
 
+@pytest.mark.thorough
 def test_variables_reach_the_ranks_of_mpirun(tmp_path, verify, job):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
@@ -310,7 +311,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, verify, options, said):
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM])
 def test_interrupted_leaves_no_process_no_folder_and_no_verification(tmp_path, job, start, number):
     """Ranks of torchrun open sessions of their own, as the sleeper does: they are ended, too."""
     arguments = _arguments(tmp_path, ["--env", "X=1", "--run-to-end"], [*job, "1000000"])
