@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from ports import free_port
+from program import run_program
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
@@ -42,7 +42,7 @@ def starts():
         pytest.skip("no C compiler here")
     command = [sys.executable, ROOT / "bench" / "agreement.py", "--starts", "13", "--ranks", str(RANKS)]
     command += ["--timeout", "5", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_program(command)
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)
     assert (told["starts"], told["ranks"], told["different"]) == (13, RANKS, 0)
@@ -108,13 +108,8 @@ def test_ranks_without_the_variable_of_the_agreement_keep_the_default(environ, t
     # As torchrun starts them, without its own imports.
     ranks = 'for RANK in 0 1; do RANK=$RANK "$@" & pids="$pids $!"; done; for pid in $pids; do wait $pid || exit; done'
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    done = subprocess.run(
-        ["sh", "-c", ranks, "sh", sys.executable, tmp_path / "rank.py", tmp_path / "out"],
-        env=environ | world,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    done = run_program(
+        ["sh", "-c", ranks, "sh", sys.executable, tmp_path / "rank.py", tmp_path / "out"], env=environ | world
     )
     assert done.returncode == 0, done.stderr
     answers = [path.read_text() for path in (tmp_path / "out").iterdir()]
@@ -132,13 +127,9 @@ def run_torchrun(environ, folder, rows, *, rank=RANK, **changes):
     given = {name: value for name, value in environ.items() if name not in ours}
     given |= {"NCCLT_PLUGIN": environ["NCCL_TUNER_PLUGIN"], "XDG_CACHE_HOME": str(folder)}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+    done = run_program(
         [*RUN, "--policy", folder / "table.csv", "--", *torchrun, folder / "rank.py", folder / "out"],
         env=given | changes,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     answers = [path.read_text() for path in (folder / "out").iterdir()]
@@ -183,7 +174,7 @@ def test_a_table_above_32_kib_is_a_file_whose_change_leaves_all_with_the_default
 def test_programs_without_pytorch_load_nothing_more(environ):
     code = "import sys; print(*sorted(sys.modules))"
     bare, reached = (
-        subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True, timeout=120)
+        run_program([sys.executable, "-c", code], env=given, check=True)
         for given in ({**environ, "PYTHONPATH": ""}, environ)
     )
     assert set(reached.stdout.split()) - set(bare.stdout.split()) <= {

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from program import run_program
 
 ASK = {
     "bash": """
@@ -46,7 +46,7 @@ def loaded(request, environ):
         pytest.skip(f"{request.param} is not installed")
     script = Path(environ["HOME"]) / f"completion.{request.param}"
     asked = ["ncclt", "--show-completion", request.param]
-    script.write_text(subprocess.run(asked, env=environ, capture_output=True, text=True, check=True).stdout)
+    script.write_text(run_program(asked, env=environ, check=True).stdout)
     return request.param, [program, *OPTIONS[request.param]], script
 
 
@@ -55,7 +55,7 @@ def test_the_shell_completes(loaded, environ):
     shell, argv, script = loaded
     for words, offered in (("ncclt cluster det", "detect"), ("ncclt cluster show --to", "--toml")):
         text = f"{LOAD[shell].format(script=script)}\n{ASK[shell].format(words=words)}"
-        done = subprocess.run([*argv, "-c", text], env=environ, capture_output=True, text=True)
+        done = run_program([*argv, "-c", text], env=environ)
 
         assert done.stderr == ""
         assert offered in done.stdout

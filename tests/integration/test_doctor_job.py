@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
+from program import run_program
 
 HERE = Path(__file__).parent
 JOB = [sys.executable, str(HERE.parent / "fakes" / "nccl_job.py")]
@@ -146,7 +147,7 @@ def test_variables_of_launcher_and_program_are_told_apart(doctor):
 @pytest.mark.parametrize("words", [pytest.param(["stay"], marks=pytest.mark.thorough), ["stay", "deaf"]])
 def test_job_that_goes_on_is_ended(tmp_path, words):
     argv = [sys.executable, "-c", LIMITED, "240", "0", *JOB, *words]
-    done = subprocess.run(argv, cwd=tmp_path, env=_environ(), capture_output=True, text=True, timeout=240, check=True)
+    done = run_program(argv, cwd=tmp_path, env=_environ(), check=True)
 
     document = json.loads(done.stdout)
     assert "(limit: 0 s after NCCL's first line)" in document["ending"]
@@ -174,7 +175,7 @@ def test_job_without_a_log_is_not_called_one_without_nccl(doctor):
 
 def test_job_that_names_nccl_has_not_started_it(tmp_path):
     argv = [sys.executable, "-c", LIMITED, "240", "0", "sh", "-c", "echo backend: NCCL 2; sleep 1; echo the NCCL INFO"]
-    done = subprocess.run(argv, cwd=tmp_path, env=_environ(), capture_output=True, text=True, timeout=240, check=True)
+    done = run_program(argv, cwd=tmp_path, env=_environ(), check=True)
 
     assert json.loads(done.stdout)["ending"].startswith("ended after ")
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from program import run_program
 from waiting import until
 
 from ncclt.core.algorithms import Algorithm, Protocol
@@ -60,7 +61,7 @@ class Machine:
             "-lpthread",
             "-ldl",
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_program(command)
         assert done.returncode == 0, done.stderr
         return target
 
@@ -70,13 +71,7 @@ class Machine:
     def run(self, script, output, *more, nccl=None, fault=""):
         """Run a script and return how it ended."""
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "FAKE_NCCL_FAULT": fault}
-        return subprocess.run(
-            [sys.executable, SCRIPTS / script, *self.options(output, nccl=nccl), *more],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env=environ,
-        )
+        return run_program([sys.executable, SCRIPTS / script, *self.options(output, nccl=nccl), *more], env=environ)
 
     def place(self, output, *, recipe="FAKE_HOSTS", nccl=None, **more):
         import recipes
@@ -348,10 +343,8 @@ def test_all_of_it_in_one_go_keeps_what_came_out_and_the_default_where_it_is_bes
     options = [str(part) for part in machine.options("unused", nccl=machine.newer)[2:]]
     environ = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     limits = ["--minutes", "12", "--part", "2", "--pack"]
-    done = subprocess.run(
+    done = run_program(
         ["sh", SCRIPTS / "all.sh", tmp_path, *limits, "--", *options, "--largest", str(8 * KIB), *QUICK],
-        capture_output=True,
-        text=True,
         timeout=2 * PATIENCE_S,
         env=environ,
     )

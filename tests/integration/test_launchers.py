@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from program import run_program
 from waiting import until
 
 from ncclt.launch.launcher import JobShape
@@ -87,7 +88,7 @@ def test_100_mb_of_output_cost_little_memory():
         "assert result.dropped_bytes == 100_000_004 - KEEP_BYTES\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=PATIENT_S, check=False)
+    done = run_program((sys.executable, "-c", code))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 40_000, "KiB; 8 MiB are kept, once as bytes and once as text"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
+from program import run_program
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
@@ -26,7 +27,7 @@ def jobs():
     if compiler() is None:
         pytest.skip("no C compiler here")
     command = [sys.executable, ROOT / "bench" / "live.py", "--part", "protocol", "--quick", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = run_program(command)
     assert done.returncode == 0, (done.stdout, done.stderr)
     return {row["fault"]: row for row in json.loads(done.stdout)["rows"]}
 

@@ -1,10 +1,10 @@
 """Recording by the compiled plugin, through the real command line: two ranks that play NCCL's part."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+from program import run_program
 
 from ncclt.core.message import Collective
 from ncclt.store import open_store
@@ -52,13 +52,9 @@ def record(tmp_path, library, *options, command=None, words=()):
     places = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     command = command or ["sh", "-c", PARALLEL, "sh", sys.executable, "-c", RANK, str(STEPS), *words]
     where = ["--storage", f"sqlite:///{tmp_path}/store.db", "--dir", str(tmp_path)]
-    return subprocess.run(
+    return run_program(
         [*NCCLT, "profile", "record", "--name", "mine", "--with", "plugin", *where, *map(str, options), "--", *command],
         env=clean | places | {"NCCLT_PLUGIN": str(library)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
     )
 
 
@@ -92,12 +88,8 @@ def test_calls_of_two_ranks_become_a_workload_and_the_reports_can_be_imported(tm
     assert origin.detail["recorded_by"] == "ncclt profile record"
     assert not list(tmp_path.glob(".ncclt-record-*"))
     files = sorted(map(str, (tmp_path / "raw" / "plugin").iterdir()))
-    again = subprocess.run(
-        [*NCCLT, "profile", "import", *files, "--name", "again", "--storage", f"sqlite:///{tmp_path}/store.db"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    again = run_program(
+        [*NCCLT, "profile", "import", *files, "--name", "again", "--storage", f"sqlite:///{tmp_path}/store.db"]
     )
     assert again.returncode == 0, again.stderr
     assert table(stored(tmp_path, "again")) == {key: calls * STEPS for key, calls in table(workload).items()}

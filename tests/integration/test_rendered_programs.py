@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from program import run_program
 
 from ncclt.deliver.render.formats import render
 
@@ -43,13 +44,9 @@ def environment_after(way, text, folder, **inherited):
         pytest.skip(f"{argv[0]} is not installed here")
     (folder / "text").write_text(text)
     # csh has no $0 for -c: its arguments begin at 1, as fish's $argv does.
-    done = subprocess.run(
+    done = run_program(
         [program, *argv[1:], sys.executable, DUMP],
         cwd=folder,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=90,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), **inherited},
     )
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -87,19 +84,15 @@ def test_bash_splits_the_words_for_a_command_line_into_the_same_values(tmp_path)
 def test_mpirun_hands_them_to_its_ranks(tmp_path):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed here")
-    version = subprocess.run(["mpirun", "--version"], check=True, capture_output=True, text=True, timeout=240).stdout
+    version = run_program(["mpirun", "--version"], check=True).stdout
     if "Open MPI" not in version:
         pytest.skip("-x is an option of Open MPI's mpirun")
     (tmp_path / "text").write_text(render(HOSTILE, format="mpirun-x"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "NCCL"))}
-    done = subprocess.run(
+    done = run_program(
         ["bash", "-c", 'mpirun -np 1 --oversubscribe $(cat text) "$0" -c "$1"', sys.executable, DUMP],
         cwd=tmp_path,
         env=clean | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done
     assert json.loads(done.stdout) == WANTED
@@ -109,15 +102,7 @@ def prolog_lines(text, folder, shell, **environment):
     """Run the script with nothing but a shell, as it promises to need no program; return what it prints."""
     (folder / "prolog").write_text(text)
     subprocess.run([shell, "-n", "prolog"], cwd=folder, check=True, capture_output=True)
-    done = subprocess.run(
-        [shutil.which(shell), "prolog"],
-        cwd=folder,
-        env={"PATH": "/nowhere", **environment},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    done = run_program([shutil.which(shell), "prolog"], cwd=folder, env={"PATH": "/nowhere", **environment})
     assert (done.returncode, done.stderr) == (0, "")
     assert not (folder / "pwned").exists()
     return done.stdout.splitlines()
@@ -158,13 +143,9 @@ def test_a_real_slurm_gives_the_tasks_what_the_prolog_says(slurm_cluster, tmp_pa
     with slurm_cluster.allocation() as environment:
         clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
         for nodes, job, wanted in ((2, mine, {**mine, **WANTED}), (1, mine, mine), (2, other, other), (2, {}, {})):
-            done = subprocess.run(
+            done = run_program(
                 ["srun", f"-N{nodes}", "--ntasks-per-node=4", f"--task-prolog={prolog}", sys.executable, "-c", DUMP],
                 env=clean | job,
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=120,
             )
             assert done.returncode == 0, done
             assert [json.loads(line) for line in done.stdout.splitlines()] == [wanted] * nodes * 4

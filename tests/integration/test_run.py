@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import run_job
+from program import run_program
 from run_job import NAMES, NCCLT, SHAPE, SHOW, environ, run_bert, stand_in
 
 store, serving = run_job.store, run_job.serving
@@ -45,14 +46,7 @@ def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, li
     assert (kept.effect.value, kept.calls_as_wanted, kept.calls_unruled) == ("took-effect", 3, 1)
     # The same files by hand: the same finding, kept once.
     (folder,) = (tmp_path / "reports").iterdir()
-    again = subprocess.run(
-        [*NCCLT, "attest", *folder.iterdir(), "--storage", store.url, "--json"],
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    again = run_program([*NCCLT, "attest", *folder.iterdir(), "--storage", store.url, "--json"], env=environ(tmp_path))
     assert (again.returncode, json.loads(again.stdout)["id"]) == (0, kept.id), again.stderr
     assert "already in" in again.stderr
     assert len(store.records.attestations(["0c0ffee1"])) == 1
@@ -202,12 +196,9 @@ def test_no_command_is_told(tmp_path, command):
 
 def test_it_starts_without_the_frameworks(tmp_path, store):
     options = [*NAMES, "--storage", store.url, "--policy-dir", str(tmp_path)]
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-X", "importtime", "-m", "ncclt", "run", *options, "--", "true"],
         env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
     )
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
@@ -259,15 +250,7 @@ def test_who_starts_other_nodes_puts_the_plugin_where_they_read_the_table(tmp_pa
 
 def env(tmp_path, *options, **more):
     words = ["env", "--cluster", "leonardo", "--model", "bert", *SHAPE, "--timeout", "60", *options]
-    return subprocess.run(
-        [*NCCLT, *words],
-        env=environ(tmp_path, **more),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_program([*NCCLT, *words], env=environ(tmp_path, **more), cwd=tmp_path)
 
 
 def test_env_prints_nothing_into_a_job_that_differs_from_the_measured_one(tmp_path, store, serving):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import run_job
+from program import run_program
 
 from ncclt.deliver.job_info import JobInfo, name_job
 from ncclt.deliver.shared_decision import await_participants
@@ -303,14 +304,10 @@ def test_tasks_of_a_real_slurm_decide_once_per_step(tmp_path, shared, serving, s
     with slurm_cluster.allocation() as environment:
         clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
         for steps in (1, 2):
-            done = subprocess.run(
+            done = run_program(
                 ["srun", "-N2", "--ntasks-per-node=2", "sh", "-c", choose, "sh", *run_job.NCCLT, "run", *where],
                 env=clean | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
                 cwd=tmp_path,
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=PATIENT_S,
             )
             assert done.returncode == 0, done.stderr
             told = done.stdout.splitlines()
@@ -323,14 +320,10 @@ def ask_service(tmp_path, server, node, *options, command, **more):
     """Run one node of a job that relies on the server run_job."""
     where = ["--cluster", "leonardo", "--model", "bert", *run_job.SHAPE[2:], "--server", server, "--job", "night-1"]
     where += ["--timeout", "30", "--no-plugin"]
-    done = subprocess.run(
+    done = run_program(
         [*run_job.NCCLT, "run", *where, *options, "--", command, "--nnodes=2", "train.py"],
         env=run_job.environ(tmp_path / node, **more),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENT_S,
-        check=False,
     )
     return done.returncode, given(json.loads(done.stdout)) if done.stdout else None, done.stderr
 

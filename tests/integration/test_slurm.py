@@ -10,6 +10,7 @@ import time
 
 import pytest
 from leftovers import carrying
+from program import run_program
 
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import MARK, JobShape
@@ -184,7 +185,7 @@ def test_a_step_of_another_node_is_cancelled_by_its_name(slurm_cluster, allocati
             step = subprocess.Popen(srun, env=environment, **nothing)
             assert soon(lambda: len(carrying("stubborn-elsewhere")) >= 3)
         clean_up = [word.replace(MARK, "orphan") for word in command]
-        done = subprocess.run(clean_up, env=allocation, capture_output=True, text=True, timeout=PATIENT_S)
+        done = run_program(clean_up, env=allocation)
         assert done.returncode == 0, done
         assert slurm_cluster.steps() == []
         assert soon(lambda: not carrying("stubborn-elsewhere"))

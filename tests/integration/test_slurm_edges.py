@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from program import run_program
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.study import Arm
@@ -204,14 +205,11 @@ def test_launches_that_are_alike_meet_on_ports_of_their_own(slurm_cluster):
 def test_an_allocation_without_tasks_is_told_what_it_lacks(slurm_cluster, tmp_path):
     """`salloc -N2` alone gives one CPU on each node."""
     names = ["--model", "bert", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "4"]
-    done = subprocess.run(
+    done = run_program(
         ["salloc", "-N2", *NCCLT, "tune", *names, "--launcher", "slurm", "--dry-run", *STORE],
         cwd=tmp_path,
         env=slurm_cluster.environment | {"HOME": str(tmp_path)},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENT_S,
     )
     assert done.returncode == 2, done
     assert "has 1 CPUs on n1, too few for 4 tasks, one for each GPU" in done.stderr
@@ -252,14 +250,11 @@ def test_a_preflight_is_planned_without_an_allocation_and_gloo_has_a_history_of_
     names = ["--benchmark", "torch_collectives", "--backend", "gloo", "--cluster", "leonardo", "--expect", "0.0001"]
 
     def preflight(*words):
-        done = subprocess.run(
+        done = run_program(
             [*NCCLT, "preflight", *names, "--json", *words, *STORE],
             cwd=tmp_path,
             env=environment | {"HOME": str(tmp_path)},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENT_S,
         )
         assert done.returncode in (0, 4), done
         return done.stdout

@@ -3,13 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import run_job
+from program import run_program
 
 from ncclt.deliver.node_files import place_plugin
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME
@@ -61,26 +61,12 @@ OTHER_JOBS = [
 
 def written(tmp_path, *words, **more):
     where = ["--format", "slurm-taskprolog", "--output", str(tmp_path / "prolog.sh")]
-    return subprocess.run(
-        [*run_job.NCCLT, "env", *run_job.NAMES, *where, *words],
-        env=run_job.environ(tmp_path, **more),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_program([*run_job.NCCLT, "env", *run_job.NAMES, *where, *words], env=run_job.environ(tmp_path, **more))
 
 
 def said(prolog, shell="sh", **environ):
     """Run the script with nothing but a shell; return its exit code and lines."""
-    done = subprocess.run(
-        [shutil.which(shell), prolog],
-        env={"PATH": "/nowhere", **environ},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_program([shutil.which(shell), prolog], env={"PATH": "/nowhere", **environ})
     assert done.stderr == ""
     return done.returncode, done.stdout.splitlines()
 
@@ -192,14 +178,10 @@ def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, 
 
 def srun(environment, prolog, folder, *, model="bert", code=RANK):
     clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
-    return subprocess.run(
+    return run_program(
         ["srun", "-N2", "--ntasks-per-node=4", f"--task-prolog={prolog}", sys.executable, "-c", code],
         env=clean | {"NCCLT_MODEL": model},
         cwd=folder,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
 
 
@@ -215,13 +197,9 @@ def test_a_real_slurm_starts_tasks_with_the_table_or_not_at_all(slurm_cluster, p
         heads = [json.loads(path.read_text().splitlines()[0]) for path in reports.iterdir()]
         assert sorted(head["launch_rank"] for head in heads) == list(range(8))
         assert {(head["table"], head["not_in_use"]) for head in heads} == {("0c0ffee1", "")}
-        attested = subprocess.run(
+        attested = run_program(
             [*run_job.NCCLT, "attest", *reports.iterdir(), "--storage", f"sqlite:///{tmp_path}/ncclt.db"],
             env=run_job.environ(tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
         )
         assert (attested.returncode, "took effect" in attested.stdout) == (0, True), attested
         (table,) = (tmp_path / "tables").glob("*.csv")

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 import tempfile
 from multiprocessing import forkserver
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
+from program import run_program
 
 from ncclt.core.message import DTYPE_SIZES, Collective, Message
 from ncclt.errors import BenchmarkError
@@ -171,14 +171,7 @@ def test_mpirun_and_standard_output():
     mpirun = ["mpirun", "-np", "2", "--oversubscribe", "--allow-run-as-root"]
     exported = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()!s}", "-x", "OMP_NUM_THREADS"]
 
-    done = subprocess.run(
-        [*mpirun, *exported, *command.argv],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
+    done = run_program([*mpirun, *exported, *command.argv], env=_environment())
 
     assert done.returncode == 0, done.stderr
     reading = QUICK.read(command, CommandOutput(exit_code=0, stdout=done.stdout, stderr=done.stderr))

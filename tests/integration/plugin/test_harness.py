@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from program import run_program
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.nccl.tuner_plugin.build import compiler, source_folder, sources
@@ -38,13 +39,11 @@ def compile_with(sanitizers, files, target, *extra):
     probe = target.with_suffix(".probe.c")
     probe.write_text("int main(void) { return 0; }\n")
     checked = sanitized(sanitizers)
-    probed = subprocess.run([*checked, "-o", target, probe], capture_output=True, text=True)
+    probed = run_program([*checked, "-o", target, probe])
     if probed.returncode or subprocess.run([target], capture_output=True).returncode:
         pytest.skip(f"this compiler has no working -fsanitize={sanitizers} here")
-    done = subprocess.run(
-        [*checked, "-Wall", "-Wextra", "-Werror", *extra, f"-I{source_folder()}", "-o", target, *files, "-lpthread"],
-        capture_output=True,
-        text=True,
+    done = run_program(
+        [*checked, "-Wall", "-Wextra", "-Werror", *extra, f"-I{source_folder()}", "-o", target, *files, "-lpthread"]
     )
     assert done.returncode == 0, done.stderr
     return target
@@ -54,7 +53,7 @@ def compile_with(sanitizers, files, target, *extra):
 def test_every_api_threads_and_ranges_under_a_sanitizer(sanitizers, tmp_path):
     program = compile_with(sanitizers, [*sources(), HERE / "harness.c"], tmp_path / "harness")
 
-    done = subprocess.run([program, tmp_path], capture_output=True, text=True, timeout=300)
+    done = run_program([program, tmp_path])
 
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 100_000
@@ -95,7 +94,7 @@ def test_arming_amid_a_question_is_refused_or_seen_in_every_interleaving(tmp_pat
     rows = ["allreduce,0,4096,ring,ll,4,-1,-1"]
     plan = encode_table(table_text(rows, table_id="r", version=NcclVersion(2, 28, 9), nodes=2, ranks=16))
 
-    done = subprocess.run([program, plan], capture_output=True, text=True, timeout=300)
+    done = run_program([program, plan])
 
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 1000
@@ -130,7 +129,7 @@ def test_another_tuner_of_any_api_answers_what_no_row_covers(sanitizers, tmp_pat
     other_tuner(tmp_path / "incomplete.so", sanitized(sanitizers), 5, "-DINCOMPLETE", "-Wno-unused-function")
     other_tuner(tmp_path / "ours.so", sanitized(sanitizers), 5, '-DNAME="ncclt"')
 
-    done = subprocess.run([program, tmp_path], capture_output=True, text=True, timeout=300)
+    done = run_program([program, tmp_path])
 
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 50_000
@@ -172,7 +171,7 @@ def said(tmp_path, asking):
             other_tuner(tmp_path / "lib" / name, [compiler(), *PLAIN], api, *extra)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("NCCL")}
         environ = {**kept, "LD_LIBRARY_PATH": str(tmp_path / "lib"), **variables}
-        return subprocess.run([asking, "open"], env=environ, check=True, capture_output=True, text=True).stdout
+        return run_program([asking, "open"], env=environ, check=True).stdout
 
     return said_with
 
@@ -213,12 +212,7 @@ def test_no_text_breaks_the_parser(tmp_path):
     compact = tmp_path / "compact"
     compact.write_text(encode_table((GOLDEN / "tuned.tuner-csv").read_text()))
 
-    done = subprocess.run(
-        [program, str(ROUNDS), rich, compact, *sorted(GOLDEN.glob("*.tuner-csv"))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_program([program, str(ROUNDS), rich, compact, *sorted(GOLDEN.glob("*.tuner-csv"))])
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{ROUNDS} rounds\n"
