@@ -125,12 +125,12 @@ def vit(clusters: dict[str, Cluster]) -> Iterator[Row]:
     yield _copies(l40s, "1 x L40S", 1e3 / 8.91, 1e3 / 8.40)
     system, base = "8 x A100 40 GB, NVSwitch", 1e3 / (5.17 * 0.92)
     a100 = _advise(base, 1e3 / 5.04, clusters["aws-p4d"])
-    for change, name, known, said in (
+    for change, name, measured_ms, said in (
         ("gradient_as_bucket_view", "gradient_as_bucket_view", base / 1.01, ""),
         ("all together (buckets, view)", r"bucket_cap_mb=\d+, bucket view", base / 1.04, ""),
         ("bf16 compression", "bf16 or fp16", None, f"slower than {base:.1f} ms"),
     ):
-        yield _row(VIT, system, "ViT-L/32", change, known, _of(a100, name), said)
+        yield _row(VIT, system, "ViT-L/32", change, measured_ms, _of(a100, name), said)
     yield _copies(a100, "1 x A100 40 GB", 1e3 / 5.17, 1e3 / 5.04)
 
 
@@ -162,7 +162,7 @@ def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:
         5 * pair_us / 1e3,
         (four_us / 1e3, four_us / spread / 1e3, four_us * spread / 1e3),
     )
-    for name, system, known in (("aws-p4d", "A100 40 GB", 1.25), ("dgx-a100", "A100 80 GB", 0.8)):
+    for name, system, measured_ms in (("aws-p4d", "A100 40 GB", 1.25), ("dgx-a100", "A100 80 GB", 0.8)):
         alone = call_times(gpt2, clusters[name], {})
         time_ms = alone.time_us(Collective.ALL_REDUCE, 1e8) * LIKELY.stretch / 1e3
         wide = alone.spread(Collective.ALL_REDUCE, 1e8)
@@ -171,14 +171,14 @@ def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:
             f"8 x {system}, NVSwitch",
             "GPT",
             "all_reduce of 100 MB beside compute",
-            known,
+            measured_ms,
             (time_ms, time_ms / wide, time_ms * wide),
         )
-    whole = gpt2.bytes_per_step
+    gradient_bytes = gpt2.bytes_per_step
     for cap_mb, said in ((1, "considerably slower than 25 MB"), (25, ""), (100, "as 25 MB")):
-        count = math.ceil(whole / (cap_mb * 2**20))
-        total_ms = count * times.time_us(Collective.ALL_REDUCE, whole / count) / 1e3
-        wide = times.spread(Collective.ALL_REDUCE, whole / count)
+        count = math.ceil(gradient_bytes / (cap_mb * 2**20))
+        total_ms = count * times.time_us(Collective.ALL_REDUCE, gradient_bytes / count) / 1e3
+        wide = times.spread(Collective.ALL_REDUCE, gradient_bytes / count)
         yield _row(
             GPT,
             "2 x A100, PCIe",
@@ -193,10 +193,10 @@ def gpt(clusters: dict[str, Cluster], gpt2: Workload) -> Iterator[Row]:
 def resnet(clusters: dict[str, Cluster], resnet101: Workload) -> Iterator[Row]:
     """Give the rows of ResNet-101 under DDP: from the step of one GPU, and two nodes from one."""
     cluster = clusters["dgx-a100"]
-    for gpus, known in ((2, 66.0), (4, 68.0), (8, 69.0)):
-        found = advise(resnet101, cluster.sized(gpus_per_node=gpus), compute_us=64_000.0, measured={}).as_is
-        times = (found.step_us / 1e3, found.low_us / 1e3, found.high_us / 1e3)
-        yield _row(FABRIC, f"{gpus} GPUs", "ResNet-101", f"1 to {gpus} GPUs", known, times)
+    for gpus, measured_ms in ((2, 66.0), (4, 68.0), (8, 69.0)):
+        prediction = advise(resnet101, cluster.sized(gpus_per_node=gpus), compute_us=64_000.0, measured={}).as_is
+        times = (prediction.step_us / 1e3, prediction.low_us / 1e3, prediction.high_us / 1e3)
+        yield _row(FABRIC, f"{gpus} GPUs", "ResNet-101", f"1 to {gpus} GPUs", measured_ms, times)
     two_nodes = advise(
         resnet101,
         cluster,

@@ -119,18 +119,18 @@ class Case:
 
 def mixes(collective: Collective) -> dict[str, Workload]:
     """Return the workloads of the benches; where a landscape knows one collective only, all of it is that one."""
-    made = {
+    sizes_and_calls = {
         "small": [(size * _KIB, 20.0) for size in (4, 8, 16, 32, 64)],
         "middle": [(size * _KIB, 4.0) for size in (128, 256, 512, 1024, 2048, 4096)],
         **{name: [(size, 1.0)] for name, size in _SINGLES.items()},
     }
-    found = {name: _workload(name, collective, rows) for name, rows in made.items()}
+    workloads = {name: _workload(name, collective, rows) for name, rows in sizes_and_calls.items()}
     for name, file in (("bert", "bert"), ("nasnet", "nasnetmobile-unfused")):
         document = json.loads((ROOT / "profiles" / "workloads" / f"{file}.json").read_text(encoding="utf-8"))
         shipped = Workload.from_document(document)
         rows = [(c.message.size_bytes, c.calls_per_step) for c in shipped.messages]
-        found[name] = shipped if collective is Collective.ALL_REDUCE else _workload(name, collective, rows)
-    return found
+        workloads[name] = shipped if collective is Collective.ALL_REDUCE else _workload(name, collective, rows)
+    return workloads
 
 
 def _workload(name: str, collective: Collective, rows: Sequence[tuple[int, float]]) -> Workload:
@@ -163,20 +163,20 @@ def recorded_cases(
         InputError: the table cannot be read.
     """
     cases: list[Case] = []
-    found, left_out = _landscapes(path, fewest)
-    for name, note, landscape in found:
+    landscapes, left_out = _landscapes(path, fewest)
+    for name, note, landscape in landscapes:
         collectives = sorted({c for c, s in landscape.curves if not s.is_default})
         if collective is not None and collective not in collectives:
             left_out.append(f"{name}: no settings of {collective} were recorded")
             continue
         main = collective or (Collective.ALL_REDUCE if Collective.ALL_REDUCE in collectives else collectives[0])
-        mine = [_recorded_case(name, note, landscape, mix, w, fewest) for mix, w in mixes(main).items()]
-        if not any(mine):
+        built = [_recorded_case(name, note, landscape, mix, w, fewest) for mix, w in mixes(main).items()]
+        if not any(built):
             own = [(size, 1.0) for size, _ in _spread(landscape.curves[main, DEFAULT])]
-            mine = [_recorded_case(name, note, landscape, "own", _workload("own", main, own), fewest)]
-        if not any(mine):
+            built = [_recorded_case(name, note, landscape, "own", _workload("own", main, own), fewest)]
+        if not any(built):
             left_out.append(f"{name}: fewer than {max(2, fewest)} settings were recorded at the same sizes")
-        cases += [case for case in mine if case is not None]
+        cases += [case for case in built if case is not None]
     return cases, left_out
 
 
@@ -188,16 +188,16 @@ def _recorded_case(
     placed = workload.placed(nodes=cluster.nodes, gpus_per_node=cluster.gpus_per_node)
     # What is only extrapolated is no ground for a comparison.
     largest = {collective: curve[-1][0] for (collective, s), curve in landscape.curves.items() if s.is_default}
-    kept = tuple(
+    messages = tuple(
         c
         for c in placed.messages
         if landscape.covers(c.message) and c.message.size_bytes <= largest[c.message.collective]
     )
-    whole = [s for s in landscape.settings() if all(landscape.time_samples(s, c.message) for c in kept)]
-    if not kept or len(whole) < max(2, fewest):
+    settings = [s for s in landscape.settings() if all(landscape.time_samples(s, c.message) for c in messages)]
+    if not messages or len(settings) < max(2, fewest):
         return None
-    placed = replace(placed, messages=kept)
-    return build_case(name, mix, note, cluster, placed, recorded_space(whole), _recorded_time(landscape))
+    placed = replace(placed, messages=messages)
+    return build_case(name, mix, note, cluster, placed, recorded_space(settings), _recorded_time(landscape))
 
 
 def _spread(curve: Curve) -> list[tuple[int, tuple[float, ...]]]:
@@ -237,15 +237,15 @@ def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape
     landscapes: dict[str, tuple[str, str, Landscape]] = {}
     originals, notes = read_tables(path)
     left_out, small = list(notes), 0
-    for found in originals:
-        if len({row.setting for row in found.rows if not row.setting.is_default}) < max(2, fewest):
+    for original in originals:
+        if len({row.setting for row in original.rows if not row.setting.is_default}) < max(2, fewest):
             small += 1
             continue
-        name = found.name
+        name = original.name
         if name in landscapes:
             name = f"{name} #{len(landscapes) + 1}"
         try:
-            landscapes[name] = (name, *_landscape(found))
+            landscapes[name] = (name, *_landscape(original))
         except NccltError as error:
             left_out.append(f"{name}: {error.message}")
     if small:
@@ -255,9 +255,9 @@ def _landscapes(path: Path, fewest: int) -> tuple[list[tuple[str, str, Landscape
     return list(landscapes.values()), left_out
 
 
-def _landscape(found: Original) -> tuple[str, Landscape]:
+def _landscape(original: Original) -> tuple[str, Landscape]:
     """Return what stands in for the default, if anything does, and the landscape of a group of rows."""
-    chosen, note = _with_default(list(found.rows))
+    chosen, note = _with_default(list(original.rows))
     curves = curves_of(chosen)
     defaults = {collective for collective, setting in curves if setting.is_default}
     if not any(collective in defaults for collective, setting in curves if not setting.is_default):
@@ -265,7 +265,7 @@ def _landscape(found: Original) -> tuple[str, Landscape]:
             "no collective has both a default and forced settings", hint="see docs/cluster-admin/landscapes.md"
         )
     return note, Landscape(
-        cluster=found.cluster, curves={key: curve for key, curve in curves.items() if key[0] in defaults}
+        cluster=original.cluster, curves={key: curve for key, curve in curves.items() if key[0] in defaults}
     )
 
 
@@ -291,12 +291,12 @@ def build_case(
     space: SearchSpace,
     time_us: Callable[[Setting, Message], float],
 ) -> Case:
-    known: dict[tuple[Setting, Message], float] = {}
+    times_us: dict[tuple[Setting, Message], float] = {}
 
     def remembered(setting: Setting, message: Message) -> float:
-        if (setting, message) not in known:
-            known[setting, message] = time_us(setting, message)
-        return known[setting, message]
+        if (setting, message) not in times_us:
+            times_us[setting, message] = time_us(setting, message)
+        return times_us[setting, message]
 
     settings = (DEFAULT, *(s for s in space.distinct if not s.is_default))
     table = np.array([[remembered(s, c.message) for c in workload.messages] for s in settings])
@@ -325,10 +325,10 @@ def all_cases(files: Sequence[Path]) -> tuple[list[Case], list[str]]:
         left_out.append(f"no recorded landscape: there is no {DATA.parent.name}/{DATA.name} beside the repository")
     for path in files or sorted(DATA.glob("*.csv")):
         try:
-            found, reasons = recorded_cases(path, fewest=FEWEST_GIVEN if files else FEWEST_SETTINGS)
+            recorded, reasons = recorded_cases(path, fewest=FEWEST_GIVEN if files else FEWEST_SETTINGS)
         except (NccltError, OSError) as error:
-            found, reasons = [], [f"{path.name}: skipped: {error}"]
-        cases += found
+            recorded, reasons = [], [f"{path.name}: skipped: {error}"]
+        cases += recorded
         left_out += reasons
     return cases, left_out
 

@@ -194,20 +194,20 @@ def tune_by_t_test(case: Case, seed: int) -> JobResult:
 
 def tune_by_halving(case: Case, seed: int) -> JobResult:
     """Tune a job by successive halving."""
-    job, left, before, steps = Job(case, seed), list(range(1, len(case.gains) + 1)), DEFAULT, BLOCK
+    job, arms, before, steps = Job(case, seed), list(range(1, len(case.gains) + 1)), DEFAULT, BLOCK
     for _ in range(SETTLING):
         job.run(DEFAULT)
     while True:
         medians_us: dict[int, float] = {}
-        for arm in (DEFAULT, *left):
+        for arm in (DEFAULT, *arms):
             job.run(before)
             before = arm
             medians_us[arm] = statistics.median([job.run(arm) for _ in range(steps)][1:])
-        left.sort(key=medians_us.__getitem__)
-        left = left[: max(1, len(left) // 2)]
+        arms.sort(key=medians_us.__getitem__)
+        arms = arms[: max(1, len(arms) // 2)]
         steps *= 2
         if steps > 8 * BLOCK:
-            return job.end(left[0] if medians_us[DEFAULT] / medians_us[left[0]] >= 1.02 else DEFAULT)
+            return job.end(arms[0] if medians_us[DEFAULT] / medians_us[arms[0]] >= 1.02 else DEFAULT)
 
 
 METHODS: dict[str, Callable[[Case, int], JobResult]] = {
@@ -221,17 +221,17 @@ def summarize(case: Case, method: str, results: Sequence[JobResult]) -> dict[str
     """Return one row about the jobs of a case."""
     best = max(range(len(case.gains)), key=case.gains.__getitem__) + 1
     costs = sorted(result.cost for result in results)
-    found = [result.step for result in results if case.limit and result.arm == best]
+    steps_until = [result.step for result in results if case.limit and result.arm == best]
     return {
         "part": "decisions",
         "case": case.name,
         "method": method,
         "jobs": len(results),
         "false_tuned": sum(r.arm != DEFAULT and case.gains[r.arm - 1] <= 0 for r in results) / len(results),
-        "found": len(found) / len(results) if case.limit else None,
-        "found_in_time": sum(step <= case.limit for step in found) / len(results) if case.limit else None,
+        "found": len(steps_until) / len(results) if case.limit else None,
+        "found_in_time": sum(step <= case.limit for step in steps_until) / len(results) if case.limit else None,
         "limit_steps": case.limit or None,
-        "median_steps": statistics.median(found) if found else None,
+        "median_steps": statistics.median(steps_until) if steps_until else None,
         "cost": statistics.fmean(costs),
         "cost_p95": costs[int(0.95 * (len(costs) - 1))],
     }

@@ -203,8 +203,8 @@ def run_in_turn(arms: Sequence[Arm], jobs: Sequence[Job], seed: int) -> Outcome:
     for number, part in enumerate(_parts(jobs, len(arms))):
         unlimited = RollOutArm(recommendation=str(number), share=0.5, most_unreported=len(jobs))
         rollout = replace(_begin([unlimited], seed), max_cost=1.0)
-        more, last, ended = _roll_out(rollout, arms, part, has_ramp=False)
-        cost, starts = cost + more, starts + last
+        part_cost, last, ended = _roll_out(rollout, arms, part, has_ramp=False)
+        cost, starts = cost + part_cost, starts + last
         if ended.winner:
             return Outcome(winner=number, cost=cost, starts=starts)
     return Outcome(winner=None, cost=cost, starts=starts)

@@ -22,15 +22,15 @@ DELEGATE = "other_tuner.so"
 
 
 def compiled(folder: Path) -> Path:
-    found = compiler()
-    if found is None:
+    cc = compiler()
+    if cc is None:
         raise SystemExit("bench/plugin.py needs a C compiler, for example gcc")
     program = folder / "plugin_calls"
     flags = [flag for flag in FLAGS if flag != "-fPIC"]
     files = [*sources(), Path(__file__).with_name("plugin_calls.c")]
-    subprocess.run([found, *flags, f"-I{source_folder()}", "-o", program, *files], check=True)
+    subprocess.run([cc, *flags, f"-I{source_folder()}", "-o", program, *files], check=True)
     subprocess.run(
-        [found, *FLAGS, "-DDELEGATE", "-shared", f"-I{source_folder()}", "-o", program.with_name(DELEGATE), files[-1]],
+        [cc, *FLAGS, "-DDELEGATE", "-shared", f"-I{source_folder()}", "-o", program.with_name(DELEGATE), files[-1]],
         check=True,
     )
     return program

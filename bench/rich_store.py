@@ -511,7 +511,7 @@ def _attest(revision: Recommendation, when: str, *, differing: bool) -> Attestat
         outcome=CallOutcome.APPLIED,
         calls=4000,
     )
-    other = replace(calls, size_bytes=32 * MIB, choice="ring/simple/24", outcome=CallOutcome.UNAVAILABLE, calls=31)
+    refused = replace(calls, size_bytes=32 * MIB, choice="ring/simple/24", outcome=CallOutcome.UNAVAILABLE, calls=31)
     source = LogEvidence(
         kind="plugin-report",
         nccl_version=place.nccl_version,
@@ -519,7 +519,7 @@ def _attest(revision: Recommendation, when: str, *, differing: bool) -> Attestat
         checksum="0" * 16,
         count=place.world_size,
     )
-    observed = Observed(sources=(source,), calls=(calls, other)[: 1 + differing], variables={}, hosts=place.nodes)
+    observed = Observed(sources=(source,), calls=(calls, refused)[: 1 + differing], variables={}, hosts=place.nodes)
     return attest(delivered, observed, created=when)
 
 

@@ -371,8 +371,10 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
             for algorithm, protocol in (SETTINGS[number % case.k],)
         )
     )
-    same = Policy(rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),))
-    variables = {Arm.VARIABLES: same} if case.three else {}
+    variables_policy = Policy(
+        rules=(Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.LL),)
+    )
+    variables = {Arm.VARIABLES: variables_policy} if case.three else {}
     decisions, lengths, launches, covered, claims, harmed = [], [], [], 0, 0, 0
     for number in range(studies):
         claimed, picked = best_of(case, trials=trials, seed=seed + 2 * number)
@@ -390,15 +392,15 @@ def run_case(case: Case, *, studies: int, blocks: int, trials: int, seed: int) -
             interrupted=lambda: "",
             watch=lambda *_: None,
         ).run()
-        found = build_policy_verdict(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
-        verdict = found.verdict
+        policy_verdict = build_policy_verdict(Arm.TABLE, policy, trial_log.trials(), workload, min_effect=MIN_EFFECT)
+        verdict = policy_verdict.verdict
         decisions.append(verdict.decision)
         lengths.append(verdict.blocks)
         launches.append(len(trial_log.trials()))
         total = sum(1.0 / (1.0 + own) for own in gains.values())
         covered += verdict.interval[0] <= len(gains) / total <= verdict.interval[1]
         harmed += any(
-            own < -MAX_MESSAGE_LOSS and not found.effective.setting_for(message).is_default
+            own < -MAX_MESSAGE_LOSS and not policy_verdict.effective.setting_for(message).is_default
             for message, own in gains.items()
         )
     return Row(

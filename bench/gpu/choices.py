@@ -73,12 +73,12 @@ def read_choices(log: Path) -> Choices:
     Raises:
         ValueError: one message was sent in two ways.
     """
-    found: dict[tuple[Collective, int], Choice] = {}
+    choices: dict[tuple[Collective, int], Choice] = {}
     for use in observe([log]).calls:
         if use.outcome is not CallOutcome.CHOSEN or use.group_size == 1:
             continue
         algorithm, protocol, channels = use.choice.split("/")
         choice = Choice(algorithm=algorithm, protocol=protocol, channels=int(channels))
-        if found.setdefault((use.collective, use.size_bytes), choice) != choice:
+        if choices.setdefault((use.collective, use.size_bytes), choice) != choice:
             raise ValueError(f"{log}: {use.collective} of {use.size_bytes} bytes was sent in two ways")
-    return found
+    return choices

@@ -65,8 +65,8 @@ class Printing:
         self._trial(f"prove {trial.arm}", trial, f"block {blocks + 1}{gain}")
 
     @staticmethod
-    def _trial(phase: str, trial: Trial, more: str) -> None:
-        print(f"{phase:16} {trial.label:36} {trial.result.outcome:8} {more} {trial.result.detail}", flush=True)
+    def _trial(phase: str, trial: Trial, note: str) -> None:
+        print(f"{phase:16} {trial.label:36} {trial.result.outcome:8} {note} {trial.result.detail}", flush=True)
 
 
 def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attestation | None]:
@@ -109,12 +109,12 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
             now=utc_now,
         )
         messages = [row.calls.message for row in result.messages]
-    found = result.recommendation
-    if found is None or found.table.verdict.decision is not Decision.TUNED:
+    recommendation = result.recommendation
+    if recommendation is None or recommendation.table.verdict.decision is not Decision.TUNED:
         return result, None
     table = options.output / "table.csv"
-    table.write_text(render_table(deliver_table(found)))
-    variables = {f"NCCL_{name}": str(value) for name, value in found.table.effective.parameters}
+    table.write_text(render_table(deliver_table(recommendation)))
+    variables = {f"NCCL_{name}": str(value) for name, value in recommendation.table.effective.parameters}
     reports = place.output / "delivered" / "reports"
     environ = {
         **variables,
@@ -130,17 +130,17 @@ def run(options: argparse.Namespace, started: float) -> tuple[TuneResult, Attest
         raise NccltError(f"with the table delivered: {answer}", hint=f"see {job.folder}")
     files = [*sorted(reports.glob("*.jsonl")), log]
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    return result, attest_files(files, policy_from_recommendation(found, Form.TABLE), created=created)
+    return result, attest_files(files, policy_from_recommendation(recommendation, Form.TABLE), created=created)
 
 
 def document(result: TuneResult, attested: Attestation | None) -> dict[str, Any]:
     """Return what came out, as one JSON object."""
-    found = result.recommendation
+    recommendation = result.recommendation
     return {
         "study": result.study.name,
         "stop": result.stop,
         "trials": len(result.trials),
-        "recommendation": None if found is None else found.to_document(),
+        "recommendation": None if recommendation is None else recommendation.to_document(),
         "messages": [_row(row) for row in result.messages],
         "attestation": None if attested is None else attested.to_document(),
         "notes": list(result.notes),
@@ -158,16 +158,17 @@ def _row(row: MessageRow) -> dict[str, Any]:
     }
 
 
-def verdict_lines(found: Recommendation) -> list[str]:
+def verdict_lines(recommendation: Recommendation) -> list[str]:
     """Return the verdict on the table and on what variables can say."""
     lines = []
-    for form, policy_verdict in (("table", found.table), ("variables", found.variables)):
+    for form, policy_verdict in (("table", recommendation.table), ("variables", recommendation.variables)):
         if policy_verdict is not None:
-            said = policy_verdict.verdict
-            low, high = said.interval
+            verdict = policy_verdict.verdict
+            low, high = verdict.interval
             lines.append(
-                f"{form}: {said.decision}: speed-up {said.speedup:.3f} ({low:.3f} to {high:.3f}), "
-                f"{said.blocks} blocks, {said.default_us:.0f} -> {said.policy_us:.0f} µs per step; {said.reason}"
+                f"{form}: {verdict.decision}: speed-up {verdict.speedup:.3f} ({low:.3f} to {high:.3f}), "
+                f"{verdict.blocks} blocks, {verdict.default_us:.0f} -> {verdict.policy_us:.0f} µs per step; "
+                f"{verdict.reason}"
             )
     return lines
 
