@@ -128,14 +128,14 @@ class Device:
 
     def free_bytes(self) -> int:
         """Return the memory of the GPU that no process holds."""
-        left, total = c.c_size_t(), c.c_size_t()
-        self._call("cuMemGetInfo_v2", c.byref(left), c.byref(total))
-        return left.value
+        free, total = c.c_size_t(), c.c_size_t()
+        self._call("cuMemGetInfo_v2", c.byref(free), c.byref(total))
+        return free.value
 
     def write(self, address: int, values: np.ndarray) -> None:
         """Copy an array to the GPU and wait until it is there."""
-        whole = np.ascontiguousarray(values)
-        self._call("cuMemcpyHtoD_v2", address, whole.ctypes.data, whole.nbytes)
+        array = np.ascontiguousarray(values)
+        self._call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
 
     def read(self, address: int, count: int, kind: np.dtype) -> np.ndarray:
         """Return a copy of elements that lie on the GPU."""
@@ -150,15 +150,15 @@ class Device:
 
     def stream(self) -> c.c_void_p:
         """Return a new stream that waits for no other."""
-        made = _POINTER()
-        self._call("cuStreamCreate", c.byref(made), _NON_BLOCKING)
-        return made
+        handle = _POINTER()
+        self._call("cuStreamCreate", c.byref(handle), _NON_BLOCKING)
+        return handle
 
     def event(self) -> c.c_void_p:
         """Return a new event that takes the time."""
-        made = _POINTER()
-        self._call("cuEventCreate", c.byref(made), 0)
-        return made
+        handle = _POINTER()
+        self._call("cuEventCreate", c.byref(handle), 0)
+        return handle
 
     def record(self, event: c.c_void_p, stream: c.c_void_p) -> None:
         """Let an event happen when all that was put on the stream is done."""

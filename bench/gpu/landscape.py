@@ -61,10 +61,10 @@ def workload_of(model: str) -> Workload:
     Raises:
         UsageError: there is none of that name.
     """
-    known = shipped_workloads(profiles_folder())
-    if model not in known:
-        raise UsageError(f"no workload {model!r}", hint=f"one of {', '.join(sorted(known))}")
-    return known[model]
+    workloads = shipped_workloads(profiles_folder())
+    if model not in workloads:
+        raise UsageError(f"no workload {model!r}", hint=f"one of {', '.join(sorted(workloads))}")
+    return workloads[model]
 
 
 def grid(
@@ -73,15 +73,15 @@ def grid(
     """Return every setting, the default not among them: first all without parameters, as they matter most."""
     pairs = choices({m.collective for m in messages}, ranks.cluster)
     ladder: list[int | None] = [None, *(c for c in CHANNELS if c <= most_channels)]
-    found = []
+    settings = []
     for parameters in [(), *((("BUFFSIZE", size),) for size in buffsizes)]:
         group = [
             Setting(algorithm=a, protocol=p, channels=channels, parameters=parameters)
             for a, p in pairs
             for channels in ladder
         ]
-        found += [*([Setting(parameters=parameters)] if parameters else []), *group]
-    return found
+        settings += [*([Setting(parameters=parameters)] if parameters else []), *group]
+    return settings
 
 
 def turns(settings: Sequence[Setting], done: dict[str, int], *, rounds: int, seed: int) -> Iterator[Setting]:
@@ -91,16 +91,16 @@ def turns(settings: Sequence[Setting], done: dict[str, int], *, rounds: int, see
     """
     draw = random.Random(seed)
     for number in range(rounds):
-        left = [s for s in settings if done.get(s.digest(), 0) <= number]
-        draw.shuffle(left)
+        unmeasured = [s for s in settings if done.get(s.digest(), 0) <= number]
+        draw.shuffle(unmeasured)
         if number == 0:
             groups = list(dict.fromkeys(s.parameters for s in settings))
-            left.sort(key=lambda s: groups.index(s.parameters))
-        for at, setting in enumerate(left):
+            unmeasured.sort(key=lambda s: groups.index(s.parameters))
+        for at, setting in enumerate(unmeasured):
             if at % DEFAULT_EVERY == 0:
                 yield DEFAULT
             yield setting
-        if left:
+        if unmeasured:
             yield DEFAULT
 
 
@@ -162,15 +162,15 @@ class Recording:
         self._rows.append(replace(row, repetition=self._points[point]))
 
     def _resume(self) -> None:
-        known = json.loads(self._json.read_text())
-        differing = [key for key in _SAME if known["about"].get(key) != self.about.get(key)]
+        stored = json.loads(self._json.read_text())
+        differing = [key for key in _SAME if stored["about"].get(key) != self.about.get(key)]
         if differing:
             raise UsageError(
                 f"{self._csv} was measured otherwise: {', '.join(differing)}", hint="give another --output"
             )
-        self.about["source"] = known["about"]["source"]
-        self.launches, self.failures = known["launches"], known["failures"]
-        self._host_bound = known["host_bound_rows"]
+        self.about["source"] = stored["about"]["source"]
+        self.launches, self.failures = stored["launches"], stored["failures"]
+        self._host_bound = stored["host_bound_rows"]
         for row in read_rows(self._csv, is_growing=True):
             self._add(row)
 
@@ -204,9 +204,9 @@ def _replace(path: Path, text: str) -> None:
 
 def driver_version() -> str:
     """Return the version of the NVIDIA driver, as its kernel module says it; empty where it says nothing."""
-    told = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", told.read_text()) if told.is_file() else None
-    return found[1] if found else ""
+    file = Path("/proc/driver/nvidia/version")
+    version = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", file.read_text()) if file.is_file() else None
+    return version[1] if version else ""
 
 
 def about(ranks: LiveRanks, channels: int) -> dict[str, Any]:
@@ -242,10 +242,10 @@ def channels_found(place: Place) -> int:
     """
     with LiveRanks(replace(place, logged=True, output=place.output / "probe")) as ranks:
         ranks.start()
-        told = re.findall(r"(\d+) coll channels", ranks.log_of_rank_0.read_text(errors="replace"))
-    if not told:
+        counts = re.findall(r"(\d+) coll channels", ranks.log_of_rank_0.read_text(errors="replace"))
+    if not counts:
         raise NccltError("NCCL does not say how many channels it found", hint=f"see {place.output / 'probe'}")
-    return int(told[-1])
+    return int(counts[-1])
 
 
 def table(path: Path, messages: Sequence[Message]) -> str:
@@ -260,7 +260,7 @@ def table(path: Path, messages: Sequence[Message]) -> str:
             if is_legal(message.collective, s.algorithm, s.protocol, version=landscape.cluster.version)
         ]
         times = {s: landscape.time_samples(s, message) for s in (DEFAULT, *reaching)}
-        typical = {s: sorted(found)[len(found) // 2] for s, found in times.items() if found}
+        typical = {s: sorted(samples)[len(samples) // 2] for s, samples in times.items() if samples}
         best = min(typical, key=lambda s: typical[s])
         name = f"{message.collective} {format_bytes(message.size_bytes)}"
         lines.append(f"{name:34}{typical[DEFAULT]:9.1f} µs{typical[best]:9.1f} µs  {best.label}")

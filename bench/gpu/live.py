@@ -221,7 +221,7 @@ class LiveRanks:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._scratch = tempfile.TemporaryDirectory(prefix="ncclt-ranks-")
         reading, writing = os.pipe()
-        told = {
+        options = {
             "recipe": self.place.recipe.name,
             "ranks": self.place.ranks,
             "nccl": str(self.place.nccl.absolute()),
@@ -234,7 +234,7 @@ class LiveRanks:
         try:
             with (self.folder / "output.txt").open("wb") as output:
                 self._child = subprocess.Popen(
-                    [sys.executable, str(worker), json.dumps(told)],
+                    [sys.executable, str(worker), json.dumps(options)],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
@@ -293,11 +293,11 @@ class LiveRanks:
     def _environ(self) -> dict[str, str]:
         place = self.place
         assert self._scratch is not None
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "NCCLT_"))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "NCCLT_"))}
         nothing = Path(self._scratch.name) / "nccl.conf"
         nothing.touch()
         environ = {
-            **kept,
+            **inherited,
             **place.recipe.variables(place.ranks, most_channels=place.most_channels),
             # Present from the start, if empty: see ranks.SETTABLE.
             **{f"NCCL_{name}": "" for name in SETTABLE},

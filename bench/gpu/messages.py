@@ -49,14 +49,14 @@ def arguments(message: Message, ranks: int) -> tuple[str, tuple[int, ...]]:
     count, dtype = count_of(message, ranks), DTYPES[message.dtype]
     match message.collective:
         case Collective.ALL_GATHER:
-            more: tuple[int, ...] = (count, dtype)
+            extra: tuple[int, ...] = (count, dtype)
         case Collective.BROADCAST:
-            more = (count, dtype, ROOT)
+            extra = (count, dtype, ROOT)
         case Collective.REDUCE:
-            more = (count, dtype, SUM, ROOT)
+            extra = (count, dtype, SUM, ROOT)
         case _:
-            more = (count, dtype, SUM)
-    return FUNCTIONS[message.collective], more
+            extra = (count, dtype, SUM)
+    return FUNCTIONS[message.collective], extra
 
 
 def sent(rank: int, count: int, dtype: str) -> np.ndarray:
@@ -75,7 +75,7 @@ def wrong_elements(received: np.ndarray, message: Message, rank: int, ranks: int
     count = count_of(message, ranks)
     match message.collective:
         case Collective.ALL_GATHER:
-            parts = [(one * count, _pattern(one)) for one in range(ranks)]
+            parts = [(sender * count, _pattern(sender)) for sender in range(ranks)]
         case Collective.BROADCAST:
             parts = [(0, _pattern(ROOT))]
         case Collective.REDUCE_SCATTER:
@@ -106,10 +106,10 @@ def numpy_type(dtype: str) -> np.dtype:
 
 
 def _differing(received: np.ndarray, pattern: np.ndarray) -> int:
-    whole = len(received) // PERIOD * PERIOD
+    repeated = len(received) // PERIOD * PERIOD
     # Row by row against one pattern: the whole of what is expected is never made.
-    rows = np.count_nonzero(received[:whole].reshape(-1, PERIOD) != pattern)
-    return int(rows + np.count_nonzero(received[whole:] != pattern[: len(received) - whole]))
+    rows = np.count_nonzero(received[:repeated].reshape(-1, PERIOD) != pattern)
+    return int(rows + np.count_nonzero(received[repeated:] != pattern[: len(received) - repeated]))
 
 
 def _pattern(rank: int) -> np.ndarray:

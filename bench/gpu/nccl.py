@@ -108,15 +108,15 @@ class Library:
 
     def unique_id(self) -> UniqueId:
         """Return the id of a new communicator."""
-        made = UniqueId()
-        self.call("ncclGetUniqueId", c.byref(made))
-        return made
+        unique = UniqueId()
+        self.call("ncclGetUniqueId", c.byref(unique))
+        return unique
 
     def communicator(self, unique: UniqueId, *, ranks: int, rank: int) -> c.c_void_p:
         """Open one rank of a communicator; blocks until all of them are there."""
-        made = _COMM()
-        self.call("ncclCommInitRank", c.byref(made), ranks, unique, rank)
-        return made
+        opened = _COMM()
+        self.call("ncclCommInitRank", c.byref(opened), ranks, unique, rank)
+        return opened
 
     def async_error(self, communicator: c.c_void_p) -> int:
         """Return what went wrong behind the calls, 0 = nothing (7 = still at work)."""

@@ -79,8 +79,8 @@ def messages(largest: int) -> tuple[Message, ...]:
 def contrary(choice: Choice, *, turn: int) -> tuple[Algorithm, Protocol, int]:
     """Return something else than the NCCL default, another one in every turn, and fewer channels if there are any."""
     pairs = [(a, p) for a in (Algorithm.RING, Algorithm.TREE) for p in (Protocol.SIMPLE, Protocol.LL)]
-    left = [pair for pair in pairs if pair != (choice.algorithm, choice.protocol)]
-    return (*left[turn % len(left)], max(1, choice.channels // 2))
+    others = [pair for pair in pairs if pair != (choice.algorithm, choice.protocol)]
+    return (*others[turn % len(others)], max(1, choice.channels // 2))
 
 
 def policy_against(default: Choices, *, turn: int) -> Policy:
@@ -227,7 +227,7 @@ class Trials:
         self._attest(policy, [*sorted(reports.glob("*.jsonl")), folder / "nccl.table.log"])
 
     def _attest(self, policy: Policy, files: Sequence[Path]) -> None:
-        told = DeliveredPolicy(
+        delivered = DeliveredPolicy(
             recommendation=TABLE_ID,
             cluster="one-gpu",
             model=TABLE_ID,
@@ -237,9 +237,9 @@ class Trials:
             form=Form.TABLE,
             policy=policy,
         )
-        found = attest_files(files, told, created=datetime.now(UTC).isoformat(timespec="seconds"))
-        (self._place.output / "attestation.json").write_text(json.dumps(found.to_document(), indent=1))
-        self._claim("ncclt attest: took effect", Effect.TOOK_EFFECT, found.effect, note=found.reason)
+        attestation = attest_files(files, delivered, created=datetime.now(UTC).isoformat(timespec="seconds"))
+        (self._place.output / "attestation.json").write_text(json.dumps(attestation.to_document(), indent=1))
+        self._claim("ncclt attest: took effect", Effect.TOOK_EFFECT, attestation.effect, note=attestation.reason)
 
     def _refused(self, default: Choices, policy: Policy) -> None:
         """Give tables that end NCCL's init, and those that NCCL goes on with as by default."""

@@ -137,12 +137,12 @@ class Ranks:
         wrong = self.check(message, deadline=deadline)
         rough_us = max(max(time_us for time_us, _issue in self._timed(message, 1)), 1.0)
         calls = max(1, min(timing.most_calls, int(timing.sample_us / rough_us)))
-        taken = [self._timed(message, calls) for _ in range(timing.samples)]
+        samples = [self._timed(message, calls) for _ in range(timing.samples)]
         wrong += self.check(message, deadline=deadline)
         return Taken(
-            samples_us=tuple(max(time_us for time_us, _issue in sample) for sample in taken),
+            samples_us=tuple(max(time_us for time_us, _issue in sample) for sample in samples),
             wrong=wrong,
-            issue_us=statistics.median(max(issue for _time, issue in sample) for sample in taken),
+            issue_us=statistics.median(max(issue for _time, issue in sample) for sample in samples),
         )
 
     def check(self, message: Message, *, deadline: float) -> int:
@@ -175,7 +175,10 @@ class Ranks:
         libraries = self._copies(len(self._open))
         unique = libraries[0].unique_id()
         opened = self._each(lambda number: libraries[number].communicator(unique, ranks=self._count, rank=number))
-        return [_Rank(library=one, communicator=made) for one, made in zip(libraries, opened, strict=True)]
+        return [
+            _Rank(library=library, communicator=communicator)
+            for library, communicator in zip(libraries, opened, strict=True)
+        ]
 
     def _copies(self, turn: int) -> list[Library]:
         """Return the library of every rank: a fresh copy for each, or one for all, which then has read everything."""
@@ -198,8 +201,8 @@ class Ranks:
 
         def alone(number: int) -> None:
             if number == 0:
-                made = library.communicator(library.unique_id(), ranks=1, rank=0)
-                library.call("ncclCommDestroy", made)
+                communicator = library.communicator(library.unique_id(), ranks=1, rank=0)
+                library.call("ncclCommDestroy", communicator)
 
         self._each(alone)
 
@@ -209,10 +212,10 @@ class Ranks:
 
     def _send(self, number: int, message: Message) -> Callable[[], None]:
         """Return the one call, with everything looked up before."""
-        name, more = arguments(message, self._count)
+        name, extra = arguments(message, self._count)
         rank, (send, receive) = self._used[number], self._buffers[number]
-        given = (send, receive, *more, rank.communicator, self._streams[number])
-        return lambda: rank.library.call(name, *given)
+        values = (send, receive, *extra, rank.communicator, self._streams[number])
+        return lambda: rank.library.call(name, *values)
 
     def _send_once(self, number: int, message: Message) -> None:
         self._device.fill(self._buffers[number][1], message.size_bytes, _POISON, self._streams[number])
@@ -254,28 +257,28 @@ class Ranks:
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    def _each(self, what: Callable[[int], _Result]) -> list[_Result]:
+    def _each(self, action: Callable[[int], _Result]) -> list[_Result]:
         """Do something on every rank's thread at once and return the results.
 
         Raises:
             HungError: not all of them ended in time. Their threads are lost.
             Exception: the first that one of them raised.
         """
-        futures: list[Future[_Result]] = [thread.submit(what, number) for number, thread in enumerate(self._threads)]
-        done, left = wait(futures, timeout=self._left_s() + _GRACE_S, return_when=FIRST_EXCEPTION)
-        broken = next((error for one in done if (error := one.exception())), None)
+        futures: list[Future[_Result]] = [thread.submit(action, number) for number, thread in enumerate(self._threads)]
+        done, unfinished = wait(futures, timeout=self._left_s() + _GRACE_S, return_when=FIRST_EXCEPTION)
+        broken = next((error for future in done if (error := future.exception())), None)
         if broken is not None:
             # The others wait for the one that failed: on the GPU, at the barrier, or for good inside NCCL.
             self._failure = str(broken)
             self._meeting.abort()
-            wait(left, timeout=_GRACE_S)
+            wait(unfinished, timeout=_GRACE_S)
             raise self._cause(futures) or broken
-        if left:
+        if unfinished:
             raise HungError("a call of NCCL did not return in time")
-        return [one.result() for one in futures]
+        return [future.result() for future in futures]
 
     @staticmethod
     def _cause(futures: Sequence[Future[_Result]]) -> BaseException | None:
         """Return the error of NCCL itself, where there is one: the others follow from it."""
-        errors = [error for one in futures if one.done() and (error := one.exception())]
+        errors = [error for future in futures if future.done() and (error := future.exception())]
         return next((error for error in errors if isinstance(error, NcclCallError)), None)

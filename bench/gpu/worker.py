@@ -55,11 +55,11 @@ class Worker:
     """The ranks and the table that switches them.
 
     Args:
-        told: what the parent wrote on the command line.
+        options: what the parent wrote on the command line.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self._told = told
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._told = options
         self._ranks: Ranks | None = None
         self._version = NcclVersion(0, 0)
         self._table: SharedTable | None = None
@@ -129,8 +129,8 @@ class Worker:
             self._switch(setting, {m.collective for m in wanted})
         rows, timing = [], Timing(**command["timing"])
         for message in wanted:
-            taken = self._ranks.measure(message, timing, deadline=deadline)
-            rows.append(asdict(taken))
+            taken_times = self._ranks.measure(message, timing, deadline=deadline)
+            rows.append(asdict(taken_times))
         wrong = sum(row["wrong"] for row in rows)
         return {"outcome": Outcome.WRONG_RESULT if wrong else Outcome.OK, "measurements": rows, "detail": _said(wrong)}
 
@@ -182,21 +182,21 @@ def _message(row: Mapping[str, Any]) -> Message:
     )
 
 
-def _quietly(what: Any) -> None:
+def _quietly(action: Any) -> None:
     """Call something whose failure changes nothing any more; the process ends after it."""
     try:
-        what()
+        action()
     except NcclCallError as error:
         print(f"worker.py: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    told = json.loads(sys.argv[1])
-    worker = Worker(told)
+    options = json.loads(sys.argv[1])
+    worker = Worker(options)
 
     def leave(_number: int, _frame: object) -> None:
         worker.tidy()
-        shutil.rmtree(told["scratch"], ignore_errors=True)
+        shutil.rmtree(options["scratch"], ignore_errors=True)
         os._exit(1)
 
     # A parent that is killed cannot end us, and with ranks that hang nobody sees that stdin is closed. The main thread
@@ -205,11 +205,11 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     fatal = False
     try:
-        with os.fdopen(told["answers"], "w", encoding="utf-8") as answers:
+        with os.fdopen(options["answers"], "w", encoding="utf-8") as answers:
             for line in sys.stdin:
-                given = worker.answer(json.loads(line))
-                fatal = bool(given.pop("fatal", False))
-                answers.write(json.dumps(given) + "\n")
+                answer = worker.answer(json.loads(line))
+                fatal = bool(answer.pop("fatal", False))
+                answers.write(json.dumps(answer) + "\n")
                 answers.flush()
                 if fatal:
                     break
