@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from leftovers import carrying
 from program import run_program
+from waiting import soon
 
 from ncclt.core.message import Collective, Message
 from ncclt.launch.launcher import MARK, JobShape
@@ -22,8 +22,6 @@ from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.testing.launcher_contract import LauncherContract
 
 PATIENT_S = 120.0
-
-# Processes with a word in their environment: the tasks of both nodes are on this machine.
 
 STUBBORN = """
 import os, signal, sys, time
@@ -50,13 +48,6 @@ def launcher(allocation):
 def run(launcher, code, *, variables=None, timeout_s=PATIENT_S, files=()):
     command = (sys.executable, "-S", "-c", code)
     return launcher.run(launcher.plan(command, variables=variables or {}, timeout_s=timeout_s, files=files))
-
-
-def soon(done):
-    deadline = time.monotonic() + PATIENT_S
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return done()
 
 
 class TestSlurmLauncher(LauncherContract):

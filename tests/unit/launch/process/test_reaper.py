@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import soon
 
 from ncclt.launch.launcher import FILES, MARK, LaunchPlan
 from ncclt.launch.process.process_tree import members, new_mark
@@ -49,13 +50,6 @@ def owner():
         process.stdout.close()
         for left in members(word):
             os.kill(left, signal.SIGKILL)
-
-
-def soon(done):
-    deadline = time.monotonic() + PATIENT_S
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return done()
 
 
 def stubborn(ready):
