@@ -77,7 +77,7 @@ def serving(store):
         assert not thread.is_alive()
 
 
-def environ(tmp_path, **more):
+def job_environ(tmp_path, **more):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL", "SLURM", "OMPI", "PMI"))}
     places = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     # What is published here is simulated, and this machine plays one with GPUs, on which a batch script of Slurm runs.
@@ -102,7 +102,7 @@ def with_gpus(tmp_path):
 def run_bert(tmp_path, options, command, **more):
     return subprocess.run(
         [*NCCLT, "run", "--cluster", "leonardo", "--model", "bert", *SHAPE, *map(str, options), "--", *command],
-        env=environ(tmp_path, **more),
+        env=job_environ(tmp_path, **more),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -131,7 +131,7 @@ def run(nursery, tmp_path):
     """Return a caller of `ncclt run WORDS -- SHOW_BYTES` that returns what became of it, and the environment it got."""
 
     def call(*words, environ=None, folder=tmp_path):
-        given = environ(tmp_path) if environ is None else environ
+        given = job_environ(tmp_path) if environ is None else environ
         code, out, err = nursery(["run", *words, "--", *SHOW_BYTES], given, folder)
         streams = [text.encode(errors="surrogateescape") for text in (out, err)]
         return subprocess.CompletedProcess(words, code, *streams), given
@@ -141,7 +141,7 @@ def run(nursery, tmp_path):
 
 def start(tmp_path, *words, environ=None, command=SHOW_BYTES, **options):
     """Run `ncclt run WORDS -- command`; return what became of it, and the environment that it was started in."""
-    given = environ(tmp_path) if environ is None else environ
+    given = job_environ(tmp_path) if environ is None else environ
     options = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     argv = [*NCCLT, "run", *words, "--", *command]
     return subprocess.run(argv, env=given, timeout=PATIENT_S, check=False, **options), given

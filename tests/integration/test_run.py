@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import run_job
 from program import run_program
-from run_job import NAMES, NCCLT, SHAPE, SHOW, environ, run_bert, stand_in
+from run_job import NAMES, NCCLT, SHAPE, SHOW, job_environ, run_bert, stand_in
 
 store, serving = run_job.store, run_job.serving
 # A job of one rank that asks the plugin as NCCL would, for sizes of the policy and one that it does not speak of.
@@ -46,7 +46,9 @@ def test_a_job_asks_the_plugin_and_the_attestation_is_stored(tmp_path, store, li
     assert (kept.effect.value, kept.calls_as_wanted, kept.calls_unruled) == ("took-effect", 3, 1)
     # The same files by hand: the same finding, kept once.
     (folder,) = (tmp_path / "reports").iterdir()
-    again = run_program([*NCCLT, "attest", *folder.iterdir(), "--storage", store.url, "--json"], env=environ(tmp_path))
+    again = run_program(
+        [*NCCLT, "attest", *folder.iterdir(), "--storage", store.url, "--json"], env=job_environ(tmp_path)
+    )
     assert (again.returncode, json.loads(again.stdout)["id"]) == (0, kept.id), again.stderr
     assert "already in" in again.stderr
     assert len(store.records.attestations(["0c0ffee1"])) == 1
@@ -89,7 +91,7 @@ def test_nodes_whose_interfaces_differ_get_the_same_answer(tmp_path, store):
     for interface in ("eth0", "ib0", "enp1"):
         node = {"OMPI_COMM_WORLD_RANK": 0, "NCCL_IB_TC": 41, "NCCL_SOCKET_IFNAME": interface}
         done = subprocess.run(
-            [*NCCLT, *words], env=environ(tmp_path, **node), capture_output=True, text=True, timeout=120, check=True
+            [*NCCLT, *words], env=job_environ(tmp_path, **node), capture_output=True, text=True, timeout=120, check=True
         )
         assert json.loads(done.stdout)["recommendation"] == "0c0ffee3"
 
@@ -115,7 +117,7 @@ def test_without_report_the_command_takes_our_place(tmp_path, store):
     code = "import os, signal as s; print(os.getpid(), s.getsignal(s.SIGPIPE), flush=True); os.kill(os.getpid(), 15)"
     child = subprocess.Popen(
         [*NCCLT, "run", *NAMES, "--storage", store.url, "--", sys.executable, "-c", code],
-        env=environ(tmp_path),
+        env=job_environ(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -198,7 +200,7 @@ def test_it_starts_without_the_frameworks(tmp_path, store):
     options = [*NAMES, "--storage", store.url, "--policy-dir", str(tmp_path)]
     done = run_program(
         [sys.executable, "-X", "importtime", "-m", "ncclt", "run", *options, "--", "true"],
-        env=environ(tmp_path),
+        env=job_environ(tmp_path),
         check=True,
     )
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
@@ -250,7 +252,7 @@ def test_who_starts_other_nodes_puts_the_plugin_where_they_read_the_table(tmp_pa
 
 def env(tmp_path, *options, **more):
     words = ["env", "--cluster", "leonardo", "--model", "bert", *SHAPE, "--timeout", "60", *options]
-    return run_program([*NCCLT, *words], env=environ(tmp_path, **more), cwd=tmp_path)
+    return run_program([*NCCLT, *words], env=job_environ(tmp_path, **more), cwd=tmp_path)
 
 
 def test_env_prints_nothing_into_a_job_that_differs_from_the_measured_one(tmp_path, store, serving):

@@ -26,7 +26,7 @@ def beside(tmp_path, store):
         words = [*NAMES, "--storage", store.url, "--no-plugin", "--report", str(tmp_path / "reports")]
         process = subprocess.Popen(
             [*run_job.NCCLT, "run", *words, "--", *command],
-            env=run_job.environ(tmp_path),
+            env=run_job.job_environ(tmp_path),
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -21,7 +21,7 @@ FIRST_PAIRS = list({attack.partition("=")[0]: attack for attack in reversed(PAIR
 def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, subtests):
     """With a plugin, so that the table is asked for as well."""
     (tmp_path / "plugin.so").touch()
-    environ = run_job.environ(tmp_path, NCCLT_PLUGIN=tmp_path / "plugin.so")
+    environ = run_job.job_environ(tmp_path, NCCLT_PLUGIN=tmp_path / "plugin.so")
     for attack in [attack for attack in hostile_server.ATTACKS if attack not in PAIRS or attack in FIRST_PAIRS]:
         with subtests.test(attack):
             start_under_attack(tmp_path, nursery, environ, attack)
@@ -55,7 +55,7 @@ def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):
     with hostile_server.hostile("a value is a list") as server:
         words = ["--server", server.url, "--shared", "shared", "--wait", "0", "--timeout", "60"]
         for rank in "01":
-            environ = run_job.environ(tmp_path, **task, SLURM_PROCID=rank)
+            environ = run_job.job_environ(tmp_path, **task, SLURM_PROCID=rank)
             done, _given = run(*NAMES, *words, environ=environ)
             assert (done.returncode, b"NCCL_" in done.stdout) == (0, False), done.stderr
     assert len(list((tmp_path / "shared").glob("ncclt-decision-*"))) == 1
@@ -93,7 +93,7 @@ def test_a_server_named_by_a_file_is_said_and_taken_from_our_own_alone(tmp_path,
         assert (b"127.0.0.1:9" in done.stderr) == taken
         assert (f"is named by {project}" if taken else "server is not taken from") in done.stderr.decode()
         for words in ([*env, "export"], [*env, "slurm-taskprolog"]):
-            code, out, err = nursery(words, run_job.environ(tmp_path), tmp_path)
+            code, out, err = nursery(words, run_job.job_environ(tmp_path), tmp_path)
             assert (code, out) == (69 if taken else 2, "")
             assert (f"is named by {project}" if taken else "chmod go-w") in err
 
@@ -105,7 +105,7 @@ def test_a_store_named_by_another_users_file_is_refused_where_it_is_needed(tmp_p
     os.chown(project, 4711, 4711)
 
     def call(*words):
-        return nursery(words, run_job.environ(tmp_path), tmp_path)
+        return nursery(words, run_job.job_environ(tmp_path), tmp_path)
 
     code, _out, err = call("studies", "list")
     assert (code, "it belongs to user 4711" in err) == (2, True)

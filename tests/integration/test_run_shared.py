@@ -69,7 +69,7 @@ def started(tmp_path, shared, server, variables, *options, command=SHOW, others=
     ]
     return subprocess.Popen(
         [*run_job.NCCLT, "run", *where, "--timeout", "30", *options, "--", *command],
-        env=run_job.environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}),
+        env=run_job.job_environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -322,7 +322,7 @@ def ask_service(tmp_path, server, node, *options, command, **more):
     where += ["--timeout", "30", "--no-plugin"]
     done = run_program(
         [*run_job.NCCLT, "run", *where, *options, "--", command, "--nnodes=2", "train.py"],
-        env=run_job.environ(tmp_path / node, **more),
+        env=run_job.job_environ(tmp_path / node, **more),
         cwd=tmp_path,
     )
     return done.returncode, given(json.loads(done.stdout)) if done.stdout else None, done.stderr

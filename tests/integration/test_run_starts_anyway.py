@@ -134,7 +134,7 @@ HOSTS = [
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_server_that_is_no_address_stops_no_job(tmp_path, run, host):
     assert is_unchanged(*run(*NAMES, "--server", host))
-    assert is_unchanged(*run(*NAMES, environ=run_job.environ(tmp_path, NCCLT_SERVER=host)))
+    assert is_unchanged(*run(*NAMES, environ=run_job.job_environ(tmp_path, NCCLT_SERVER=host)))
     refused, _given = run(*NAMES, "--server", host, "--fallback", "fail")
     assert (refused.returncode != 0, refused.stdout) == (True, b"")
 
@@ -158,13 +158,13 @@ def test_a_server_that_is_no_address_stops_no_job(tmp_path, run, host):
     ],
 )
 def test_values_from_outside_stop_no_job(tmp_path, run, words, more):
-    assert is_unchanged(*run(*words, environ=run_job.environ(tmp_path) | more))
+    assert is_unchanged(*run(*words, environ=run_job.job_environ(tmp_path) | more))
 
 
 @pytest.mark.parametrize("words", [(), ("--no-plugin", "--report", "reports")])
 def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, words):
     """One variable has no name; with an answer, what it sets is given up."""
-    environ = {**run_job.environ(tmp_path), "": "x"}
+    environ = {**run_job.job_environ(tmp_path), "": "x"}
     with hostile_server.hostile("none") as server:
         for url in (AWAY, server.url):
             done, _given = start(
@@ -188,7 +188,7 @@ def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, wo
 def test_a_working_folder_that_is_gone_stops_no_job(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
-    environ = run_job.environ(tmp_path, NCCLT_PLUGIN="libnccl-tuner-ncclt.so")
+    environ = run_job.job_environ(tmp_path, NCCLT_PLUGIN="libnccl-tuner-ncclt.so")
     assert is_unchanged(*start(tmp_path, *NAMES, environ=environ, cwd=gone, preexec_fn=lambda: gone.rmdir()))
 
 
@@ -207,7 +207,7 @@ PROJECTS = {
 @pytest.mark.parametrize("kind", PROJECTS)
 def test_a_project_file_of_any_kind_stops_no_job(tmp_path, run, nursery, kind):
     PROJECTS[kind](tmp_path / "ncclt.toml")
-    done, given = run("--model", "bert", environ=run_job.environ(tmp_path, NCCLT_CLUSTER="leonardo"))
+    done, given = run("--model", "bert", environ=run_job.job_environ(tmp_path, NCCLT_CLUSTER="leonardo"))
     assert done.returncode == 0
     assert done.stdout == run(*NAMES, environ=given, folder="/")[0].stdout
     assert b"nothing set" in done.stderr.lower()
@@ -227,7 +227,7 @@ CACHED = {
 
 def test_a_cache_of_any_content_stops_no_job(tmp_path, run):
     """Each file that an honest answer has left is spoilt in turn; the server is away by then."""
-    environ = run_job.environ(tmp_path)
+    environ = run_job.job_environ(tmp_path)
     with hostile_server.hostile("none") as server:
         words = [*NAMES, "--server", server.url, "--timeout", "60"]
         fresh, _given = run(*words, environ=environ)
@@ -265,7 +265,7 @@ def breaking(tmp_path, what):
     folder = tmp_path / "breaker"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(BREAKER)
-    return run_job.environ(tmp_path, PYTHONPATH=folder, NCCLT_TEST_BREAKS=what)
+    return run_job.job_environ(tmp_path, PYTHONPATH=folder, NCCLT_TEST_BREAKS=what)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,9 @@ SHOW_ENVIRON = ["sh", "-c", "tr '\\0' '\\n' </proc/self/environ"]
 @pytest.mark.parametrize("words", [[], ["--report", "reports"]])
 def test_python_adds_no_locale_to_the_commands_environment(tmp_path, words):
     """Where none is set, Python sets LC_CTYPE for itself (PEP 538), and the job would inherit it."""
-    clean = {name: value for name, value in run_job.environ(tmp_path).items() if not name.startswith(("LC_", "LANG"))}
+    clean = {
+        name: value for name, value in run_job.job_environ(tmp_path).items() if not name.startswith(("LC_", "LANG"))
+    }
     for environ, wanted in ((clean, []), ({**clean, "LC_CTYPE": "C.UTF-8"}, ["LC_CTYPE=C.UTF-8"])):
         done, _given = start(tmp_path, *NAMES, *words, environ=environ, command=SHOW_ENVIRON)
         assert [line for line in done.stdout.decode().splitlines() if line.startswith("LC_")] == wanted, done.stderr
@@ -362,7 +364,7 @@ def test_an_isolated_python_starts_the_job_whatever_variables_break_python(tmp_p
         (tmp_path / "broken" / f"{name}.py").write_text("raise SystemExit('broken')")
     done = subprocess.run(
         [sys.executable, "-I", "-m", "ncclt", "run", *NAMES, "--", *SHOW_ENVIRON],
-        env={**run_job.environ(tmp_path), **environ},
+        env={**run_job.job_environ(tmp_path), **environ},
         cwd=tmp_path,
         capture_output=True,
         timeout=PATIENT_S,
@@ -378,7 +380,7 @@ def test_few_descriptors_are_enough_to_start_the_job(tmp_path, words):
     limited = ["sh", "-c", 'ulimit -n 16; exec "$@"', "sh", sys.executable, "-I", "-m", "ncclt", "run", *NAMES, *words]
     done = subprocess.run(
         [*limited, "--", "echo", "ran"],
-        env=run_job.environ(tmp_path),
+        env=run_job.job_environ(tmp_path),
         cwd=tmp_path,
         capture_output=True,
         timeout=PATIENT_S,

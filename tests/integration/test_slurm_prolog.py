@@ -61,7 +61,9 @@ OTHER_JOBS = [
 
 def written(tmp_path, *words, **more):
     where = ["--format", "slurm-taskprolog", "--output", str(tmp_path / "prolog.sh")]
-    return run_program([*run_job.NCCLT, "env", *run_job.NAMES, *where, *words], env=run_job.environ(tmp_path, **more))
+    return run_program(
+        [*run_job.NCCLT, "env", *run_job.NAMES, *where, *words], env=run_job.job_environ(tmp_path, **more)
+    )
 
 
 def said(prolog, shell="sh", **environ):
@@ -199,7 +201,7 @@ def test_a_real_slurm_starts_tasks_with_the_table_or_not_at_all(slurm_cluster, p
         assert {(head["table"], head["not_in_use"]) for head in heads} == {("0c0ffee1", "")}
         attested = run_program(
             [*run_job.NCCLT, "attest", *reports.iterdir(), "--storage", f"sqlite:///{tmp_path}/ncclt.db"],
-            env=run_job.environ(tmp_path),
+            env=run_job.job_environ(tmp_path),
         )
         assert (attested.returncode, "took effect" in attested.stdout) == (0, True), attested
         (table,) = (tmp_path / "tables").glob("*.csv")
