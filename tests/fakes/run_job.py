@@ -24,7 +24,6 @@ SHOW = [sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ
 AWAY = "http://127.0.0.1:9"
 NAMES = ["--cluster", "leonardo", "--model", "bert", *SHAPE]
 PATIENT_S = 120
-# Shows its environment on stdout, byte for byte.
 SHOW_BYTES = [
     sys.executable,
     "-c",
