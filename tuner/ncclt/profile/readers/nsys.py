@@ -20,9 +20,11 @@ import shlex
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -61,112 +63,100 @@ class NsysReader(Reader):
 
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every process."""
-        recordings = []
+        recording = Recording()
+        source.readings = [recording]
         for path in source.paths:
             source.labels.append(path.name)
             with open_export(path) as export:
-                recordings.append(read_export(export))
-        source.readings = recordings
-        _check_ranks(recordings)
+                _add_export(recording, export)
+        _check_ranks(recording)
         assumptions: dict[str, None] = {}
-        yield from _size_calls(recordings, source, assumptions)
-        _describe(source, recordings, assumptions)
+        yield from _size_calls(recording, source, assumptions)
+        _describe(source, recording, assumptions)
 
     def refusal(self, source: Source) -> TraceError:
         """Return the error for exports without a message: what was seen, and what to do."""
-        recordings = [reading for reading in source.readings if isinstance(reading, NsysExport)]
-        labels = ", ".join(recording.label for recording in recordings)
-        functions = sum((recording.functions for recording in recordings), Counter[str]())
-        libraries = sum((recording.libraries for recording in recordings), Counter[str]())
-        kernels = _count_kernel_words(recordings)
+        (recording,) = (reading for reading in source.readings if isinstance(reading, Recording))
+        labels = ", ".join(source.labels)
+        functions, libraries, kernels = recording.functions, recording.libraries, recording.kernels
         seen = f"NCCL kernels: {_format_counts(kernels) or 'none'}; NCCL calls: {_format_counts(functions) or 'none'}"
-        reasons = "; ".join(count_reasons(source.left_out))
-        facts = recordings[0].facts
-        shown = (f"{key}={facts.get(f'EXPORT_PARAM_{key}', 'not told')[:10]}" for key in _SWITCHES)
-        # A switch was off; older exports do not name it, and may have lost the payloads.
-        lossy = any(recording.facts.get("EXPORT_PARAM_INCLUDE_BLOBS", "false") != "true" for recording in recordings)
+        facts = recording.facts[0]
         if libraries and not functions and not kernels:
             did = ", ".join(count_reasons(libraries))
             why = f"no NCCL in {labels}: other libraries did the work ({did}), which NCCL settings do not affect"
             hint = NCCL_INSTEAD
         elif not functions and not kernels:
-            others = sum(recording.other_kernels for recording in recordings)
-            why = f"no NCCL in {labels}: not one NCCL kernel or call among {others} kernel launches"
+            why = f"no NCCL in {labels}: not one NCCL kernel or call among {recording.other_kernels} kernel launches"
             hint = f"record a run on more than one GPU: {_RECORD}"
         elif not functions:
             why = f"no message sizes in {labels}: recorded without NVTX, and kernels carry no size ({seen})"
             hint = f"record NVTX as well: {_RECORD}; then export with --include-blobs=true"
-        elif reasons:
-            why, hint = f"no message in {labels}: {reasons}", f"record from the start of the job: {_RECORD}"
-        elif any(recording.undecoded for recording in recordings):
+        elif source.left_out:
+            why = f"no message in {labels}: {'; '.join(count_reasons(source.left_out))}"
+            hint = f"record from the start of the job: {_RECORD}"
+        elif recording.undecoded:
             missing = "the export has payloads but not the schemas that explain them"
             why = f"no message sizes in {labels}: {missing} ({seen})"
-            hint = f"export again, whole: {_export_command(recordings[0])}"
-        elif any(recording.payloads for recording in recordings) or not lossy:
+            hint = f"export again, whole: {_export_command(source.labels[0], facts)}"
+        # A switch was off; older exports do not name it, and may have lost the payloads.
+        elif recording.payloads or all(f.get("EXPORT_PARAM_INCLUDE_BLOBS") == "true" for f in recording.facts):
             why = f"no message sizes in {labels}: NCCL wrote none; it does since 2.16 ({seen})"
             hint = "update NCCL, or import its own log: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL"
         else:
+            switches = ("INCLUDE_BLOBS", "INCLUDE_JSON")
+            shown = (f"{key}={facts.get(f'EXPORT_PARAM_{key}', 'not told')[:10]}" for key in switches)
             why = f"no message sizes in {labels}: it was exported without NVTX payloads ({', '.join(shown)}; {seen})"
-            hint = f"export the report again: {_export_command(recordings[0])}"
+            hint = f"export the report again: {_export_command(source.labels[0], facts)}"
         return TraceError(why, hint=hint)
 
 
-_SWITCHES = ("INCLUDE_BLOBS", "INCLUDE_JSON")
-
-
-def _check_ranks(recordings: Sequence[NsysExport]) -> None:
+def _check_ranks(recording: Recording) -> None:
     """Refuse a rank of a communicator that two processes claim: its calls would count once for each."""
     owners: dict[tuple[int, int], Process] = {}
-    for recording in recordings:
-        for (process, communicator), member in recording.members.items():
-            for rank in member.held_ranks if communicator is not None else ():
-                owner = owners.setdefault((communicator or 0, rank), process)
-                if owner != process:
-                    raise TraceError(
-                        f"rank {rank} of communicator {communicator:#x} is in {owner[0]} and in {process[0]}",
-                        hint="give one export per process, all of the same recording",
-                    )
+    for (process, communicator), member in recording.members.items():
+        for rank in member.held_ranks if communicator is not None else ():
+            owner = owners.setdefault((communicator or 0, rank), process)
+            if owner != process:
+                raise TraceError(
+                    f"rank {rank} of communicator {communicator:#x} is in {owner[0]} and in {process[0]}",
+                    hint="give one export per process, all of the same recording",
+                )
 
 
-def _describe(source: Source, recordings: Sequence[NsysExport], assumptions: Iterable[str]) -> None:
+def _describe(source: Source, recording: Recording, assumptions: Iterable[str]) -> None:
     """Fill in all but the calls."""
-    members = [member for recording in recordings for member in recording.members.values()]
+    members = recording.members.values()
     source.world_size = max((member.ranks for member in members), default=0)
     source.ranks = {rank for member in members if member.ranks == source.world_size for rank in member.held_ranks}
-    source.created = min((recording.recorded_on for recording in recordings if recording.recorded_on), default="")
-    source.detail["nsys"] = join_distinct(r.facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for r in recordings)
-    source.detail["kernels"] = _format_counts(_count_kernel_words(recordings))
+    source.created = min(recording.dates, default="")
+    source.detail["nsys"] = join_distinct(facts.get("EXPORT_PRODUCT_VERSION", "")[:40] for facts in recording.facts)
+    source.detail["kernels"] = _format_counts(recording.kernels)
     source.notes += assumptions
-    counts = [(count, f) for recording in recordings for f, count in recording.functions.items()]
-    counts += [(-count, kind.function) for recording in recordings for (_, kind), count in recording.sized.items()]
-    if unsized := sum(count for count, function in counts if function in FUNCTIONS):
-        source.notes.append(f"{unsized} calls have no readable payload: the profile is partial")
-    if graphed := sum(recording.graphed for recording in recordings):
+    unsized = Counter(recording.functions)
+    for (_process, kind), count in recording.sized.items():
+        unsized[kind.function] -= count
+    if calls := sum(count for function, count in unsized.items() if function in FUNCTIONS):
+        source.notes.append(f"{calls} calls have no readable payload: the profile is partial")
+    if recording.graphed:
         source.notes.append(
-            f"{graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured"
+            f"{recording.graphed} NCCL kernels were launched by CUDA graphs, whose calls show once, when captured"
         )
     if source.ranks:
         source.notes += partial_note(len(source.ranks), source.world_size)
 
 
-def _count_kernel_words(recordings: Sequence[NsysExport]) -> Counter[str]:
-    """Count the launches of NCCL's kernels by operation and dtype."""
-    words: Counter[str] = Counter()
-    for recording in recordings:
-        for kernel, count in recording.kernels.items():
-            words[f"{kernel.word} {kernel.dtype}" if kernel.dtype else kernel.word] += count
-    return words
-
-
-def _format_counts(counts: Counter[str]) -> str:
+def _format_counts(counts: Mapping[Any, int]) -> str:
     """Return counts as text: `AllReduce x12, SendRecv x4`."""
-    return ", ".join(f"{word} x{count}" for word, count in counts.most_common(20))
+    words: Counter[str] = Counter()
+    for word, count in counts.items():
+        words[str(word)] += count
+    return ", ".join(f"{word} x{count}" for word, count in words.most_common(20))
 
 
-def _export_command(recording: NsysExport) -> str:
+def _export_command(label: str, facts: Mapping[str, str]) -> str:
     """Return the command that exports a report with its payloads, beside the file that lacks them."""
-    stem = PurePath(recording.label).stem
-    report = PurePath(recording.facts.get("EXPORT_PARAM_INPUT_FILE", "")).name or f"{stem}.nsys-rep"
+    stem = PurePath(label).stem
+    report = PurePath(facts.get("EXPORT_PARAM_INPUT_FILE", "")).name or f"{stem}.nsys-rep"
     command = ["nsys", "export", "--type", "sqlite", "--include-blobs=true", "--force-overwrite=true", "--output"]
     return shlex.join([*command, f"{stem}-payloads.sqlite", report[:200]])
 
@@ -183,6 +173,11 @@ recurses forever, or a join without end, meets this bound instead."""
 
 _CELL_BYTES = 1 << 20
 """Largest cell read; payloads of NCCL have 56 bytes."""
+
+_LIST_COLUMNS = (
+    "SELECT t.name, c.name FROM sqlite_master AS t, pragma_table_info(t.name) AS c "
+    "WHERE t.type = 'table' AND t.sql NOT LIKE 'CREATE VIRTUAL%'"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +234,9 @@ def open_export(path: Path) -> Iterator[Export]:
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA query_only = ON")
-            yield Export(label=path.name, connection=connection, columns=_list_columns(connection))
+            tables = groupby(connection.execute(_LIST_COLUMNS), itemgetter(0))
+            columns = {table: frozenset(name for _, name in rows) for table, rows in tables}
+            yield Export(label=path.name, connection=connection, columns=columns)
     except OSError as error:
         raise TraceError(
             f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
@@ -250,17 +247,6 @@ def open_export(path: Path) -> Iterator[Export]:
             f"{path.name} is damaged, cut off or not an SQLite export: {error}",
             hint="copy the file again, or export the report again with nsys export --type sqlite",
         ) from error
-
-
-def _list_columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
-    query = (
-        "SELECT t.name, c.name FROM sqlite_master AS t, pragma_table_info(t.name) AS c "
-        "WHERE t.type = 'table' AND t.sql NOT LIKE 'CREATE VIRTUAL%'"
-    )
-    columns: dict[str, set[str]] = {}
-    for table, column in connection.execute(query):
-        columns.setdefault(table, set()).add(column)
-    return {table: frozenset(names) for table, names in columns.items()}
 
 
 _HEADER = struct.Struct("<QQQQ")
@@ -365,6 +351,10 @@ class CudaKernel(NamedTuple):
     collective: Collective | None
     dtype: str | None
 
+    def __str__(self) -> str:
+        """Return operation and dtype."""
+        return f"{self.word} {self.dtype}" if self.dtype else self.word
+
 
 def parse_kernel_name(name: str) -> CudaKernel | None:
     """Read a kernel's name; None if it is not NCCL's.
@@ -425,13 +415,12 @@ class Membership(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class NsysExport:
-    """NCCL's calls and kernels in one export.
+class Recording:
+    """NCCL's calls and kernels in all exports of a job.
 
     Attributes:
-        label: the file's name.
-        recorded_on: ISO date of the recording, empty where unknown.
-        facts: how it was exported, `EXPORT_...` -> value.
+        dates: ISO dates of the recording, as far as known.
+        facts: how each was exported, `EXPORT_...` -> value.
         functions: every call by its name, with a payload or without.
         sized: (process, kind) -> calls whose payload has a size.
         members: (process, communicator) -> the process in it.
@@ -443,9 +432,8 @@ class NsysExport:
         libraries: library that communicates without NCCL -> launches of its kernels.
     """
 
-    label: str
-    recorded_on: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
+    dates: set[str] = field(default_factory=set)
+    facts: list[Mapping[str, str]] = field(default_factory=list)
     functions: Counter[str] = field(default_factory=Counter)
     sized: Counter[tuple[Process, CallKind]] = field(default_factory=Counter)
     members: dict[tuple[Process, int | None], Membership] = field(default_factory=dict)
@@ -457,22 +445,18 @@ class NsysExport:
     libraries: Counter[str] = field(default_factory=Counter)
 
 
-def read_export(export: Export) -> NsysExport:
+def _add_export(recording: Recording, export: Export) -> None:
     """Count the calls and kernels of an export."""
-    dates = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
+    moments = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
     facts = export.select("META_DATA_EXPORT", "name", "value", joined="WHERE name GLOB 'EXPORT_*'")
-    recording = NsysExport(
-        label=export.label,
-        recorded_on=next((parse_day(str(moment)) for (moment,) in dates), ""),
-        facts={str(key): str(value) for key, value in facts},
-    )
+    recording.dates |= {day for (moment,) in moments if (day := parse_day(str(moment)))}
+    recording.facts.append({str(key): str(value) for key, value in facts})
     names = export.strings("value GLOB '*nccl*'")
     _count_calls(export, names, recording)
     _count_kernels(export, names, recording)
-    return recording
 
 
-def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
+def _count_calls(export: Export, names: Mapping[int, str], recording: Recording) -> None:
     columns = export.columns.get("NVTX_EVENTS", frozenset())
     entries = export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset")
     schemas = read_schemas(entries)
@@ -496,10 +480,10 @@ def _count_calls(export: Export, names: Mapping[int, str], recording: NsysExport
         has_payload = blob is not None or json_text is not None
         recording.payloads += has_payload
         recording.undecoded += has_payload and not payload
-        _add_payload(recording, (recording.label, thread >> 24 if isinstance(thread, int) else 0), function, payload)
+        _add_payload(recording, (export.label, thread >> 24 if isinstance(thread, int) else 0), function, payload)
 
 
-def _add_payload(recording: NsysExport, process: Process, function: str, payload: Payload) -> None:
+def _add_payload(recording: Recording, process: Process, function: str, payload: Payload) -> None:
     communicator = payload.get(_COMM)
     size_bytes = next((payload[name] for name in _SIZES if name in payload), None)
     if size_bytes is not None:
@@ -517,14 +501,14 @@ def _add_payload(recording: NsysExport, process: Process, function: str, payload
         recording.members[process, None] = Membership(0, frozenset())
 
 
-def _count_kernels(export: Export, names: Mapping[int, str], recording: NsysExport) -> None:
+def _count_kernels(export: Export, names: Mapping[int, str], recording: Recording) -> None:
     columns = export.columns.get(_KERNEL_TABLE, frozenset())
     by = ", ".join(column for column in ("demangledName", "shortName") if column in columns)
     graphs = "(count(graphNodeId))" if "graphNodeId" in columns else "(0)"
     grouped = f"GROUP BY {by}" if by else ""
     rows = export.select(_KERNEL_TABLE, "demangledName", "shortName", "(count(*))", graphs, joined=grouped)
     of_kernels = "id IN (SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL)"
-    full_names = export.strings(of_kernels) if "demangledName" in columns else {}
+    full_names = export.strings(of_kernels) if "demangledName" in by else {}
     for full, short, count, graphed in rows:
         kernel = parse_kernel_name(names.get(full, "")) or parse_kernel_name(names.get(short, ""))
         if kernel is not None:
@@ -540,7 +524,7 @@ FUNCTIONS = {f"nccl{word}": collective for word, collective in OPERATIONS.items(
 """Function of NCCL -> collective; gather, scatter and what manages communicators make no message."""
 
 
-def _size_calls(recordings: Sequence[NsysExport], source: Source, assumptions: dict[str, None]) -> Iterator[Call]:
+def _size_calls(recording: Recording, source: Source, assumptions: dict[str, None]) -> Iterator[Call]:
     """Yield the calls of all processes that make a message.
 
     The rank of a process is that in its largest communicator, where it holds one rank of it. Calls without a message
@@ -549,13 +533,11 @@ def _size_calls(recordings: Sequence[NsysExport], source: Source, assumptions: d
     Args:
         assumptions: filled, one sentence each.
     """
-    members = {key: member for recording in recordings for key, member in recording.members.items()}
-    dtypes = agreed_dtypes(kernel for recording in recordings for kernel in recording.kernels)
+    members, dtypes = recording.members, agreed_dtypes(recording.kernels)
     by_process: dict[Process, list[tuple[CallKind, int]]] = {}
-    for recording in recordings:
-        for (process, kind), count in recording.sized.items():
-            if kind.function in FUNCTIONS:
-                by_process.setdefault(process, []).append((kind, count))
+    for (process, kind), count in recording.sized.items():
+        if kind.function in FUNCTIONS:
+            by_process.setdefault(process, []).append((kind, count))
     for process, kinds in sorted(by_process.items()):
         memberships = [member for key, member in members.items() if key[0] == process]
         largest = max(memberships, key=lambda member: member.ranks, default=None)
