@@ -142,10 +142,8 @@ def _detect(
     if not paths:
         if len(refused) == 1:
             raise refused[0]
-        raise TraceError(
-            f"no file of the folder can be read: {shown or 'it is empty'}",
-            hint=next((error.hint for error in refused if error.hint), "name the trace files, one per rank"),
-        )
+        hint = next((error.hint for error in refused if error.hint), "name the trace files, one per rank")
+        raise TraceError(f"no file of the folder can be read: {shown or 'it is empty'}", hint=hint)
     if refused:
         notes.insert(0, f"{count_noun(len(refused), 'file')} of the folder left out: {shown}")
     return named or get_reader(candidates[0]), paths, facts, notes

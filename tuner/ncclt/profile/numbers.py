@@ -1,4 +1,4 @@
-"""Numbers in recordings: JSON values, and texts such as the cells of a table.
+"""Values in recordings: of JSON, and texts such as the cells of a table.
 
 A recorder may write a count as `8`, `"8"` or `8.0`; all of them are read. Whatever else stands in the place of a number
 (a word, a truth value, NaN, a number out of range) is None.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 MOST_RANKS = 2**24
 """More ranks than any job has; a larger number is damage."""
@@ -47,3 +49,18 @@ def parse_float(value: object, *, least: float = -math.inf, most: float = math.i
     except OverflowError:  # JSON may hold a whole number of any length
         return None
     return number if math.isfinite(number) and least <= number <= most else None
+
+
+def as_text(value: object) -> str:
+    """Return a text, empty for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a list, empty for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    """Return a JSON object, empty for anything else."""
+    return value if isinstance(value, Mapping) else {}

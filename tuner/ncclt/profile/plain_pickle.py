@@ -70,10 +70,8 @@ def load_pickle(data: bytes, label: str) -> Any:
         _Inspection(label).look_through(data)
         return PlainUnpickler(io.BytesIO(data)).load()
     except _BROKEN as error:
-        raise TraceError(
-            f"{label} is cut off or not a pickle: {shown_error(error)}",
-            hint="copy the dump again; a process that is killed while it dumps leaves half a file",
-        ) from error
+        hint = "copy the dump again; a process that is killed while it dumps leaves half a file"
+        raise TraceError(f"{label} is cut off or not a pickle: {shown_error(error)}", hint=hint) from error
 
 
 def shown_error(error: BaseException) -> str:
@@ -140,7 +138,5 @@ class _Inspection:
         return operands[::-1]
 
     def _refusal(self, content: str) -> TraceError:
-        return TraceError(
-            f"{self._label} is not a Flight Recorder dump: the pickle holds {content}",
-            hint="a dump holds plain values alone; do not load this file with pickle unless you know who wrote it",
-        )
+        hint = "a dump holds plain values alone; do not load this file with pickle unless you know who wrote it"
+        return TraceError(f"{self._label} is not a Flight Recorder dump: the pickle holds {content}", hint=hint)

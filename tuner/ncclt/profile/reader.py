@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ncclt.core.message import Message
 from ncclt.core.workload import WHOLE_FILE, Provenance, Workload
@@ -91,19 +91,20 @@ class Source:
             for document in documents(path):
                 self.labels.append(document.label)
                 if self.single and len(self.labels) > 1:
-                    raise TraceError(
-                        f"several {self.single} were given: {', '.join(self.labels)}",
-                        hint="one of them represents all ranks: import one",
-                    )
+                    hint = "one of them represents all ranks: import one"
+                    raise TraceError(f"several {self.single} were given: {', '.join(self.labels)}", hint=hint)
                 yield document
 
-    def keep_message(self, message: Message | str, calls: int = 1) -> Message | None:
-        """Return the message of some calls; count them by the reason where there is none, unless it is empty."""
+    def admit(self, message: Message | str, *, count: int = 1, **facts: Any) -> Iterator[Call]:
+        """Yield equal calls; a reason in place of their message is counted instead, unless it is empty.
+
+        Args:
+            facts: further fields of `Call`.
+        """
         if isinstance(message, Message):
-            return message
-        if message:
-            self.left_out[message] += calls
-        return None
+            yield Call(message=message, count=count, **facts)
+        elif message:
+            self.left_out[message] += count
 
     @property
     def where(self) -> str:

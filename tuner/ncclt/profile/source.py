@@ -562,12 +562,18 @@ def load_json(document: Document) -> Any:
         with _reporting_damage(document.label):
             return json.load(text, strict=False)
     except (ValueError, RecursionError) as error:
-        raise TraceError(
-            f"{document.label} is cut off or not JSON: {error}",
-            hint="the profiler may have been stopped while it wrote; export the trace again",
-        ) from error
+        hint = "the profiler may have been stopped while it wrote; export the trace again"
+        raise TraceError(f"{document.label} is cut off or not JSON: {error}", hint=hint) from error
     finally:
         text.detach()  # the stream belongs to `documents`, which closes it
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, None for null and for what is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 @contextmanager

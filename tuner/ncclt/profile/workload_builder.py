@@ -60,10 +60,8 @@ def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
         collectives = join_distinct(sorted(message.collective for message in alone))
         reason = f"{collectives} in a group of one rank, which sends nothing"
         if len(alone) == len(calls_per_step):
-            raise TraceError(
-                f"no communication in {origin.detail.get('files', 'the files')}: {reason}",
-                hint="record a run on two or more GPUs",
-            )
+            hint = "record a run on two or more GPUs"
+            raise TraceError(f"no communication in {origin.detail.get('files', 'the files')}: {reason}", hint=hint)
         notes.append(f"left out: {reason}")
     several = {RANK_ROLES: str(len(roles.roles))} if len(roles.roles) > 1 else {}
     return Workload(
@@ -173,10 +171,8 @@ def check_ranks_once(ranks: Iterable[tuple[str, int | None]]) -> None:
     labels: dict[int, str] = {}
     for label, rank in ranks:
         if rank in labels:
-            raise TraceError(
-                f"rank {rank} appears twice: {labels[rank]} and {label}",
-                hint="give one file per rank, all of the same job",
-            )
+            hint = "give one file per rank, all of the same job"
+            raise TraceError(f"rank {rank} appears twice: {labels[rank]} and {label}", hint=hint)
         if rank is not None:
             labels[rank] = label
 

@@ -160,10 +160,8 @@ def _find_compute(workload: Workload, step_us: float | None, compute_us: float |
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"{name} must be above 0, not {value / 1e3:g}")
     if workload.provenance.whole_file:
-        raise UsageError(
-            f"{workload.name} has no known number of steps",
-            hint="import it again with `ncclt profile import --steps N`",
-        )
+        hint = "import it again with `ncclt profile import --steps N`"
+        raise UsageError(f"{workload.name} has no known number of steps", hint=hint)
     step_us = step_us or workload.step_time_us
     if compute_us is None and step_us is not None and workload.exposed_us is not None:
         compute_us = step_us - workload.exposed_us
@@ -205,10 +203,8 @@ def _choose_model(job: TrainingJob) -> tuple[Ddp | Fsdp, list[str]]:
     smaller = [c for c in workload.messages if c.message.collective is Collective.ALL_REDUCE and c not in reduced]
     in_parts = _sum_bytes(c for c in smaller if "float" in c.message.dtype)
     if not reduced or in_parts > _OTHER_SHARE * _sum_bytes(reduced):
-        raise InputError(
-            f"{workload.name} looks neither like DDP nor like FSDP",
-            hint="its gradients look like other messages; tensor and pipeline parallelism are not modelled",
-        )
+        hint = "its gradients look like other messages; tensor and pipeline parallelism are not modelled"
+        raise InputError(f"{workload.name} looks neither like DDP nor like FSDP", hint=hint)
     order, traced = _order_buckets(job, reduced)
     notes = ["assuming DDP: the all_reduces of the whole job carry its gradients"]
     return Ddp(replace(job, traced=traced), reduced, order), notes

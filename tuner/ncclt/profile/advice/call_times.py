@@ -123,10 +123,8 @@ def recorded_cluster(workload: Workload) -> Cluster:
     if workload.provenance.world_size < 2 or not any(
         calls.recorded_us and calls.message.collective.is_tunable for calls in workload.messages
     ):
-        raise UsageError(
-            f"the recording of {workload.name} lacks the number of GPUs and the times of calls",
-            hint="add --cluster NAME; `ncclt cluster list` shows the names",
-        )
+        hint = "add --cluster NAME; `ncclt cluster list` shows the names"
+        raise UsageError(f"the recording of {workload.name} lacks the number of GPUs and the times of calls", hint=hint)
     return Cluster(
         name=RECORDING,
         gpus_per_node=workload.provenance.world_size,

@@ -205,18 +205,14 @@ def _not_found(
     name: str, loaded: Sequence[ModuleType], lacking: Sequence[str]
 ) -> NotFoundError | MissingDependencyError | UsageError:
     if "/" in name:
-        return UsageError(
-            f"{name} is a model hub name, and ncclt downloads nothing",
-            hint="save the config.json of that model and give --config config.json",
-        )
+        hint = "save the config.json of that model and give --config config.json"
+        return UsageError(f"{name} is a model hub name, and ncclt downloads nothing", hint=hint)
     if lacking:
         return MissingDependencyError(f"no installed library knows the model {name!r}, and {'; '.join(lacking)}")
     names = [known for library in loaded for known in _NAMES[library.__name__](library)]
     from_hub = "for a checkpoint of a hub save its config.json and give --config config.json"
-    return NotFoundError(
-        f"{', '.join(library.__name__ for library in loaded)} know no model {name!r}",
-        hint="; ".join(part for part in (_suggest(name, names), from_hub) if part),
-    )
+    hint = "; ".join(part for part in (_suggest(name, names), from_hub) if part)
+    return NotFoundError(f"{', '.join(library.__name__ for library in loaded)} know no model {name!r}", hint=hint)
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ncclt.core.message import MOST_BYTES, Message
 from ncclt.errors import TraceError
@@ -75,9 +76,7 @@ def _read_rows(document: Document, source: Source) -> list[Call]:
             complete += current
             current = []
             continue
-        message = source.keep_message(_build_message(row, cells))
-        if message:
-            current.append(_build_call(row, cells, message))
+        current += _read_calls(row, cells, source)
     source.whole_file = not source.steps
     if source.steps and current:
         source.left_out["row behind the last end of an iteration"] += len(current)
@@ -117,18 +116,19 @@ def _build_message(row: TableRow, cells: Mapping[str, str]) -> Message | str:
     return build_message(kind[:40], operation.collective, size_bytes, group_size=group_size)
 
 
-def _build_call(row: TableRow, cells: Mapping[str, str], message: Message) -> Call:
-    elapsed = cells.get("_elapsed_time", "")
-    elapsed_ms = parse_float(elapsed, least=0)
-    if elapsed not in ("", "None") and elapsed_ms is None:
-        raise row.refused(f"_elapsed_time is {elapsed[:40]!r}", "it must be milliseconds, or None")
-    return Call(
-        group=_word(cells["comm_group"]),
-        message=message,
-        is_receive=_word(cells["comm_type"]) in ("recv", "irecv"),
-        count=row.whole("count", cells["count"], least=1) if "count" in cells else 1,
-        time_us=elapsed_ms * 1000 if elapsed_ms else None,
-    )
+def _read_calls(row: TableRow, cells: Mapping[str, str], source: Source) -> Iterator[Call]:
+    for call in source.admit(_build_message(row, cells)):
+        elapsed = cells.get("_elapsed_time", "")
+        elapsed_ms = parse_float(elapsed, least=0)
+        if elapsed not in ("", "None") and elapsed_ms is None:
+            raise row.refused(f"_elapsed_time is {elapsed[:40]!r}", "it must be milliseconds, or None")
+        yield replace(
+            call,
+            group=_word(cells["comm_group"]),
+            is_receive=_word(cells["comm_type"]) in ("recv", "irecv"),
+            count=row.whole("count", cells["count"], least=1) if "count" in cells else 1,
+            time_us=elapsed_ms * 1000 if elapsed_ms else None,
+        )
 
 
 def _word(text: str) -> str:

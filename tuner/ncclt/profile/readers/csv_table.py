@@ -105,15 +105,11 @@ def find_columns(header: Sequence[str], *, label: str) -> dict[str, str]:
             )
         named[column] = cell
     if missing := [column for column in _REQUIRED if column not in named]:
-        raise TraceError(
-            f"{label} is not a table of messages: it has no column {', '.join(missing)}",
-            hint=f"begin with the header {','.join(_REQUIRED)} and, as wanted, {','.join(list(_COLUMNS)[3:])}",
-        )
+        hint = f"begin with the header {','.join(_REQUIRED)} and, as wanted, {','.join(list(_COLUMNS)[3:])}"
+        raise TraceError(f"{label} is not a table of messages: it has no column {', '.join(missing)}", hint=hint)
     if per_rank := [cell for cell in header if cell.lower() in _PER_RANK]:
-        raise TraceError(
-            f"{label} has a column {per_rank[0]!r}: ncclt does not add up calls over ranks",
-            hint="every rank shows the same call: keep the rows of one rank and take the column out",
-        )
+        hint = "every rank shows the same call: keep the rows of one rank and take the column out"
+        raise TraceError(f"{label} has a column {per_rank[0]!r}: ncclt does not add up calls over ranks", hint=hint)
     if _is_per_step(named) and "steps" in named:
         raise TraceError(
             f"{label} gives calls per step and a number of steps", hint="name the column calls, or leave out steps"

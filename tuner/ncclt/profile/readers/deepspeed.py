@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ncclt.core.message import Collective, Message
 from ncclt.errors import TraceError
 from ncclt.nccl.run_facts import read_run_facts
 from ncclt.profile.c10d import classify
 from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, build_message
-from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
+from ncclt.profile.numbers import MOST_RANKS, as_mapping, parse_float, parse_int
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
 from ncclt.profile.source import HEAD_BYTES, Document, lines, load_json
@@ -46,10 +46,8 @@ class DeepSpeedReader(Reader):
         logs = sorted(map(read_log, source.documents()), key=lambda log: log.label)
         check_ranks_once((log.label, rank) for log in logs for rank in log.rows)
         if not any(log.rows or log.tables or log.torn for log in logs):
-            raise TraceError(
-                f"{source.where} holds no output of DeepSpeed's comms logger",
-                hint='set "comms_logger": {"enabled": true} and call deepspeed.comm.log_summary() at the end',
-            )
+            hint = 'set "comms_logger": {"enabled": true} and call deepspeed.comm.log_summary() at the end'
+            raise TraceError(f"{source.where} holds no output of DeepSpeed's comms logger", hint=hint)
         source.world_size = _world_size(logs)
         source.created = min((log.created for log in logs if log.created), default="")
         source.detail["read_from"] = join_distinct(log.kind for log in logs if log.rows)
@@ -57,15 +55,14 @@ class DeepSpeedReader(Reader):
         source.notes += _notes(logs, source.world_size)
         labelled = ((log.label, rank, row) for log in logs for rank, rows in log.rows.items() for row in rows)
         for label, rank, row in labelled:
-            if message := source.keep_message(_build_message(row, source.world_size), row.calls):
-                yield Call(
-                    message=message,
-                    rank=rank,
-                    lane=label,
-                    count=row.calls,
-                    is_receive=row.operation in ("recv", "irecv"),
-                    time_us=row.time_us or None,
-                )
+            yield from source.admit(
+                _build_message(row, source.world_size),
+                count=row.calls,
+                rank=rank,
+                lane=label,
+                is_receive=row.operation in ("recv", "irecv"),
+                time_us=row.time_us or None,
+            )
 
 
 def _find_collective(row: LogRow) -> Collective | None:
@@ -142,8 +139,7 @@ _VERBOSE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogRow:
+class LogRow(NamedTuple):
     """Calls of one operation and size.
 
     Attributes:
@@ -200,34 +196,35 @@ def read_log(document: Document) -> CommsLog:
         TraceError: damaged.
     """
     if document.stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        content = load_json(document)
-        return _read_dictionary(document.label, content if isinstance(content, Mapping) else {})
+        return _read_dictionary(document.label, as_mapping(load_json(document)))
     tables: list[list[LogRow]] = []
     verbose: dict[int | None, dict[tuple[str, int], LogRow]] = {}
-    torn, operation, is_open, kinds = 0, "", False, 0
+    torn, operation, is_open, kinds = 0, b"", False, 0
     ranks = read_run_facts(document.stream.peek(HEAD_BYTES).decode(errors="replace")).ranks
     for line in lines(document):
         if b"comm op: " in line and (matches := list(_VERBOSE.finditer(line))):
             for match in matches:  # more than one where line feeds were lost
                 rank, name, time_ms, number, unit, *speeds = match.groups()
-                row = _row(name.decode("ascii"), (number, unit), 1, (time_ms, *speeds))
+                row = _row(name, number, unit, 1, (time_ms, *speeds))
                 rows = verbose.setdefault(None if rank is None else int(rank), {})
-                key = (row.operation, row.size_bytes)
-                kinds += key not in rows
-                rows[key] = _add_call(rows[key], row) if key in rows else row
+                before = rows.setdefault((row.operation, row.size_bytes), row._replace(calls=0))
+                kinds += not before.calls
+                calls = before.calls + 1
+                time_us = (before.time_us * before.calls + row.time_us) / calls
+                # Of the bandwidths the larger pair is kept, whose two decimals are the more exact.
+                faster = max(before, row, key=lambda call: call.tput_gbps)
+                rows[row.operation, row.size_bytes] = faster._replace(calls=calls, time_us=time_us)
         elif (header := _HEADER.search(line)) is not None:
-            is_open, operation = header[1] is not None, ""
-            if is_open:
-                tables.append([])
+            is_open, operation = header[1] is not None, b""
+            tables += [[]] if is_open else []
         elif is_open and (cells := _ROW.search(line)) is not None:
             if operation:
-                number, unit, calls, _total_ms, *figures = cells.groups()
-                tables[-1].append(_row(operation, (number, unit), int(calls), figures))
-                kinds += 1
-            else:
-                torn += 1
+                number, unit, count, _total_ms, *figures = cells.groups()
+                tables[-1].append(_row(operation, number, unit, int(count), figures))
+            torn += not operation
+            kinds += bool(operation)
         elif is_open and (named := _OPERATION.search(line)) is not None:
-            operation = named[1].decode("ascii")
+            operation = named[1]
         check_bounded(kinds + len(tables), document.label)
     kind, by_rank = "verbose lines", {rank: list(rows.values()) for rank, rows in verbose.items()}
     if any(tables):
@@ -237,8 +234,7 @@ def read_log(document: Document) -> CommsLog:
 
 def _read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
     """Read what log_summary(return_dict=True) returned, with exact sizes; entries of another form are passed over."""
-    metadata = summary.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}
+    metadata = as_mapping(summary.get("metadata"))
     rows = list(_dictionary_rows(summary.get("summary")))
     return CommsLog(
         label=label,
@@ -251,38 +247,18 @@ def _read_dictionary(label: str, summary: Mapping[str, Any]) -> CommsLog:
 
 
 def _dictionary_rows(operations: object) -> Iterator[LogRow]:
-    for name, sizes in operations.items() if isinstance(operations, Mapping) else ():
-        for size, facts in sizes.items() if isinstance(sizes, Mapping) else ():
-            facts = facts if isinstance(facts, Mapping) else {}
+    for name, sizes in as_mapping(operations).items():
+        for size, content in as_mapping(sizes).items():
+            facts = as_mapping(content)
             calls = parse_int(facts.get("count"), least=1, most=10**15)
             if calls is not None and re.fullmatch(r"[0-9]{1,15}", str(size)):
                 keys = ("avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps")
                 mean_ms, tput, busbw = (parse_float(facts.get(key), least=0, most=1e15) or 0.0 for key in keys)
-                yield LogRow(
-                    operation=str(name).split(" | ")[0],
-                    size_bytes=int(size),
-                    calls=calls,
-                    time_us=mean_ms * 1e3,
-                    tput_gbps=tput,
-                    busbw_gbps=busbw,
-                )
+                yield LogRow(str(name).split(" | ")[0], int(size), calls, mean_ms * 1e3, tput, busbw)
 
 
-def _row(operation: str, size: tuple[bytes, bytes], calls: int, figures: Sequence[bytes]) -> LogRow:
+def _row(operation: bytes, number: bytes, unit: bytes, calls: int, figures: Sequence[bytes]) -> LogRow:
     """Return a row from texts: number and unit of its size; mean time in ms, throughput and bus bandwidth."""
     mean_ms, tput, busbw = map(float, figures)
-    return LogRow(
-        operation=operation,
-        size_bytes=round(float(size[0]) * _UNITS[size[1].decode("ascii")]),
-        calls=calls,
-        time_us=mean_ms * 1e3,
-        tput_gbps=tput,
-        busbw_gbps=busbw,
-    )
-
-
-def _add_call(before: LogRow, row: LogRow) -> LogRow:
-    """Add one call; of the bandwidths the larger pair is kept, whose two decimals are the more exact."""
-    calls = before.calls + row.calls
-    faster = max(before, row, key=lambda call: call.tput_gbps)
-    return replace(faster, calls=calls, time_us=(before.time_us * before.calls + row.time_us * row.calls) / calls)
+    size_bytes = round(float(number) * _UNITS[unit.decode("ascii")])
+    return LogRow(operation.decode("ascii"), size_bytes, calls, mean_ms * 1e3, tput, busbw)

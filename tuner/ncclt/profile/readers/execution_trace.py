@@ -11,7 +11,6 @@ in all of them.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +32,9 @@ from ncclt.profile.c10d import (
     parse_ranks,
     shown,
 )
-from ncclt.profile.numbers import MOST_RANKS, parse_int
+from ncclt.profile.numbers import MOST_RANKS, as_list, as_text, parse_int
 from ncclt.profile.rank_files import RankFileReader, RankReading
-from ncclt.profile.source import Document, load_json, strip_mark
+from ncclt.profile.source import Document, load_json, parse_json, strip_mark
 from ncclt.profile.steps import MARK, OPTIMIZER, Step, TimeRange, divide_into_steps
 from ncclt.profile.workload_builder import drop_answered_receives, newer_notes, parse_day
 
@@ -158,10 +157,8 @@ def _no_trace(trace: object, label: str) -> TraceError:
             "none of them has a size",
             hint="import the PyTorch ExecutionTrace that the graph was converted from",
         )
-    return TraceError(
-        f"{label} is not an ExecutionTrace: it has no list `nodes`",
-        hint="record one with torch.profiler's ExecutionTraceObserver",
-    )
+    hint = "record one with torch.profiler's ExecutionTraceObserver"
+    return TraceError(f"{label} is not an ExecutionTrace: it has no list `nodes`", hint=hint)
 
 
 def _no_calls(rows: Sequence[Mapping[str, Any]], label: str) -> TraceError:
@@ -278,7 +275,7 @@ def read_node(node: Mapping[str, Any]) -> CommsNode:
     values = _values(node, "inputs")
     attributes = {
         row["name"]: row.get("value")
-        for row in _list(node.get("attrs"))
+        for row in as_list(node.get("attrs"))
         if isinstance(row, Mapping) and isinstance(row.get("name"), str)
     }
     at = next((place for place, value in enumerate(values) if isinstance(value, str)), len(values))
@@ -311,16 +308,13 @@ def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, ProcessGroup]:
     for node in nodes:
         values = _values(node, "inputs") if node.get("name") == _GROUPS_NODE else []
         # PyTorch writes the list as JSON inside the trace, and may have cut it.
-        try:
-            rows = json.loads(values[0]) if values and isinstance(values[0], str) else []
-        except (ValueError, RecursionError):
-            continue
-        for row in (row for row in _list(rows) if isinstance(row, Mapping)):
+        rows = parse_json(values[0]) if values and isinstance(values[0], str) else []
+        for row in (row for row in as_list(rows) if isinstance(row, Mapping)):
             group = ProcessGroup(
-                size=parse_int(row.get("group_size"), most=MOST_RANKS) or len(_list(row.get("ranks"))),
+                size=parse_int(row.get("group_size"), most=MOST_RANKS) or len(as_list(row.get("ranks"))),
                 ranks=parse_ranks(row.get("ranks")),
-                backend=_text(row.get("backend_config")),
-                description=_text(row.get("pg_desc")),
+                backend=as_text(row.get("backend_config")),
+                description=as_text(row.get("pg_desc")),
             )
             for key in (row.get("pg_name"), row.get("backend_id"), row.get("uid")):
                 if isinstance(key, str) or parse_int(key, most=2**64) is not None:
@@ -330,22 +324,18 @@ def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, ProcessGroup]:
 
 def _values(node: Mapping[str, Any], side: str) -> list[Any]:
     content = node.get(side)
-    return _list(content.get("values") if isinstance(content, Mapping) else content)
+    return as_list(content.get("values") if isinstance(content, Mapping) else content)
 
 
 def _types(node: Mapping[str, Any], side: str) -> list[Any]:
     content = node.get(side)
-    return _list(content.get("types") if isinstance(content, Mapping) else node.get(f"{side[:-1]}_types"))
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return as_list(content.get("types") if isinstance(content, Mapping) else node.get(f"{side[:-1]}_types"))
 
 
 def _group(value: object) -> tuple[str, str]:
     """Return name and description: a pair of strings since 1.0.3, the address of the group before."""
     if isinstance(value, list) and value and isinstance(value[0], str):
-        return value[0], _text(value[1]) if len(value) > 1 else ""
+        return value[0], as_text(value[1]) if len(value) > 1 else ""
     address = parse_int(value, most=2**64)
     return (str(address) if address else ""), ""
 
@@ -377,8 +367,4 @@ def _is_tensor(value: object) -> bool:
 
 def _counted(attributes: Mapping[str, Any], key: str) -> tuple[Tensor, ...]:
     elements = parse_int(attributes.get(key), most=MOST_ELEMENTS)
-    return () if elements is None else (Tensor(elements=elements, dtype=_text(attributes.get("dtype"))),)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return () if elements is None else (Tensor(elements=elements, dtype=as_text(attributes.get("dtype"))),)

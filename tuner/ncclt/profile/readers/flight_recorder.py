@@ -25,7 +25,7 @@ from ncclt.profile.c10d import (
     parse_ranks,
     shown,
 )
-from ncclt.profile.numbers import MOST_RANKS, parse_float, parse_int
+from ncclt.profile.numbers import MOST_RANKS, as_text, parse_float, parse_int
 from ncclt.profile.plain_pickle import load_pickle
 from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.source import HEAD_BYTES, Document, load_json, read_block, strip_mark
@@ -61,10 +61,8 @@ class FlightRecorderReader(RankFileReader):
         """Read the dump of one rank."""
         dump = _load(document)
         if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list | tuple):
-            raise TraceError(
-                f"{document.label} is not a Flight Recorder dump: it has no list `entries`",
-                hint="dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1",
-            )
+            hint = "dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+            raise TraceError(f"{document.label} is not a Flight Recorder dump: it has no list `entries`", hint=hint)
         named = [
             entry
             for entry in dump["entries"]
@@ -91,12 +89,12 @@ class FlightRecorderReader(RankFileReader):
             mean_us={message: fmean(times_us) for message, times_us in durations_us.items()},
             recorded_on=format_day(min(moments_ns, default=0) / 1e9),
             facts={
-                "version": _text(dump.get("version")),
+                "version": as_text(dump.get("version")),
                 # `comm_lib_version` in torch 2.13 and later.
-                "nccl_version": _text(dump.get("nccl_version") or dump.get("comm_lib_version")),
+                "nccl_version": as_text(dump.get("nccl_version") or dump.get("comm_lib_version")),
             },
             notes=(
-                *newer_notes([_text(dump.get("version"))], NEWEST),
+                *newer_notes([as_text(dump.get("version"))], NEWEST),
                 *_ring_notes(entries),
                 *([where] if where else []),
                 *notes,
@@ -149,10 +147,6 @@ def _ring_notes(entries: list[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-def _text(value: object) -> str:
-    return shown(value) if isinstance(value, str) else ""
-
-
 _MOST_DIMENSIONS = 64  # at::kDimVectorMaxSize and beyond: no tensor has more
 _OWN_RANK = re.compile(r":(?:send|recv) (\d{1,9})(?:->|<-)\d")
 _RANK_IN_NAME = re.compile(r"rank_?(\d{1,7})(?!\d)")
@@ -165,7 +159,7 @@ def read_groups(dump: Mapping[str, Any]) -> dict[str, ProcessGroup]:
     for key, row in config.items() if isinstance(config, Mapping) else ():
         if isinstance(key, str) and isinstance(row, Mapping):
             ranks = parse_ranks(row.get("ranks"))
-            groups[key] = ProcessGroup(size=len(ranks), ranks=ranks, description=_text(row.get("desc")))
+            groups[key] = ProcessGroup(size=len(ranks), ranks=ranks, description=as_text(row.get("desc")))
     return groups
 
 

@@ -18,12 +18,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import build_message
-from ncclt.profile.numbers import parse_float
+from ncclt.profile.numbers import as_mapping, as_text, parse_float
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.source import Document, read_block, strip_mark
 from ncclt.profile.workload_builder import format_day
@@ -147,14 +147,11 @@ def _clusters(counts: Counter[Message]) -> str:
     """Describe the sizes by clusters, smallest first: `8.36 MiB-9.51 MiB x8`."""
     clusters: list[list[int]] = []
     for size_bytes in sorted(message.size_bytes for message in counts.elements()):
-        if clusters and size_bytes <= _CLUSTER_RATIO * clusters[-1][0]:
-            clusters[-1].append(size_bytes)
-        else:
-            clusters.append([size_bytes])
-    return ", ".join(
-        f"{'-'.join(dict.fromkeys((format_bytes(sizes[0]), format_bytes(sizes[-1]))))} x{len(sizes)}"
-        for sizes in clusters
-    )
+        if not clusters or size_bytes > _CLUSTER_RATIO * clusters[-1][0]:
+            clusters.append([])
+        clusters[-1].append(size_bytes)
+    ends = ((dict.fromkeys((format_bytes(sizes[0]), format_bytes(sizes[-1]))), len(sizes)) for sizes in clusters)
+    return ", ".join(f"{'-'.join(sizes)} x{count}" for sizes, count in ends)
 
 
 def _notes(
@@ -164,14 +161,12 @@ def _notes(
     sent = Counter(call.tensor for call in timeline.calls)
     agreeing = sum(times == steps for times in sent.values())
     notes = [
-        *(
-            [f"steps are not marked: {agreeing} of {len(sent)} tensors were sent {steps} x, so {steps} steps"]
-            if steps
-            else []
-        ),
         f"messages are fusion groups, tensors whose communication overlaps: {tensors} calls of tensors in "
-        f"{len(groups)} messages of {len(counts)} sizes",
+        f"{len(groups)} messages of {len(counts)} sizes"
     ]
+    if steps:
+        guess = f"{agreeing} of {len(sent)} tensors were sent {steps} x, so {steps} steps"
+        notes.insert(0, f"steps are not marked: {guess}")
     if len(counts) > 1:
         notes.append("groups form by timing and vary from step to step: see the clusters in size_clusters")
     if not timeline.ranks:
@@ -197,8 +192,7 @@ _ACTIVITY = re.compile(r"(?!NEGOTIATE_)[A-Z]{2,8}_ALLREDUCE")
 _SHAPE = re.compile(r"\[((?:[0-9]{1,15}(?:, ?[0-9]{1,15}){0,31})?)\]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorCall:
+class TensorCall(NamedTuple):
     """One tensor's part of one all_reduce.
 
     Attributes:
@@ -302,12 +296,10 @@ def _events(document: Document, timeline: Timeline) -> Iterator[Mapping[str, Any
 
 
 def _take(event: Mapping[str, Any], timeline: Timeline, tensors: dict[object, _Tensor]) -> None:
-    phase, key, args = event.get("ph"), event.get("pid"), event.get("args")
-    args = args if isinstance(args, dict) else {}
+    phase, key, args = event.get("ph"), event.get("pid"), as_mapping(event.get("args"))
     if phase == "M":
-        timeline.started_s = (
-            parse_float(args.get("start_time_since_epoch_in_micros")) or 0.0
-        ) / 1e6 or timeline.started_s
+        started_us = parse_float(args.get("start_time_since_epoch_in_micros"))
+        timeline.started_s = (started_us or 0.0) / 1e6 or timeline.started_s
         if event.get("name") == "process_name" and isinstance(args.get("name"), str) and _is_key(key):
             tensors.setdefault(key, _Tensor(name=args["name"][:300]))
         return
@@ -339,32 +331,20 @@ def _end(tensor: _Tensor, end_us: float, args: Mapping[str, Any], timeline: Time
     if name.startswith("NEGOTIATE_"):
         return
     if name != "ALLREDUCE":
-        timeline.left_out[_WHY.get(name, "other operation, which ncclt does not support")] += 1
+        lacks = f"{name}: the timeline does not give {_LACKS.get(name)}"
+        timeline.left_out[lacks if name in _LACKS else "other operation, which ncclt does not support"] += 1
         return
-    shape = _SHAPE.fullmatch(args["shape"]) if isinstance(args.get("shape"), str) else None
+    shape = _SHAPE.fullmatch(as_text(args.get("shape")))
     if interval_us is None or shape is None or not isinstance(args.get("dtype"), str):
         missing = "its communication" if interval_us is None else "its shape and dtype"
         timeline.left_out[f"ALLREDUCE without {missing}"] += 1
         return
-    timeline.calls.append(
-        TensorCall(
-            tensor=tensor.name,
-            dtype=args["dtype"],
-            # `[]` is a scalar, one element.
-            elements=math.prod(int(extent) for extent in shape[1].split(",") if extent.strip()),
-            start_us=interval_us[0],
-            end_us=interval_us[1],
-            ranks=len(tensor.ranks),
-        )
-    )
+    # `[]` is a scalar, one element.
+    elements = math.prod(int(extent) for extent in shape[1].split(",") if extent.strip())
+    timeline.calls.append(TensorCall(tensor.name, args["dtype"], elements, *interval_us, len(tensor.ranks)))
 
 
-_WHY = {
-    "BROADCAST": "BROADCAST: the timeline does not give its size",
-    "ALLGATHER": "ALLGATHER: the timeline does not give the part of each rank",
-    "ALLTOALL": "ALLTOALL: the timeline does not give the part of each rank",
-    "REDUCESCATTER": "REDUCESCATTER: the timeline does not give the part of each rank",
-}
+_LACKS = {"BROADCAST": "its size"} | dict.fromkeys(("ALLGATHER", "ALLTOALL", "REDUCESCATTER"), "the part of each rank")
 
 
 def _is_key(key: object) -> bool:

@@ -7,7 +7,6 @@ Files are .log, .jsonl or either gzipped, in the formats v4.0 to v4.2 (NCCL 2.28
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, Choices, build_nccl_message
 from ncclt.profile.numbers import parse_float, parse_int
 from ncclt.profile.reader import Call, Reader, Source
-from ncclt.profile.source import Document, lines
+from ncclt.profile.source import Document, lines, parse_json
 from ncclt.profile.workload_builder import (
     check_bounded,
     format_day,
@@ -71,18 +70,14 @@ class InspectorReader(Reader):
         if tally.unread:
             source.left_out["line cut off or without a record"] = tally.unread
         calls = list(_count_calls(tally, source))
-        if not calls:
-            if newer := next((version for version in sorted(tally.versions) if is_newer(version, NEWEST)), ""):
-                raise TraceError(
-                    f"no collectives in {source.where}: its format {newer} is newer than {NEWEST}, the newest that "
-                    "ncclt knows",
-                    hint="update ncclt, or record with the Inspector of NCCL 2.32 or older",
-                )
-            if not tally.slots:
-                raise TraceError(
-                    f"{source.where} holds no record of NCCL Inspector",
-                    hint=f"record with {_RECORD}, without Prometheus",
-                )
+        newer = [version for version in sorted(tally.versions) if is_newer(version, NEWEST)]
+        if not calls and newer:
+            why = f"its format {newer[0]} is newer than {NEWEST}, the newest that ncclt knows"
+            hint = "update ncclt, or record with the Inspector of NCCL 2.32 or older"
+            raise TraceError(f"no collectives in {source.where}: {why}", hint=hint)
+        if not tally.slots:
+            hint = f"record with {_RECORD}, without Prometheus"
+            raise TraceError(f"{source.where} holds no record of NCCL Inspector", hint=hint)
         yield from calls
 
 
@@ -165,7 +160,7 @@ def records(document: Document) -> Iterator[Record | None]:
     above: Mapping[str, Any] = {}
     for line in lines(document):
         text = line.strip().removesuffix(b",")
-        row = _decode(text)
+        row = parse_json(text.decode(errors="replace"))
         if isinstance(row, Mapping) and above and any(kind in row for kind in _KINDS):
             row = {**above, **row}
         is_complete = isinstance(row, Mapping) and "header" in row
@@ -183,19 +178,13 @@ def records(document: Document) -> Iterator[Record | None]:
             without_strings = _STRING.sub(b"", line)
             depth += without_strings.count(b"{") - without_strings.count(b"}")
             if depth <= 0:
-                yield _read_record(_decode(b"".join(begun).strip().removesuffix(b",")))
+                joined = b"".join(begun).strip().removesuffix(b",")
+                yield _read_record(parse_json(joined.decode(errors="replace")))
                 begun, depth, size_bytes = [], 0, 0
         elif text not in (b"", b"[", b"]"):
             yield None
     if begun:
         yield None
-
-
-def _decode(text: bytes) -> Any:
-    try:
-        return json.loads(text.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):
-        return None
 
 
 def _read_record(row: Any) -> Record | None:
@@ -211,9 +200,9 @@ def _read_record(row: Any) -> Record | None:
             if size is None or number is None:
                 return None
             chosen = [str(facts.get(f"{kind}_{part}", ""))[:24] for part in ("algo", "proto")]
-            choice = "/".join(chosen) if all(chosen) else ""
             time_us = parse_float(facts.get(f"{kind}_exec_time_us"), least=0, most=1e12) or None
-            return header, Performed(str(facts.get(kind, ""))[:24], number, size, time_us, choice)
+            name = str(facts.get(kind, ""))[:24]
+            return header, Performed(name, number, size, time_us, "/".join(chosen) if all(chosen) else "")
     return None
 
 
@@ -238,13 +227,12 @@ def _read_header(row: Mapping[str, Any]) -> Header | None:
 
 def _count_dropped(stats: Mapping[str, Any]) -> int:
     """Return the sum of the counters of a `dump_stats` record whose names speak of drops."""
-    total = 0
-    for key, value in stats.items():
-        if isinstance(value, Mapping):
-            total += sum(parse_int(v) or 0 for k, v in value.items() if "drop" in f"{key}.{k}")
-        elif "drop" in str(key):
-            total += parse_int(value) or 0
-    return total
+    return sum(
+        parse_int(count) or 0
+        for key, value in stats.items()
+        for name, count in (value.items() if isinstance(value, Mapping) else [("", value)])
+        if "drop" in f"{key}.{name}"
+    )
 
 
 _MOST_VERSIONS = 16
@@ -397,14 +385,12 @@ def _count_calls(tally: Tally, source: Source) -> Iterator[Call]:
             sizes = Counter({size: max(1, round(span * count / spread.total())) for size, count in spread.items()})
         spans_nodes = header.nodes > 1 and 1 < header.ranks < tally.world_size
         for size, count in sizes.items():
-            message = build_nccl_message(series.operation, size, ranks=header.ranks, spans_nodes=spans_nodes)
-            if sized_message := source.keep_message(message, count):
-                total_us, timed = series.times.get(size, (0.0, 0))
-                yield Call(
-                    message=sized_message,
-                    lane=gpu,
-                    group=header.comm,
-                    count=count,
-                    is_receive=series.operation == "Recv",
-                    time_us=total_us / timed if timed else None,
-                )
+            total_us, timed = series.times.get(size, (0.0, 0))
+            yield from source.admit(
+                build_nccl_message(series.operation, size, ranks=header.ranks, spans_nodes=spans_nodes),
+                count=count,
+                lane=gpu,
+                group=header.comm,
+                is_receive=series.operation == "Recv",
+                time_us=total_us / timed if timed else None,
+            )

@@ -63,18 +63,16 @@ class MegatronLogReader(Reader):
         logs = sorted(map(read_buckets, source.documents()), key=lambda log: log.label)
         check_ranks_once((log.label, rank) for log in logs for rank in log.buckets)
         if not any(log.announced or log.buckets for log in logs):
-            raise TraceError(
-                f"{source.where} holds no bucket lines of Megatron",
-                hint="record with --log-level INFO (NeMo: logging level INFO) from the start of the job on",
-            )
+            hint = "record with --log-level INFO (NeMo: logging level INFO) from the start of the job on"
+            raise TraceError(f"{source.where} holds no bucket lines of Megatron", hint=hint)
         job = _Job({key: value for log in reversed(logs) for key, value in log.settings.items()})
         calls = [
-            Call(message=message, rank=rank, lane=log.label)
+            call
             for log in logs
             for rank, buckets in log.buckets.items()
             for bucket in buckets
-            for message in map(source.keep_message, job.messages(bucket))
-            if message
+            for message in job.messages(bucket)
+            for call in source.admit(message, rank=rank, lane=log.label)
         ]
         source.whole_file = False
         shown = ("grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "bucket_size")
@@ -220,10 +218,8 @@ def _add_line(log: BucketLog, rank: int | None, line: bytes) -> int:
     """Add the buckets that a line names; return the number of its facts."""
     count, bucket = _COUNT.search(line), _BUCKET.search(line)
     if bucket is not None and _BUCKET.search(line, bucket.end()):
-        raise TraceError(
-            f"{log.label} has lost its line ends: several buckets are on one line",
-            hint="give the log as it was written",
-        )
+        hint = "give the log as it was written"
+        raise TraceError(f"{log.label} has lost its line ends: several buckets are on one line", hint=hint)
     if count is not None:
         log.announced[rank] = log.announced.get(rank, 0) + int(count[1])
         log.buffers[rank] = log.buffers.get(rank, 0) + 1

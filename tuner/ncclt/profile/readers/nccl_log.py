@@ -87,7 +87,7 @@ class NcclLogReader(Reader):
         source.detail["nodes"] = str(comms.world_nodes or "")
         source.detail["nccl_choices"] = _count_choices(books, comms).text()
         source.world_size = comms.world_size
-        source.ranks = set(comms.global_ranks())
+        source.ranks = comms.global_ranks()
         source.notes += _list_notes(books, comms, calls, read_from)
         yield from calls
 
@@ -207,11 +207,9 @@ def _split(document: Document, book: LogBook) -> Iterator[bytes]:
 def _add(book: LogBook, line: str) -> None:
     # Substring tests first: most lines are of neither kind, and `in` costs a tenth of a regex search.
     if "opCount " in line:
-        complete = 0
-        for call in coll_lines(line):
-            book.calls[call] += 1
-            complete += 1
-        book.torn += line.count(": opCount ") - complete
+        calls = list(coll_lines(line))
+        book.calls.update(calls)
+        book.torn += line.count(": opCount ") - len(calls)
         check_bounded(len(book.calls), book.label)
     if " Bytes -> " in line:
         book.tunings.update(tuning_lines(line))
@@ -243,12 +241,11 @@ def _join_processes(book: LogBook) -> LogBook:
     for call in book.calls:
         if call.origin.host:
             owners.setdefault((call.comm, call.ranks), set()).add(rename(call.origin))
-    calls: Counter[CollLine] = Counter()
+    calls, tunings = Counter[CollLine](), Counter[TuningLine]()
     for call, count in book.calls.items():
         candidates = owners.get((call.comm, call.ranks), set())
         is_owned = not call.origin.host and len(candidates) == 1
         calls[call._replace(origin=next(iter(candidates)) if is_owned else rename(call.origin))] += count
-    tunings: Counter[TuningLine] = Counter()
     for tuning, count in book.tunings.items():
         tunings[tuning._replace(origin=rename(tuning.origin))] += count
     comms = [comm._replace(origin=rename(comm.origin)) for comm in book.comms]
@@ -257,13 +254,9 @@ def _join_processes(book: LogBook) -> LogBook:
 
 def _find_real_hosts(processes: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """Return (host as written, pid) -> host, for hosts whose name ends in that of another one with the same pid."""
-    real_hosts: dict[tuple[str, str], str] = {}
-    for host, pid in processes:
-        endings = (host[start:] for start in range(len(host) - 1, 0, -1))
-        shortest = next((ending for ending in endings if (ending, pid) in processes), None)
-        if shortest is not None:
-            real_hosts[host, pid] = shortest
-    return real_hosts
+    endings = ((host, pid, host[start:]) for host, pid in processes for start in range(1, len(host)))
+    # The shortest ending is the last, and stays.
+    return {(host, pid): ending for host, pid, ending in endings if (ending, pid) in processes}
 
 
 def check_own_process(books: list[LogBook]) -> None:
@@ -272,15 +265,12 @@ def check_own_process(books: list[LogBook]) -> None:
     Raises:
         TraceError: see above.
     """
-    labels: dict[tuple[str, str], str] = {}
+    owners: dict[tuple[str, str], LogBook] = {}
     for book in books:
-        for process in sorted(book.processes):
-            if process in labels:
-                raise TraceError(
-                    f"process {process[1]} of {process[0]} is in two files: {labels[process]} and {book.label}",
-                    hint="is one a copy? join the parts of a rotated log with `cat` in their order",
-                )
-            labels[process] = book.label
+        for host, pid in sorted(book.processes):
+            if (first := owners.setdefault((host, pid), book)) is not book:
+                hint = "is one a copy? join the parts of a rotated log with `cat` in their order"
+                raise TraceError(f"process {pid} of {host} is in two files: {first.label} and {book.label}", hint=hint)
 
 
 _Handle = tuple[str, str, str, str]
@@ -322,11 +312,6 @@ class Communicators:
             return line.origin._replace(device=known.device)
         return line.origin._replace(device=self.devices[handle].most_common(1)[0][0])
 
-    def spans_nodes(self, line: CollLine) -> bool:
-        """Return True if a call spans nodes; False if unknown, and for the whole job."""
-        known = self.described.get(_handle(line))
-        return known is not None and self.part_spans_nodes(known)
-
     def group_decided_by(self, origin: LineOrigin) -> tuple[int, bool]:
         """Return the ranks of the communicator of a TUNING line, and whether it spans nodes.
 
@@ -336,11 +321,10 @@ class Communicators:
         kinds = self.led.get(origin, set()) | self.led.get(origin._replace(device=""), set())
         return next(iter(kinds)) if len(kinds) == 1 else (0, False)
 
-    def global_ranks(self) -> tuple[int, ...]:
-        """Return the ranks in the largest communicator that have INIT lines, in order."""
-        if not self.world_size:
-            return ()
-        return tuple(sorted({c.rank for c in self.described.values() if int(c.ranks) == self.world_size}))
+    def global_ranks(self) -> set[int]:
+        """Return the ranks in the largest communicator that have INIT lines."""
+        world_size = self.world_size
+        return {comm.rank for comm in self.described.values() if world_size and int(comm.ranks) == world_size}
 
     def part_spans_nodes(self, known: CommLine) -> bool:
         """Return True if a communicator of a part of the job spans nodes."""
@@ -409,23 +393,18 @@ def _read_coll_lines(books: Sequence[LogBook], comms: Communicators, source: Sou
         if book.torn:
             source.left_out["calls whose line is cut off or torn apart"] += book.torn
         for line, count in book.calls.items():
-            if message := source.keep_message(_read_call(line, comms), count):
-                yield Call(
-                    message=message,
-                    lane=comms.rank_of(line, book.label),
-                    group=line.comm,
-                    count=count,
-                    is_receive=line.operation == "Recv",
-                )
+            lane, is_receive = comms.rank_of(line, book.label), line.operation == "Recv"
+            message = _read_call(line, comms)
+            yield from source.admit(message, count=count, lane=lane, group=line.comm, is_receive=is_receive)
 
 
 def _read_tuning_lines(books: Sequence[LogBook], comms: Communicators, source: Source) -> Iterator[Call]:
     """Yield the decisions, which rank 0 of each communicator writes, and which have bytes but no dtype."""
     for book in books:
         for line, count in book.tunings.items():
-            if message := source.keep_message(_read_decision(line, *comms.group_decided_by(line.origin)), count):
-                decider = line.origin if line.origin.host else LineOrigin(book.label, "", "")
-                yield Call(message=message, lane=decider, count=count)
+            decider = line.origin if line.origin.host else LineOrigin(book.label, "", "")
+            message = _read_decision(line, *comms.group_decided_by(line.origin))
+            yield from source.admit(message, count=count, lane=decider)
 
 
 def _read_call(line: CollLine, comms: Communicators) -> Message | str:
@@ -435,10 +414,10 @@ def _read_call(line: CollLine, comms: Communicators) -> Message | str:
         return f"calls of {line.operation} with datatype {number}, of unknown size"
     if not ranks:
         return f"calls of {line.operation} in a group of no rank"
-    spans_nodes = comms.spans_nodes(line)
-    return build_nccl_message(
-        line.operation, int(line.elements), _DATATYPES[number], ranks=ranks, spans_nodes=spans_nodes
-    )
+    known = comms.described.get(_handle(line))
+    spans_nodes = known is not None and comms.part_spans_nodes(known)
+    elements, dtype = int(line.elements), _DATATYPES[number]
+    return build_nccl_message(line.operation, elements, dtype, ranks=ranks, spans_nodes=spans_nodes)
 
 
 def _read_decision(line: TuningLine, group: int, spans_nodes: bool) -> Message | str:

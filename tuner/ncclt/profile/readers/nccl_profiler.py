@@ -7,7 +7,6 @@ step. Their durations are those of the enqueued operation on the CPU, not of the
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import Any
 from ncclt.core.message import Collective, Message
 from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import OPERATIONS, Choices, build_message
-from ncclt.profile.numbers import parse_int
+from ncclt.profile.numbers import as_mapping, parse_int
 from ncclt.profile.reader import Call, Reader, Source
-from ncclt.profile.source import Document, lines, strip_mark
+from ncclt.profile.source import Document, lines, parse_json, strip_mark
 
 _MARK = re.compile(rb'"cat"\s*:\s*"(?:COLL|P2P)"')
 _OF_GROUP = re.compile(rb'"CommHash"\s*:')
@@ -71,18 +70,13 @@ class NcclProfilerReader(Reader):
             several_gpus = sum(key[:2] == (process, communicator) for key in events.calls) > 1
             group_size = events.group_size(communicator)
             for (word, dtype, elements, choice), count in counts.items():
-                message = source.keep_message(_build_message(word, dtype, elements, group_size, assumptions), count)
-                if message is None:
-                    continue
-                is_share = not group_size and message.collective.has_rank_parts
-                choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
-                yield Call(
-                    message=message,
-                    lane=(process, rank if several_gpus else -1),
-                    group=communicator,
-                    count=count,
-                    is_receive=word == "Recv",
-                )
+                built = _build_message(word, dtype, elements, group_size, assumptions)
+                lane, is_receive = (process, rank if several_gpus else -1), word == "Recv"
+                for call in source.admit(built, count=count, lane=lane, group=communicator, is_receive=is_receive):
+                    message = call.message
+                    is_share = not group_size and message.collective.has_rank_parts
+                    choices.add(message.collective, message.size_bytes, choice, count, per_rank=is_share)
+                    yield call
         source.detail["nccl_choices"] = choices.text()
         source.notes += ["the profiler records no transfer times", *assumptions]
         if events.cut:
@@ -92,16 +86,10 @@ class NcclProfilerReader(Reader):
 def _read_rows(document: Document, events: _Events) -> Iterator[Mapping[str, Any]]:
     """Yield the events; of a job that was killed the list lacks its end."""
     text = strip_mark(b"".join(lines(document)).rstrip())
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError):
-        rows = None
-        if text.startswith(b"[") and _MARK.search(text):
-            events.cut += 1
-            try:
-                rows = json.loads(text[: text.rindex(b"}") + 1] + b"]")
-            except (ValueError, RecursionError):
-                rows = None
+    rows = parse_json(text)
+    if rows is None and text.startswith(b"[") and _MARK.search(text):
+        events.cut += 1
+        rows = parse_json(text[: text.rfind(b"}") + 1] + b"]")
     if not isinstance(rows, list):
         raise TraceError(
             f"{document.label} is damaged, or no file of NCCL's example profiler: it is not a JSON list",
@@ -114,8 +102,7 @@ def _count_event(row: Mapping[str, Any], labels: Sequence[str], events: _Events)
     """Count the beginning of a call; where it ends does not matter."""
     if row.get("ph") != "b" or row.get("cat") not in ("COLL", "P2P"):
         return
-    args = row.get("args")
-    args = args if isinstance(args, Mapping) else {}
+    args = as_mapping(row.get("args"))
     rank, elements = parse_int(args.get("Rank")), parse_int(args.get("Count"))
     if rank is None or elements is None or "CommHash" not in args:
         events.left_out["event without rank, count or communicator"] += 1

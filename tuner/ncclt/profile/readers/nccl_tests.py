@@ -59,8 +59,8 @@ class NcclTestsReader(Reader):
         times: dict[Message, list[float]] = {}
         for test in tests:
             for row in test.rows:
-                if message := source.keep_message(_build_message(row, test)):
-                    times.setdefault(message, []).extend(_list_times_us(row, message))
+                for call in source.admit(_build_message(row, test)):
+                    times.setdefault(call.message, []).extend(_list_times_us(row, call.message))
         if not times and any(test.rows and test.collective is None for test in tests):
             raise TraceError(
                 f"no collectives in {source.where}: {'; '.join(count_reasons(source.left_out))}",

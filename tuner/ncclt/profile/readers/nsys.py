@@ -13,7 +13,6 @@ best_kernel).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -35,7 +34,7 @@ from ncclt.profile.nccl_calls import OPERATIONS, UNKNOWN_DTYPE, build_message
 from ncclt.profile.numbers import parse_int
 from ncclt.profile.other_libraries import NCCL_INSTEAD, other_library
 from ncclt.profile.reader import Call, Reader, Source
-from ncclt.profile.source import open_regular
+from ncclt.profile.source import open_regular, parse_json
 from ncclt.profile.workload_builder import count_reasons, join_distinct, parse_day, partial_note
 
 _RECORD = "nsys profile --trace=cuda,nvtx --output=REPORT COMMAND"
@@ -243,10 +242,8 @@ def open_export(path: Path) -> Iterator[Export]:
         ) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # Of a damaged schema, SQLite quotes bytes in its message that Python's sqlite3 fails to decode.
-        raise TraceError(
-            f"{path.name} is damaged, cut off or not an SQLite export: {error}",
-            hint="copy the file again, or export the report again with nsys export --type sqlite",
-        ) from error
+        hint = "copy the file again, or export the report again with nsys export --type sqlite"
+        raise TraceError(f"{path.name} is damaged, cut off or not an SQLite export: {error}", hint=hint) from error
 
 
 _HEADER = struct.Struct("<QQQQ")
@@ -309,10 +306,7 @@ def decode_json(text: object) -> Payload:
     """Decode `NVTX_EVENTS.jsonText`; empty where it is no object with a field of NCCL's."""
     if not isinstance(text, str) or len(text) > _JSON_CHARS:
         return {}
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
+    document = parse_json(text)
     payload: dict[str, int] = {}
     # The fields are in the object itself or, with several payloads, in objects inside it.
     for place in (document, *(document.values() if isinstance(document, dict) else ())):
@@ -552,14 +546,12 @@ def _size_calls(recording: Recording, source: Source, assumptions: dict[str, Non
             # A process that drives several GPUs calls once for each of them.
             driven = max(1, len(member.held_ranks)) if member else 1
             assumptions.update(dict.fromkeys(_list_assumptions(message, kind, driven)))
-            yield Call(
-                message=message,
-                rank=rank,
-                lane=process,
-                group=f"{kind.communicator}",
-                count=max(1, round(count / driven)),
-                is_receive=kind.function == "ncclRecv",
+            group, calls, is_receive = (
+                f"{kind.communicator}",
+                max(1, round(count / driven)),
+                kind.function == "ncclRecv",
             )
+            yield Call(message=message, rank=rank, lane=process, group=group, count=calls, is_receive=is_receive)
         source.left_out |= without_message
 
 

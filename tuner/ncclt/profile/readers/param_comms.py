@@ -39,10 +39,8 @@ class ParamCommsReader(RankFileReader):
         """Read the trace of one rank."""
         rows = load_json(document)
         if not isinstance(rows, list):
-            raise TraceError(
-                f"{document.label} is not a PARAM comms trace: it is not a JSON list",
-                hint="give the trace that PARAM replays",
-            )
+            hint = "give the trace that PARAM replays"
+            raise TraceError(f"{document.label} is not a PARAM comms trace: it is not a JSON list", hint=hint)
         comms = [row for row in rows if isinstance(row, Mapping) and isinstance(row.get("comms"), str)]
         records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
         unknown = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)

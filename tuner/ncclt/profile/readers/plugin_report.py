@@ -6,7 +6,6 @@ and costs the job next to nothing. It knows no dtype, no time and no training st
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from ncclt.errors import TraceError
 from ncclt.profile.nccl_calls import UNKNOWN_DTYPE, Choices, build_message
 from ncclt.profile.numbers import MOST_RANKS, parse_int
 from ncclt.profile.reader import Call, Reader, Source
-from ncclt.profile.source import Document, lines
+from ncclt.profile.source import Document, lines, parse_json
 from ncclt.profile.workload_builder import check_bounded, format_day, join_distinct, largest_group_notes
 
 _MARK = b'{"ncclt_plugin_report":'
@@ -85,11 +84,9 @@ class PluginReportReader(Reader):
             ranks = int(report.head["ranks"])
             spans_nodes = int(report.head["nodes"]) > 1 and 1 < ranks < world_size
             for (collective, size), count in report.calls.items():
-                message = build_message(
-                    f"calls of {collective}", collective, size, group_size=ranks, spans_nodes=spans_nodes
-                )
-                if sized_message := source.keep_message(message, count):
-                    yield Call(message=sized_message, lane=lane, group=report.group, count=count)
+                name = f"calls of {collective}"
+                message = build_message(name, collective, size, group_size=ranks, spans_nodes=spans_nodes)
+                yield from source.admit(message, count=count, lane=lane, group=report.group)
         source.world_size = world_size if len(gpus) <= world_size else 0
         _describe(source, reports, gpus=len(gpus))
 
@@ -123,10 +120,8 @@ def read_reports(documents: Iterable[Document]) -> tuple[CommunicatorReport, ...
                 report = CommunicatorReport(head=_check_head(row, document.label), label=document.label)
                 key = (*report.process, report.head["number"], report.head["started_us"])
                 if key in reports:
-                    raise TraceError(
-                        f"{document.label} and {reports[key].label} are the same report",
-                        hint="is one a copy? give every file of one job once",
-                    )
+                    hint = "is one a copy? give every file of one job once"
+                    raise TraceError(f"{document.label} and {reports[key].label} are the same report", hint=hint)
                 reports[key] = report
             elif report is None:
                 break
@@ -134,24 +129,17 @@ def read_reports(documents: Iterable[Document]) -> tuple[CommunicatorReport, ...
                 _add_row(report, row)
                 check_bounded(len(report.calls), document.label)
         if report is None:
-            raise TraceError(
-                f"{document.label} does not begin like a report of the plugin",
-                hint="record with NCCLT_PLUGIN_REPORT=FOLDER",
-            )
+            hint = "record with NCCLT_PLUGIN_REPORT=FOLDER"
+            raise TraceError(f"{document.label} does not begin like a report of the plugin", hint=hint)
     return tuple(reports[key] for key in sorted(reports))
 
 
 def _read_rows(document: Document) -> Iterator[dict[str, Any]]:
     for line in lines(document):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
+        row = parse_json(line)
         if not isinstance(row, dict):
-            raise TraceError(
-                f"{document.label} has a line that is not a record of the plugin",
-                hint="copy the file again; it is written whole",
-            )
+            hint = "copy the file again; it is written whole"
+            raise TraceError(f"{document.label} has a line that is not a record of the plugin", hint=hint)
         yield row
 
 
@@ -187,32 +175,27 @@ def _add_row(report: CommunicatorReport, row: Mapping[str, Any]) -> None:
 
 def _describe(source: Source, reports: Sequence[CommunicatorReport], *, gpus: int) -> None:
     """Fill in all but the calls."""
-    asked, tables = Choices(), ", ".join(sorted(_list_tables(reports)))
+    heads, asked = [report.head for report in reports], Choices()
     for (collective, size, choice), calls in sum((report.asked for report in reports), Counter()).items():
         asked.add(collective, size, choice, calls)
-    nodes = (int(r.head["nodes"]) for r in reports if r.head["ranks"] == source.world_size)
-    source.detail["nccl_version"] = join_distinct(sorted(str(report.head["nccl"]) for report in reports))
+    tables = {f"{head['table'] or 'without id'} ({head['fnv1a']})" for head in heads if not head["not_in_use"]}
+    nodes = (int(head["nodes"]) for head in heads if head["ranks"] == source.world_size)
+    source.detail["nccl_version"] = join_distinct(sorted(str(head["nccl"]) for head in heads))
     source.detail["nodes"] = str(max(nodes, default=""))
-    source.detail["tables"] = tables
+    source.detail["tables"] = ", ".join(sorted(tables))
     source.detail["asked_for"] = asked.text()
-    started = min(int(report.head["started_us"]) for report in reports)
-    source.created = format_day(started / 1e6)
-    source.ranks = {int(report.head["launch_rank"]) for report in reports} - {-1}
+    source.created = format_day(min(int(head["started_us"]) for head in heads) / 1e6)
+    source.ranks = {int(head["launch_rank"]) for head in heads} - {-1}
     source.notes += [
         f"NCCL gives a tuner no dtype: messages are counted in bytes, as {UNKNOWN_DTYPE}",
         "send_recv, all_to_all, symmetric-memory and copy-engine kernels never reach a tuner",
         "calls replayed by a CUDA graph count once, when captured",
         "calls of one kind in one group, with sizes within four times of each other, count once with their summed size",
     ]
-    if len(_list_tables(reports)) > 1:
-        source.notes.append(f"the ranks had different tables: {tables}")
+    if len(tables) > 1:
+        source.notes.append(f"the ranks had different tables: {source.detail['tables']}")
     if uncounted := sum(report.uncounted for report in reports):
         source.notes.append(f"{uncounted} calls came after the plugin's counters were full: their sizes are unknown")
-    if any(not report.head.get("finished", True) for report in reports):
+    if not all(head.get("finished", True) for head in heads):
         source.notes.append("some communicators were open when their process ended")
     source.notes += largest_group_notes(gpus, source.world_size)
-
-
-def _list_tables(reports: Sequence[CommunicatorReport]) -> set[str]:
-    used = [report.head for report in reports if not report.head["not_in_use"]]
-    return {f"{head['table'] or 'without id'} ({head['fnv1a']})" for head in used}

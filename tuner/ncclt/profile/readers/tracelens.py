@@ -92,20 +92,16 @@ def _read_rows(document: Document) -> list[_Row]:
     table = rows(document)
     header = next(table, None)
     if header is None or not _is_report(header.cells):
-        raise TraceError(
-            f"{document.label} is not a collective table of TraceLens",
-            hint="give coll_analysis.csv, nccl_summary_long.csv or nccl_summary_implicit_sync.csv",
-        )
+        hint = "give coll_analysis.csv, nccl_summary_long.csv or nccl_summary_implicit_sync.csv"
+        raise TraceError(f"{document.label} is not a collective table of TraceLens", hint=hint)
     return [_read_row(row, cells_by_name(header.cells, row)) for row in table]
 
 
 def _check_one_job(tables: Sequence[Sequence[int]]) -> None:
     """Refuse tables of which one does not name its ranks, and a rank that is in two of them."""
     if len(tables) > 1 and not all(tables):
-        raise TraceError(
-            f"{len(tables)} tables were given, and one does not say which ranks it is of",
-            hint="import a collapsed table (implicit_sync) on its own",
-        )
+        hint = "import a collapsed table (implicit_sync) on its own"
+        raise TraceError(f"{len(tables)} tables were given, and one does not say which ranks it is of", hint=hint)
     counted = Counter(rank for ranks in tables for rank in ranks)
     twice = [rank for rank, times in counted.items() if times > 1]
     if twice:

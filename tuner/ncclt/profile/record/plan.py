@@ -84,10 +84,8 @@ class RecordOptions:
         """Check the options."""
         for flag, value in (("--steps", self.steps), ("--warmup", self.warmup)):
             if value is not None and not 1 <= value <= MOST_LAUNCHES:
-                raise UsageError(
-                    f"{flag} must be 1 to {MOST_LAUNCHES:,}, not {value}",
-                    hint="the first step is never typical: DDP sends other buckets in it",
-                )
+                hint = "the first step is never typical: DDP sends other buckets in it"
+                raise UsageError(f"{flag} must be 1 to {MOST_LAUNCHES:,}, not {value}", hint=hint)
         if self.stop_after and self.method in (Method.NCCL_LOG, Method.PLUGIN):
             raise UsageError(
                 "--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {self.method}"

@@ -49,10 +49,8 @@ def plugin_variables(
         UsageError: there is no plugin, the job uses another one, or its reports go elsewhere already.
     """
     if environ.get("NCCLT_PLUGIN_REPORT"):
-        raise UsageError(
-            f"the plugin's reports of this job go to {environ['NCCLT_PLUGIN_REPORT']} already",
-            hint="run the command without recording, then: ncclt profile import THAT_FOLDER/*",
-        )
+        hint = "run the command without recording, then: ncclt profile import THAT_FOLDER/*"
+        raise UsageError(f"the plugin's reports of this job go to {environ['NCCLT_PLUGIN_REPORT']} already", hint=hint)
     variables = {"NCCLT_PLUGIN_REPORT": str(folder / FOLDER)}
     named_tables = [name for name in POLICY_VARIABLES if environ.get(name)]
     if plugin := environ.get("NCCL_TUNER_PLUGIN", ""):

@@ -292,10 +292,8 @@ class _Window:
 
     def no_json(self, why: str) -> TraceError:
         """Return the error for a document that cannot be parsed."""
-        return TraceError(
-            f"{self._document.label} is cut off or not JSON: {why}",
-            hint="the profiler may have been stopped while it wrote; export the trace again",
-        )
+        hint = "the profiler may have been stopped while it wrote; export the trace again"
+        return TraceError(f"{self._document.label} is cut off or not JSON: {why}", hint=hint)
 
 
 def _skipped_space(data: bytes, at: int) -> int:
@@ -304,7 +302,5 @@ def _skipped_space(data: bytes, at: int) -> int:
 
 
 def _no_trace(label: str) -> TraceError:
-    return TraceError(
-        f"{label} is not a Kineto trace: it has no list `traceEvents`, or more than one",
-        hint="export it with torch.profiler's export_chrome_trace or tensorboard_trace_handler",
-    )
+    hint = "export it with torch.profiler's export_chrome_trace or tensorboard_trace_handler"
+    return TraceError(f"{label} is not a Kineto trace: it has no list `traceEvents`, or more than one", hint=hint)

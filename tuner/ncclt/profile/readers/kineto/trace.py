@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from ncclt.profile.c10d import ProcessGroup, is_barrier
-from ncclt.profile.numbers import parse_float, parse_int
+from ncclt.profile.numbers import as_list, as_mapping, as_text, parse_float, parse_int
 from ncclt.profile.readers.kineto.exposure import KernelTimeline
 from ncclt.profile.readers.kineto.stream import ESCAPED_ASCII, stream_trace
 from ncclt.profile.source import Document
@@ -69,22 +69,18 @@ class KinetoJob:
 
 def read_job(document: Mapping[str, Any]) -> KinetoJob:
     """Read the head of a trace; every field of it may be missing, and numbers may be strings."""
-    info = document.get("distributedInfo")
-    info = info if isinstance(info, Mapping) else {}
+    info = as_mapping(document.get("distributedInfo"))
     groups: dict[str, ProcessGroup] = {}
-    config = info.get("pg_config")
-    for row in config if isinstance(config, list) else ():
-        size = parse_int(row.get("pg_size")) if isinstance(row, Mapping) else None
-        if size:
+    for row in map(as_mapping, as_list(info.get("pg_config"))):
+        if size := parse_int(row.get("pg_size")):
             groups[str(row.get("pg_name"))] = ProcessGroup(size=size, backend=str(row.get("backend_config", "")))
-    devices = document.get("deviceProperties")
     return KinetoJob(
         rank=parse_int(info.get("rank")),
         world_size=parse_int(info.get("world_size")) or 0,
         backend=str(info.get("backend", "")),
         nccl_version=str(info.get("nccl_version", "")),
         groups=groups,
-        node_gpus=len(devices) if isinstance(devices, list) else 0,
+        node_gpus=len(as_list(document.get("deviceProperties"))),
     )
 
 
@@ -308,9 +304,8 @@ def _kinds(row: Mapping[str, Any]) -> Iterable[str]:
             yield "kernels"
     elif category in _CPU_CATEGORIES:
         if name == "record_param_comms":
-            args = row.get("args")
-            collective = args.get("Collective name") if isinstance(args, Mapping) else None
-            yield "barriers" if isinstance(collective, str) and is_barrier(collective) else "comms"
+            collective = as_text(as_mapping(row.get("args")).get("Collective name"))
+            yield "barriers" if is_barrier(collective) else "comms"
         elif name.startswith("c10d::"):
             yield "barriers" if is_barrier(name) else "operators"
         elif _ANNOTATION.match(name):
@@ -322,16 +317,16 @@ def _kinds(row: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _event(row: Mapping[str, Any]) -> Event:
-    args = row.get("args")
-    kept = {key: args[key] for key in _KEPT_ARGS if key in args} if isinstance(args, Mapping) else {}
+    args = as_mapping(row.get("args"))
     # A trace repeats few texts in every event: equal ones are kept once.
-    kept = {key: sys.intern(value) if isinstance(value, str) else value for key, value in kept.items()}
+    known = ((key, args[key]) for key in _KEPT_ARGS if key in args)
+    kept_args = {key: sys.intern(value) if isinstance(value, str) else value for key, value in known}
     return Event(
         name=sys.intern(str(row.get("name"))),
         start_us=_moment(row, "ts"),
         duration_us=max(0.0, _moment(row, "dur")),
         thread=sys.intern(f"{row.get('pid')}/{row.get('tid')}"),
-        args=kept,
+        args=kept_args,
     )
 
 
