@@ -5,16 +5,37 @@ import json
 import pickle
 import sqlite3
 import struct
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import ClassVar
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plugin_report import APPLIED, line, write_report
 
 from ncclt.core.message import Collective, Message
+from ncclt.errors import TraceError
 from ncclt.profile import READERS, get_reader
 from ncclt.testing.reader_contract import ReaderContract
 
 TWO_KINDS = {("all_reduce", "float32", 4000, 2): 2.0, ("all_gather", "bfloat16", 2048, 2): 1.0}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _replace(part, draw):
+    """Return a JSON document with any other value in the place of one of its own."""
+    keys = list(part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ())
+    if not keys or not draw(st.integers(0, 5)):
+        return draw(JSON)
+    part, key = part.copy(), draw(st.sampled_from(keys))
+    part[key] = _replace(part[key], draw)
+    return part
 
 
 class Contract(ReaderContract):
@@ -33,6 +54,23 @@ class Contract(ReaderContract):
             Message(collective=Collective(collective), dtype=dtype, size_bytes=size, group_size=group): calls
             for (collective, dtype, size, group), calls in self.table.items()
         }
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def test_any_damage_is_read_or_refused(self, reader, sample, tmp_path, data):
+        """Bytes that are lost, added or overwritten, and any value of a JSON document in the place of another."""
+        content = sample[0].read_bytes()
+        start, length = data.draw(st.integers(0, len(content))), data.draw(st.integers(0, 40))
+        filler = data.draw(st.binary(max_size=20) | st.sampled_from([b"nan", b"9" * 400, b"{}", b"\n", b'"']))
+        damaged = content[:start] + filler + content[start + length :]
+        with suppress(ValueError):
+            document = _replace(json.loads(content), data.draw)
+            damaged = data.draw(st.sampled_from([damaged, json.dumps(document).encode()]))
+        path = tmp_path / "damaged"
+        path.write_bytes(damaged)
+        reader.recognises(path)
+        with suppress(TraceError):
+            assert reader.read([path], name="damaged").messages
 
     def test_no_other_reader_recognises_the_sample(self, reader, sample):
         others = [name for name in READERS if name != reader.name and get_reader(name).recognises(sample[0])]
@@ -375,43 +413,6 @@ class TestNcclTests(Contract):
         return [path]
 
 
-HEAD = {
-    "ncclt_plugin_report": 1,
-    "plugin": "0.1.0",
-    "tuner_api": 5,
-    "nccl": "2.28.9",
-    "host": "n1",
-    "pid": 40,
-    "launch_rank": 0,
-    "communicator": "00000000000000aa",
-    "number": 0,
-    "ranks": 2,
-    "nodes": 1,
-    "policy": "/t.csv",
-    "shared": False,
-    "table": "r-1",
-    "fnv1a": "0" * 16,
-    "rows": 1,
-    "rows_here": 1,
-    "not_in_use": "",
-    "started_us": 1_750_000_000_000_000,
-    "written_us": 1_750_000_001_000_000,
-    "finished": True,
-}
-APPLIED = {"outcome": "applied", "algorithm": "ring", "protocol": "simple", "channels": 8}
-
-
-def line(collective, size, calls, **more):
-    row = {"collective": collective, "size_bytes": size, "registered": False, "outcome": "unmatched", "calls": calls}
-    return row | more
-
-
-def write_report(path, rows, **head):
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [{**HEAD, **head}, *rows])
-    path.write_text(text)
-    return path
-
-
 class TestPluginReport(Contract):
     source = "plugin_report"
     table: ClassVar = {("all_reduce", "uint8", 4096, 2): 5.0, ("all_gather", "uint8", 64, 2): 1.0}
@@ -421,6 +422,6 @@ class TestPluginReport(Contract):
         """Two ranks; one of them made a call that it counted under two outcomes."""
         busy = [line("all_reduce", 4096, 3), line("all_reduce", 4096, 2, **APPLIED), line("all_gather", 64, 1)]
         return [
-            write_report(tmp_path / "a.jsonl", busy),
-            write_report(tmp_path / "b.jsonl", [line("all_reduce", 4096, 4)], pid=41, launch_rank=1),
+            write_report(tmp_path / "a.jsonl", *busy),
+            write_report(tmp_path / "b.jsonl", line("all_reduce", 4096, 4), pid=41, launch_rank=1),
         ]

@@ -10,6 +10,7 @@ import pytest
 
 from ncclt.core.workload import Workload
 from ncclt.profile import read_workload
+from ncclt.profile.reader import Reader
 
 Row = dict[str, Any]
 
@@ -83,6 +84,23 @@ def extracted(traces: Path) -> dict[str, list[Row]]:
 def read_traces(traces: Path) -> Callable[..., Workload]:
     """Return a reader of public traces by their names."""
     return lambda *files: read_workload([traces / file for file in files], name="real")
+
+
+@pytest.fixture
+def read_files(tmp_path: Path) -> Callable[..., Workload]:
+    """Return a function that reads documents, or rows of text or JSON, of which each is written to a file."""
+
+    def read(reader: Reader, *files: Any) -> Workload:
+        paths = []
+        for number, rows in enumerate(files):
+            lines = [
+                row if isinstance(row, str) else json.dumps(row) for row in ([rows] if isinstance(rows, dict) else rows)
+            ]
+            paths.append(tmp_path / f"{number}.log")
+            paths[-1].write_text("\n".join(lines) + "\n")
+        return reader.read(paths, name="job")
+
+    return read
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """DeepSpeed's comms logger: tables, verbose lines, the dictionary."""
 
-import json
 from functools import partial
 
 import pytest
@@ -29,17 +28,8 @@ def verbose(operation, size, *, rank=0, ms=2.0, tput=100.0, busbw=75.0):
 
 
 @pytest.fixture
-def log(tmp_path):
-    """Return a reader of lines (or a document) written to one file per argument."""
-
-    def read(*files):
-        paths = []
-        for number, rows in enumerate(files):
-            paths.append(tmp_path / f"{number}.txt")
-            paths[-1].write_text(json.dumps(rows) if isinstance(rows, dict) else "\n".join(rows))
-        return DeepSpeedReader().read(paths, name="job")
-
-    return read
+def log(read_files):
+    return partial(read_files, DeepSpeedReader())
 
 
 table = partial(message_table, fields=("collective", "size_bytes"))

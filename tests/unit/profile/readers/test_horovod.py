@@ -1,6 +1,5 @@
 """Horovod timelines: fusion groups, files that were never closed, and what is no timeline."""
 
-import io
 import json
 from collections import Counter
 from functools import partial
@@ -14,8 +13,7 @@ from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 from ncclt.profile.readers import horovod
-from ncclt.profile.readers.horovod import HorovodReader, TensorCall, read_timeline
-from ncclt.profile.source import Document
+from ncclt.profile.readers.horovod import HorovodReader, TensorCall
 from ncclt.testing.reader_contract import message_table
 
 
@@ -227,17 +225,6 @@ def test_groups_keep_every_element_once(calls):
     groups = horovod.group_tensors(parts, world_size=2)
     assert sum(message.size_bytes for message, _group in groups) == len(parts)
     assert sum(len(group.calls) for _message, group in groups) == len(parts)
-
-
-@given(st.text(max_size=300))
-def test_any_text_is_read_or_refused(text):
-    """An array of anything holds no collective."""
-    stream = io.BufferedReader(io.BytesIO(b"[" + text.encode("utf-8", "replace")))
-    try:
-        calls = read_timeline(Document(label="x", stream=stream)).calls
-    except TraceError as error:
-        calls = [] if error.hint else [text]
-    assert calls == []
 
 
 @pytest.mark.shared

@@ -20,17 +20,8 @@ def config(**fields):
 
 
 @pytest.fixture
-def log(tmp_path):
-    """Return a reader of lines written to one file per argument."""
-
-    def read(*files):
-        paths = []
-        for number, rows in enumerate(files):
-            paths.append(tmp_path / f"{number}.log")
-            paths[-1].write_text("\n".join(rows))
-        return MegatronLogReader().read(paths, name="job")
-
-    return read
+def log(read_files):
+    return partial(read_files, MegatronLogReader())
 
 
 table = partial(message_table, fields=("collective", "dtype", "size_bytes"))

@@ -2,6 +2,7 @@
 
 import time
 import tracemalloc
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,17 +32,8 @@ def init(rank, *, host="n0", pid=1, dev=0, comm="0xa", ranks=4, comm_id="0xc", n
 
 
 @pytest.fixture
-def log(tmp_path):
-    """Return a reader of lines written to one file per argument."""
-
-    def read(*files):
-        paths = []
-        for number, rows in enumerate(files):
-            paths.append(tmp_path / f"{number}.log")
-            paths[-1].write_text("\n".join(rows) + "\n")
-        return NcclLogReader().read(paths, name="job")
-
-    return read
+def log(read_files):
+    return partial(read_files, NcclLogReader())
 
 
 table = message_table

@@ -1,12 +1,9 @@
 """nccl-tests output as a source of profiles."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ncclt.errors import TraceError, UsageError
 from ncclt.profile import read_workload
@@ -73,21 +70,6 @@ def test_it_is_called_what_it_is(tmp_path):
     assert {"left out: 1 x row of 0 bytes", "left out: 1 x row of type 'fp4', of unknown size"} <= {*origin.notes}
     with pytest.raises(UsageError, match="has no steps"):
         workload.over_steps(10, "as told")
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_mutated_output_is_read_or_refused(tmp_path_factory, data):
-    """Whatever is cut, doubled or overwritten: messages, or a TraceError."""
-    text = table("redop root", f"64 16 float sum -1 {times(1.5)}", f"64 64 fp4 sum -1 {times()}")
-    for _ in range(data.draw(st.integers(1, 4))):
-        start, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 40))
-        filler = data.draw(st.one_of(st.text(max_size=8), st.sampled_from(["nan", "9" * 400, "0", "fp4", "{}", "inf"])))
-        text = text[:start] + filler + text[start + length :]
-    path = tmp_path_factory.mktemp("out") / "out"
-    path.write_text(text)
-    with suppress(TraceError):
-        assert NcclTestsReader().read([path], name="x").messages
 
 
 def test_the_result_file_is_read():

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
 from ncclt.profile.readers.param_comms import ParamCommsReader
@@ -91,19 +89,3 @@ def test_notes_stay_few_however_many_reasons_there_are(read):
     notes = read(_row("all_reduce", 10, 10), *strange).provenance.notes
     assert len(notes) < 30
     assert "left out: 480 x call for other reasons" in notes
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(changes=st.dictionaries(st.sampled_from([*_row("n", 1, 1), "global_ranks", "pg_id"]), _JSON), more=_JSON)
-@settings(max_examples=60, deadline=None)
-def test_any_entry_is_read_or_left_out(tmp_path_factory, changes, more):
-    """An entry of any shape costs itself and no more."""
-    path = tmp_path_factory.mktemp("pc") / "comms.json"
-    path.write_text(json.dumps([_row("all_reduce", 10, 10), {**_row("all_gather", 5, 20), **changes}, more]))
-    assert ParamCommsReader().read([path], name="t").bytes_per_step >= 40

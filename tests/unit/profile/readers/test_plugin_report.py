@@ -1,47 +1,28 @@
 """What the reader of plugin reports makes of ranks, groups and damage."""
 
-import json
-
 import pytest
+from plugin_report import line, write_report
 
-from ncclt.core.message import Collective
 from ncclt.errors import TraceError
 from ncclt.profile import read_workload
 
-AR = Collective.ALL_REDUCE
+HEAD = {
+    "host": "n",
+    "launch_rank": -1,
+    "communicator": "a" * 16,
+    "ranks": 4,
+    "nodes": 2,
+    "table": "r",
+    "fnv1a": "1" * 16,
+}
 
 
 def report(path, *rows, **head):
-    first = {
-        "ncclt_plugin_report": 1,
-        "plugin": "0",
-        "tuner_api": 5,
-        "nccl": "",
-        "host": "n",
-        "pid": 1,
-        "launch_rank": -1,
-        "communicator": "a" * 16,
-        "number": 0,
-        "ranks": 4,
-        "nodes": 2,
-        "policy": "",
-        "shared": False,
-        "table": "r",
-        "fnv1a": "1" * 16,
-        "rows": 0,
-        "rows_here": 0,
-        "not_in_use": "",
-        "started_us": 1,
-        "written_us": 2,
-        "finished": True,
-        **head,
-    }
-    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in (first, *rows)))
-    return path
+    return write_report(path, *rows, **{**HEAD, **head})
 
 
-def calls(size, count, collective="all_reduce", **more):
-    return {"collective": collective, "size_bytes": size, "outcome": "unmatched", "calls": count, **more}
+def calls(size, count, **more):
+    return line("all_reduce", size, count, **more)
 
 
 def test_a_process_with_several_gpus_shows_one_communicator_several_times(tmp_path):

@@ -127,14 +127,6 @@ def test_signal_to_every_process_of_the_job_reaches_the_command_once(start):
     assert job.wait(90) == 9
 
 
-def test_signal_to_ncclt_alone_reaches_the_command(start):
-    job = start([sys.executable, "-c", RUN, sys.executable, "-c", COUNT], stdout=subprocess.PIPE, text=True)
-    assert job.stdout.readline() == "ready\n"
-    job.send_signal(signal.SIGUSR1)
-    assert job.stdout.readline() == f"seen [{int(signal.SIGUSR1)}]\n"
-    assert job.wait(90) == 9
-
-
 def children_of(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from plugin_report import line, write_report
 
 from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError, UsageError
@@ -84,34 +85,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def left(folder, rank=0, calls=40, started=1):
-    head = {
-        "ncclt_plugin_report": 1,
-        "plugin": "0",
-        "tuner_api": 5,
-        "nccl": "2.28.9",
-        "host": "n",
-        "pid": rank + 1,
-        "launch_rank": rank,
-        "communicator": "a" * 16,
-        "number": 0,
-        "ranks": 2,
-        "nodes": 1,
-        "policy": "",
-        "shared": False,
-        "table": "",
-        "fnv1a": "",
-        "rows": 0,
-        "rows_here": 0,
-        "not_in_use": "no table is named",
-        "started_us": started,
-        "written_us": 2,
-        "finished": True,
-    }
-    row = {"collective": "all_reduce", "size_bytes": 4096, "outcome": "unmatched", "calls": calls}
-    path = folder / FOLDER / f"ncclt-plugin.n.{rank + 1}.0.{started:x}.jsonl"
-    path.write_text(json.dumps(head, separators=(",", ":")) + "\n" + json.dumps(row) + "\n")
-    return path
+def left(folder, rank=0):
+    path = folder / FOLDER / f"ncclt-plugin.n.{rank + 1}.0.1.jsonl"
+    return write_report(path, line("all_reduce", 4096, 40), pid=rank + 1, launch_rank=rank)
 
 
 def counted(steps):

@@ -1,11 +1,6 @@
 """The rules by which a Kineto trace becomes a workload, one small trace each."""
 
-import json
-from contextlib import suppress
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ncclt.core.message import MOST_BYTES, Collective, Message
 from ncclt.errors import InputError, TraceError
@@ -77,13 +72,6 @@ def test_sends_stand_for_both_halves(trace):
     trace.comm("send", 64)
     trace.comm("recv", 64)
     assert _rows(_read(trace.write())) == {("send_recv", "float32", 256, 2): 1.0}
-
-
-def test_receives_count_where_nothing_is_sent(trace):
-    """The last stage of a pipeline in forward only."""
-    trace.comm("recv", 64)
-    trace.comm("recv", 64)
-    assert _rows(_read(trace.write())) == {("send_recv", "float32", 256, 2): 2.0}
 
 
 def test_overflowed_count_is_unwrapped_and_noted(trace):
@@ -179,28 +167,6 @@ def test_rank_may_be_a_string_or_missing(new_trace):
         assert _read(trace.write()).provenance.ranks_read == expected
 
 
-def test_same_rank_twice_is_refused(new_trace):
-    """Two recordings of one rank are not two ranks."""
-    paths = []
-    for name in ("a.json", "b.json"):
-        trace = new_trace().job(0, 2)
-        trace.comm("allreduce", 256)
-        paths.append(trace.write(name))
-    with pytest.raises(TraceError, match="rank 0 appears twice"):
-        _read(*paths)
-
-
-def test_busiest_rank_stands_for_all(new_trace):
-    """Never the sum over files."""
-    paths = []
-    for rank, calls in enumerate((1, 3)):
-        trace = new_trace().job(rank, 2)
-        for _ in range(calls):
-            trace.comm("allreduce", 256)
-        paths.append(trace.write(f"{rank}.json"))
-    assert _rows(_read(*paths)) == {("all_reduce", "float32", 1024, 2): 3.0}
-
-
 def test_no_collectives_says_why(new_trace):
     """Sizes not recorded is another matter than nothing recorded."""
     for name, category, reason in [
@@ -214,56 +180,6 @@ def test_no_collectives_says_why(new_trace):
             _read(trace.write())
         assert reason in caught.value.message
         assert caught.value.hint
-
-
-_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just([]) | st.just([[3]])
-_ARGS = st.fixed_dictionaries(
-    {},
-    optional={
-        "Collective name": st.sampled_from(["allreduce", "wait", "gather"]) | _VALUES,
-        "In msg nelems": _VALUES,
-        "Out msg nelems": _VALUES,
-        "Group size": _VALUES,
-        "dtype": st.just("Float") | _VALUES,
-        "Process Group Name": _VALUES,
-        "Input Dims": st.just([[4], [2]]) | _VALUES,
-        "External id": _VALUES,
-        "Input type": st.just(["float", "float"]) | _VALUES,
-        "Global rank stride": _VALUES,
-        "correlation": _VALUES,
-    },
-)
-_NAMES = ["record_param_comms", "nccl:all_reduce", "c10d::_allgather_base_", "ncclKernel_X", "ProfilerStep#3", "x"]
-_ROWS = st.fixed_dictionaries(
-    {"name": st.sampled_from(_NAMES) | _VALUES, "cat": st.sampled_from(["cpu_op", "user_annotation", "kernel"])},
-    optional={
-        "ph": st.just("X") | _VALUES,
-        "ts": _VALUES,
-        "dur": _VALUES,
-        "pid": _VALUES,
-        "tid": _VALUES,
-        "args": _ARGS | _VALUES,
-    },
-)
-
-
-@settings(max_examples=60)
-@given(rows=st.lists(_ROWS | _VALUES, max_size=5), info=st.none() | st.just({"rank": "x", "world_size": -1}))
-def test_any_events_give_a_workload_or_a_trace_error(tmp_path_factory, rows, info):
-    """Whatever a broken profiler writes into the fields."""
-    path = tmp_path_factory.mktemp("fuzz") / "trace.json"
-    path.write_text(json.dumps({"traceEvents": rows, "distributedInfo": info}))
-    with suppress(TraceError):
-        assert _read(path).messages
-
-
-def test_document_without_events_is_no_trace(tmp_path):
-    """The list of events is what makes it one."""
-    for document in [[], {}, {"traceEvents": {}}]:
-        path = tmp_path / "x.json"
-        path.write_text(json.dumps(document))
-        with pytest.raises(TraceError, match="traceEvents"):
-            _read(path)
 
 
 def test_sizes_have_the_limit_of_every_reader(trace):

@@ -1,7 +1,6 @@
 """Traces read as a stream: the same as parsing them, at every size of the blocks, and never a part for the whole."""
 
 import json
-from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -137,20 +136,3 @@ def test_deep_nesting_is_refused_or_skipped(tmp_path):
     assert _stream(tmp_path, b'{"traceEvents": [' + deep + b", 1]}")[1] == []
     with pytest.raises(TraceError, match="recursion"):
         _stream(tmp_path, b'{"traceEvents": [{"name": "pick", "x":' + deep + b"}]}")
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    data=st.binary(max_size=60).map(lambda noise: b'{"traceEvents": [' + noise)
-    | st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)).map(
-        lambda flip: SMALL[: flip[0]] + bytes([flip[1]]) + SMALL[flip[0] + 1 :]
-    ),
-    block=st.sampled_from([1, 20, 1000]),
-)
-def test_damage_gives_an_error_or_events(tmp_path, blocks_of, data, block):
-    """Nothing else, and always an end."""
-    blocks_of(block)
-    with suppress(TraceError):
-        head, taken = _stream(tmp_path, data)
-        assert isinstance(head, dict)
-        assert all('"pick"' in json.dumps(row) for row in taken)
