@@ -59,7 +59,7 @@ class Contract(ReaderContract):
     @given(data=st.data())
     def test_any_damage_is_read_or_refused(self, reader, sample, tmp_path, data):
         """Bytes that are lost, added or overwritten, and any value of a JSON document in the place of another."""
-        content = sample[0].read_bytes()
+        content = data.draw(st.sampled_from(sample)).read_bytes()
         start, length = data.draw(st.integers(0, len(content))), data.draw(st.integers(0, 40))
         filler = data.draw(st.binary(max_size=20) | st.sampled_from([b"nan", b"9" * 400, b"{}", b"\n", b'"']))
         damaged = content[:start] + filler + content[start + length :]

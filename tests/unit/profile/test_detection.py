@@ -219,3 +219,11 @@ def test_reader_of_a_third_party_is_used_like_our_own(tmp_path, monkeypatch):
     assert (workload.provenance.source, workload.provenance.whole_file) == ("pairs", True)
     with pytest.raises(MissingDependencyError, match="no_such_module"):
         get_reader("broken")
+
+
+@pytest.mark.shared
+def test_every_public_trace_is_in_a_test(traces):
+    """By its name, or as one of its kind's folder, of which all are read."""
+    tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
+    untested = [path for path in traces.rglob("*.*") if path.name not in tests and path.parent.parent == traces]
+    assert {path.parent.name for path in untested} <= {"aicb", "megatron_log"}

@@ -19,9 +19,7 @@ COMMANDS = (
     "alltoall_perf -b 8 ...",
     "`alltoall_perf -b 8 ...`",
     "# alltoall_perf -b 8 -e 1M -g 8",
-    "$ mpirun -np 8 ./build/alltoall_perf -b 8 -e 1M",
     "srun -n 8 /opt/nccl-tests/alltoall_perf_mpi -b 8",
-    "+ ./alltoall_perf -b 8 -e 1M -g 8",
 )
 MEGATRON = (
     "INFO:megatron.core:Setting up DistributedDataParallel with config DistributedDataParallelConfig("
@@ -55,20 +53,11 @@ CASES = {  # words of the hint, the text that is refused, and the text that its 
         f"{HEADER},dtype,group_size,spans_nodes,steps,time_us\n{ROW},float32,8,true,1,70\n",
     ),
     "no row": ("give one row per kind of message", f"{HEADER}\n", f"{HEADER}\n{ROW}\n"),
-    "two columns": ("keep one of them", f"{HEADER},bytes\n{ROW},1\n", f"{HEADER}\n{ROW}\n"),
-    "ranks": ("take the column out", f"{HEADER},rank\n{ROW},0\n{ROW},1\n", f"{HEADER}\n{ROW}\n"),
     "calls per step": (
         "name the column calls",
         f"{HEADER}_per_step,steps\n{ROW},10\n",
         f"{HEADER},steps\nall_reduce,1048576,20,10\n",
     ),
-    "or leave out steps": ("or leave out steps", f"{HEADER}_per_step,steps\n{ROW},10\n", f"{HEADER}_per_step\n{ROW}\n"),
-    "several steps": (
-        "count the calls of all messages over the same steps",
-        f"{HEADER},steps\n{ROW},1\nbroadcast,4096,2,2\n",
-        f"{HEADER},steps\n{ROW},2\nbroadcast,4096,2,2\n",
-    ),
-    "quote": ("quote cells as a spreadsheet does", f'{HEADER}\n"{ROW}\n', f'{HEADER}\n"all_reduce",1048576,2\n'),
     "buckets": ("`Params for bucket N (M elements)`", MEGATRON, MEGATRON + BUCKET),
     "calls": ("record again with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL", START, START + CALL),
 }

@@ -4,8 +4,6 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
 from ncclt.profile.readers.execution_trace import ExecutionTraceReader
@@ -51,31 +49,10 @@ def read(tmp_path):
 _rows = message_table
 
 
-def test_size_is_the_size_column_of_nccl_tests(read):
-    """The full buffer for all_gather and reduce_scatter, what is sent for all_to_all."""
-    for name, into, out, row in [
-        ("allreduce", 100, 100, ("all_reduce", "float32", 400, 2)),
-        ("_allgather_base", 100, 200, ("all_gather", "float32", 800, 2)),
-        ("_reduce_scatter_base", 200, 100, ("reduce_scatter", "float32", 800, 2)),
-        ("all_to_allv", 300, 500, ("all_to_all", "float32", 1200, 2)),
-        ("broadcast", 10, 10, ("broadcast", "float32", 40, 2)),
-        ("reduce", 10, 10, ("reduce", "float32", 40, 2)),
-        ("send", 10, 10, ("send_recv", "float32", 40, 2)),
-    ]:
-        assert _rows(read(_node(name, [[_tensor(into)]], [[_tensor(out)]]))) == {row: 1.0}
-
-
 def test_lists_of_tensors_are_one_buffer(read):
     """The list form of all_gather shows one output per rank."""
     node = _node("all_gather", [[_tensor(6)]], [[[_tensor(6), _tensor(6)]]], dtype="c10::BFloat16")
     assert _rows(read(node)) == {("all_gather", "bfloat16", 24, 2): 1.0}
-
-
-def test_coalesced_call_is_a_message_per_tensor(read):
-    """NCCL gets one call for each."""
-    tensors = [[_tensor(10), _tensor(30)]]
-    rows = _rows(read(_node("allreduce_coalesced", tensors, tensors)))
-    assert rows == {("all_reduce", "float32", 40, 2): 1.0, ("all_reduce", "float32", 120, 2): 1.0}
 
 
 def test_flat_nodes_of_the_first_schema(read):
@@ -179,15 +156,6 @@ def test_groups_tell_rank_world_and_backend(read):
     assert "left out: 1 x call in a group that bypasses NCCL" in workload.provenance.notes
 
 
-def test_unknown_dtype_is_left_out_and_said(read):
-    """Its size in bytes is not known, so it is no message."""
-    buffer = [[_tensor(4)]]
-    odd = _node("allreduce", buffer, buffer, dtype="c10::complex<float>", number=11)
-    workload = read(_node("allreduce", buffer, buffer), odd)
-    assert _rows(workload) == {("all_reduce", "float32", 16, 2): 1.0}
-    assert any("complex" in note for note in workload.provenance.notes)
-
-
 def test_trace_without_messages_is_refused_with_the_reason(read):
     """Nothing is made up."""
     for nodes, reason in [
@@ -211,22 +179,3 @@ def test_workload_graph_is_refused_for_its_missing_sizes(tmp_path):
     assert ExecutionTraceReader().recognises(path)
     with pytest.raises(TraceError, match="1 communication nodes"):
         ExecutionTraceReader().read([path], name="graph")
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["allreduce", "0"]),
-    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.sampled_from(["values", "types", "name"]), inner),
-    max_leaves=12,
-)
-_FIELDS = ("id", "name", "ctrl_deps", "parent", "inputs", "outputs", "attrs", "input_types")
-
-
-@given(changes=st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=4), more=_JSON)
-@settings(max_examples=60, deadline=None)
-def test_any_node_is_read_or_refused(tmp_path_factory, changes, more):
-    """A node of any shape costs itself and no more: the call beside it is read."""
-    path = tmp_path_factory.mktemp("et") / "et.json"
-    whole = _node("allreduce", [[_tensor(4)]], [[_tensor(4)]])
-    odd = {**_node("_allgather_base", [_tensor(4)], [_tensor(8)], number=20), **changes}
-    path.write_text(json.dumps({"schema": "1.1.1", "nodes": [whole, odd, more]}))
-    assert ExecutionTraceReader().read([path], name="t").bytes_per_step >= 16

@@ -82,10 +82,3 @@ def test_traces_without_sizes_are_refused_with_the_reason(read_traces, file):
     with pytest.raises(TraceError, match=REFUSED[file]) as caught:
         read_traces(file)
     assert caught.value.hint
-
-
-def test_every_trace_is_covered(traces):
-    """No file of this kind that lies there goes untested."""
-    there = {str(p.relative_to(traces)) for folder in ("et_param", "et_chakra") for p in (traces / folder).iterdir()}
-    there |= {str(p.relative_to(traces)) for p in (traces / "generated").glob("et_*")}
-    assert there == {DLRM, *READ, *ONE_RANK, *REFUSED}

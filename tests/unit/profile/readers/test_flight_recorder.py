@@ -1,11 +1,8 @@
 """The rules by which a Flight Recorder dump becomes a workload."""
 
-import json
 import pickle
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
 from ncclt.profile.readers.flight_recorder import FlightRecorderReader
@@ -181,30 +178,3 @@ def test_entries_without_a_name_are_counted_as_left_out(read):
     """A damaged dump says that it is partial."""
     notes = read(_entry("nccl:all_reduce", [[5]], [[5]]), {}, 7).provenance.notes
     assert "left out: 2 x entry without an operation's name" in notes
-
-
-def test_empty_dump_is_refused(read):
-    """The recorder was off, or nothing had happened."""
-    with pytest.raises(TraceError, match="no collectives"):
-        read()
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(
-    changes=st.dictionaries(st.sampled_from([*_entry("n", [], []), "duration_ms", "time_created_ns"]), _JSON),
-    groups=_JSON,
-    more=_JSON,
-)
-@settings(max_examples=60, deadline=None)
-def test_any_entry_is_read_or_left_out(tmp_path_factory, changes, groups, more):
-    """An entry of any shape costs itself and no more."""
-    path = tmp_path_factory.mktemp("fr") / "dump.json"
-    odd = {**_entry("nccl:_all_gather_base", [[5]], [[20]]), **changes}
-    path.write_text(json.dumps({"pg_config": groups, "entries": [_entry("nccl:all_reduce", [[5]], [[5]]), odd, more]}))
-    assert FlightRecorderReader().read([path], name="t").bytes_per_step >= 20

@@ -24,9 +24,3 @@ def test_export_without_payloads_names_what_was_seen_and_the_command(read_traces
         assert f"{row['collective']} x{row['calls']}" in caught.value.message
     assert "nsys export --type sqlite --include-blobs=true" in caught.value.hint
     assert caught.value.hint.endswith("mfu_h1002_nsys_postfix.nsys-rep")
-
-
-def test_every_export_is_covered(shared_data):
-    """No file of this kind that lies there goes untested."""
-    there = {path.name for path in (shared_data / "traces" / "nsys").iterdir()}
-    assert there == {"healthy_1pct.sqlite", "mock.sqlite", "mfu_2gpu_after.sqlite"}

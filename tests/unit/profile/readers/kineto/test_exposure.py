@@ -1,10 +1,5 @@
 """Exposed communication from kernels as a Kineto trace shows them."""
 
-import gzip
-import json
-
-import pytest
-
 from ncclt.profile.readers.kineto.exposure import (
     NO_COMMUNICATION,
     NO_COMPUTE,
@@ -98,54 +93,6 @@ def test_the_least_exposed_rank_bounds_the_gain():
     ranks = [RankExposure(exposed_us=30.0, note="a"), RankExposure(exposed_us=20.0, note="a"), RankExposure(note="b")]
     assert least_exposed(ranks) == (20.0, ("a", "b"))
     assert least_exposed([RankExposure(note="b")]) == (None, ("b",))
-
-
-def _events(path):
-    return json.loads(gzip.decompress(path.read_bytes()), strict=False)["traceEvents"]
-
-
-def _read(path):
-    timeline, steps = KernelTimeline(), []
-    for event in _events(path):
-        if event.get("cat") == "kernel":
-            timeline.add_kernel(event["name"], float(event["ts"]), float(event["dur"]), str(event["pid"]))
-        elif str(event.get("name")).startswith("ProfilerStep#") and "dur" in event:
-            start = float(event["ts"])
-            steps.append((int(event["name"][13:]), (start, start + event["dur"])))
-    return timeline, steps
-
-
-def _swept(path):
-    """The exposed µs of a whole file by another way: counting kernels that begin and end, in order of time."""
-    edges = []
-    for event in _events(path):
-        if event.get("cat") == "kernel":
-            kind = 0 if event["name"].startswith("nccl") else 1
-            edges += [(event["ts"], kind, 1), (event["ts"] + event["dur"], kind, -1)]
-    running, before, exposed = [0, 0], 0.0, 0.0
-    for at, kind, change in sorted(edges):
-        exposed += (at - before) * (running[0] > 0 and running[1] == 0)
-        running[kind] += change
-        before = at
-    return exposed
-
-
-@pytest.mark.shared
-def test_resnet_on_two_gpus_exposes_most_of_its_communication(shared_data):
-    """All kernels lie inside the three steps of 222 ms, the last of which waits longest; the median step counts."""
-    path = shared_data / "traces" / "kineto_hta" / "nccl_parser_config__nccl_data.json.gz"
-    timeline, steps = _read(path)
-    each = [timeline.exposure([step]) for step in steps]
-    assert [round(one.communication_us) for one in each] == [11_989, 12_300, 22_587]
-    assert sum(one.exposed_us for one in each) == pytest.approx(_swept(path), abs=1)
-    found = timeline.exposure(steps)
-    assert (found.communication_us, found.exposed_us) == (each[1].communication_us, each[1].exposed_us)
-
-
-@pytest.mark.shared
-def test_gloo_on_cpus_is_not_known(shared_data):
-    timeline, steps = _read(shared_data / "traces" / "generated" / "kineto_gloo_torch2.8_rank0.json.gz")
-    assert timeline.exposure(steps) == RankExposure(note=NO_KERNELS)
 
 
 def test_copies_within_the_gpu_count_per_step():

@@ -47,13 +47,6 @@ def test_messages_are_those_of_the_extractor(read_traces, extracted, file):
     assert _found(read_traces(file)) == _expected(extracted[file])
 
 
-def test_every_kineto_file_is_covered(traces):
-    """No file of this kind that lies there goes untested."""
-    refused = "kineto_hta/cuda_event_sync__event_sync_trace.json.gz"
-    there = {str(p.relative_to(traces)) for p in traces.rglob("*.gz") if "kineto" in str(p.relative_to(traces))}
-    assert there == {*EXACT, ONE_RANK, CPU_ONLY, QUEUE, DLRM, refused}
-
-
 def test_job_of_one_rank_is_refused(read_traces):
     """The extractor lists its calls, which send nothing."""
     with pytest.raises(TraceError, match="group of one rank, which sends nothing"):

@@ -1,15 +1,12 @@
 """Traces without metadata: operators and annotations together give each call once."""
 
 from ncclt.profile.readers.kineto.reader import KinetoReader
+from ncclt.testing.reader_contract import message_table
 
 
 def _rows(trace):
     workload = KinetoReader().read([trace.write()], name="t")
-    found = {
-        (m.message.collective.value, m.message.dtype, m.message.size_bytes, m.message.group_size): m.calls_per_step
-        for m in workload.messages
-    }
-    return found, workload.provenance.notes
+    return message_table(workload), workload.provenance.notes
 
 
 def test_operator_tells_the_group_that_the_annotation_hides(new_trace):

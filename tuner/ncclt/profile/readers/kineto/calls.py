@@ -22,7 +22,7 @@ from typing import Any
 from ncclt.core.message import Collective, Message, parse_dtype
 from ncclt.errors import InputError
 from ncclt.profile.c10d import Operation, Tensor, classify
-from ncclt.profile.numbers import parse_int
+from ncclt.profile.numbers import as_list, parse_int
 from ncclt.profile.readers.kineto.trace import Event, KinetoJob, RankTrace
 from ncclt.profile.workload_builder import left_out_notes
 
@@ -63,18 +63,8 @@ class CallBook:
     left_out: Counter[str] = field(default_factory=Counter)
     assumptions: dict[str, None] = field(default_factory=dict)
 
-    def add(
-        self,
-        operation: Operation,
-        event: Event,
-        tensor: Tensor,
-        *,
-        group_size: int,
-        group: str = "",
-        spans_nodes: bool = False,
-    ) -> None:
-        """Add a call with a tensor, counted as in `Message.size_bytes`, or the reason against it."""
-        message = operation.message(tensor.dtype, tensor.elements, group_size=group_size, spans_nodes=spans_nodes)
+    def add(self, operation: Operation, event: Event, message: Message | str, group: str = "") -> None:
+        """Add a call, or the reason why it makes no message."""
         if isinstance(message, str):
             self.left_out[message] += 1
         else:
@@ -186,8 +176,8 @@ def _add(book: CallBook, event: Event, job: KinetoJob, coalesced: Sequence[Event
     start, stride = parse_int(args.get("Global rank start")), parse_int(args.get("Global rank stride"))
     spans_nodes = job.spans_nodes(start=start, stride=stride, size=size)
     for elements in parts:
-        tensor = Tensor(elements=elements, dtype=str(args.get("dtype", "")))
-        book.add(operation, event, tensor, group_size=size, group=group, spans_nodes=spans_nodes)
+        dtype = str(args.get("dtype", ""))
+        book.add(operation, event, operation.message(dtype, elements, group_size=size, spans_nodes=spans_nodes), group)
 
 
 def _split_coalesced(operation: Operation, event: Event, coalesced: Sequence[Event], *, total: int) -> list[int]:
@@ -222,11 +212,11 @@ def calls_from_shapes(trace: RankTrace) -> CallBook:
     annotations = [e for e in trace.annotations if classify(e.name) is not None and not trace.in_barrier(e)]
     nccl = [event for event in annotations if event.name.startswith("nccl:")]
     others = [event for event in annotations if not event.name.startswith("nccl:")]
-    backends = sorted({event.name.split(":", 1)[0] for event in others})
+    backends = ", ".join(sorted({event.name.split(":", 1)[0] for event in others}))
     if nccl and others:
-        book.left_out[f"collective over {', '.join(backends)}, which bypasses NCCL"] += len(others)
+        book.left_out[f"collective over {backends}, which bypasses NCCL"] += len(others)
     elif others:
-        book.assume(f"recorded over {', '.join(backends)}: NCCL would get the same messages")
+        book.assume(f"recorded over {backends}: NCCL would get the same messages")
     pool = _Pool(nccl or others)
     elsewhere = _Pool(others if nccl else [])
     emulated = elsewhere if nccl else pool
@@ -271,10 +261,7 @@ class _Pool:
     def take(self, key: _Key) -> bool:
         """Remove the first annotation of this kind; return False if there was none."""
         annotations = self._waiting.get(key)
-        if annotations:
-            annotations.popleft()
-            return True
-        return False
+        return bool(annotations and annotations.popleft())
 
     def take_closest(self, event: Event, collective: Collective, elements: int) -> str:
         """Remove the annotation of so many elements that began closest to an event; return its dtype, empty if none."""
@@ -308,7 +295,7 @@ def _count_operator(book: CallBook, event: Event, trace: RankTrace, pool: _Pool,
     elements, size = max(out, into), max(out, into) // max(1, min(out, into))
     if operation.collective is Collective.ALL_TO_ALL:
         elements, size = into, _assumed_size(book, trace)
-    book.add(operation, event, Tensor(elements=elements, dtype=tensors[_INPUT].dtype), group_size=size)
+    book.add(operation, event, operation.message(tensors[_INPUT].dtype, elements, group_size=size))
 
 
 def _count_emulated(book: CallBook, event: Event, trace: RankTrace, pool: _Pool, *, is_counted: bool) -> bool:
@@ -333,7 +320,7 @@ def _count_emulated(book: CallBook, event: Event, trace: RankTrace, pool: _Pool,
         dtypes = [pool.take_closest(event, Collective.ALL_REDUCE, elements) for _ in range(pieces)]
         is_emulated = is_emulated or bool(dtypes[0])
         if is_counted and dtypes[0]:
-            book.add(operation, event, Tensor(elements=elements * pieces, dtype=dtypes[0]), group_size=size)
+            book.add(operation, event, operation.message(dtypes[0], elements * pieces, group_size=size))
     return is_emulated
 
 
@@ -347,13 +334,12 @@ def _count_annotation(book: CallBook, event: Event, trace: RankTrace) -> None:
     if operation.collective is Collective.ALL_TO_ALL:
         # A list of tensors, one per receiver: together they are this rank's send buffer.
         tensors = (Tensor(elements=sum(t.elements for t in tensors), dtype=tensors[0].dtype),)
+    is_share = operation.collective is Collective.ALL_GATHER
+    if is_share and not size:
+        book.assume("all_gather sizes are one rank's share: the number of ranks is unknown")
     for tensor in tensors:
-        elements = tensor.elements
-        if operation.collective is Collective.ALL_GATHER:
-            elements *= max(1, size)
-            if not size:
-                book.assume("all_gather sizes are one rank's share: the number of ranks is unknown")
-        book.add(operation, event, Tensor(elements=elements, dtype=tensor.dtype), group_size=size)
+        elements = tensor.elements * (max(1, size) if is_share else 1)
+        book.add(operation, event, operation.message(tensor.dtype, elements, group_size=size))
 
 
 def _assumed_size(book: CallBook, trace: RankTrace) -> int:
@@ -370,9 +356,7 @@ def recorded_tensors(event: Event) -> tuple[Tensor, ...]:
 
     A list of tensors has no dtype of its own and is not returned; an empty shape with a dtype is a scalar tensor.
     """
-    shapes, dtypes = event.args.get("Input Dims"), event.args.get("Input type")
-    if not isinstance(shapes, list) or not isinstance(dtypes, list):
-        return ()
+    shapes, dtypes = as_list(event.args.get("Input Dims")), as_list(event.args.get("Input type"))
     return tuple(
         Tensor(elements=math.prod(shape), dtype=dtype)
         for shape, dtype in zip(shapes, dtypes, strict=False)
@@ -382,8 +366,7 @@ def recorded_tensors(event: Event) -> tuple[Tensor, ...]:
 
 def listed_elements(event: Event) -> list[list[int]]:
     """Return the elements of each list of tensors among an event's recorded inputs, without lists of lists."""
-    shapes = event.args.get("Input Dims")
-    lists = [item for item in shapes if isinstance(item, list) and item] if isinstance(shapes, list) else []
+    lists = filter(None, map(as_list, as_list(event.args.get("Input Dims"))))
     return [[math.prod(shape) for shape in item] for item in lists if all(map(_is_shape, item))]
 
 

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from ncclt.profile.other_libraries import COPIES_BETWEEN_GPUS, is_nccl_kernel, other_library
 from ncclt.profile.views.exposure import Interval, intersect, measure_exposure, merge_intervals, total_us
@@ -22,8 +23,7 @@ NO_NCCL_PART = "exposed communication unknown: compute hides NCCL's part while a
 _BY_CPU_STEPS = "exposed communication: kernels are counted from the start to the end of each step on the CPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExposure:
+class RankExposure(NamedTuple):
     """Communication and its exposed part on one rank, per step.
 
     Attributes:
@@ -119,31 +119,25 @@ class KernelTimeline:
             alone = any(device.communication and not device.compute for device in self._devices.values())
             return RankExposure(note=NO_COMPUTE if alone else NO_COMMUNICATION)
         communication_us, exposed_us = least
-        is_known = exposed_us > 0 or not self.libraries
         copied_us = max(
             total_us(intersect(merge_intervals(_pairs(device.copies)), merge_intervals(windows)))
             for device in self._devices.values()
         )
-        return RankExposure(
-            communication_us=communication_us,
-            exposed_us=exposed_us if is_known else None,
-            copied_us=copied_us / len(steps) if steps and copied_us else None,
-            note=note if is_known else NO_NCCL_PART,
-        )
+        copied_per_step_us = copied_us / len(steps) if steps and copied_us else None
+        if exposed_us > 0 or not self.libraries:
+            return RankExposure(communication_us, exposed_us, copied_per_step_us, note)
+        return RankExposure(communication_us, None, copied_per_step_us, NO_NCCL_PART)
 
     def _find_least(self, windows: Sequence[Interval]) -> tuple[float, float] | None:
         """Return the communication of the median step of the least exposed GPU and its exposed part, µs.
 
         None where no GPU both communicates and computes.
         """
-        of_devices = [
-            measure_exposure(_pairs(device.communication), _pairs(device.compute), windows)
-            for device in self._devices.values()
-            if device.compute or device.others
-        ]
         medians = [
             (median(sent_us for sent_us, _ in steps), median(exposed_us for _, exposed_us in steps))
-            for steps in of_devices
+            for device in self._devices.values()
+            if device.compute or device.others
+            for steps in [measure_exposure(_pairs(device.communication), _pairs(device.compute), windows)]
             if any(sent_us for sent_us, _ in steps)
         ]
         return min(medians, key=lambda times_us: times_us[1], default=None)
@@ -169,11 +163,8 @@ def mean_exposure(cycles: Sequence[tuple[RankExposure, int]]) -> RankExposure:
         total_steps = sum(steps for _, steps in known)
         return sum(us * steps for us, steps in known) / total_steps if len(known) == len(cycles) else None
 
-    return RankExposure(
-        communication_us=mean([exposure.communication_us for exposure, _ in cycles]),
-        exposed_us=mean([exposure.exposed_us for exposure, _ in cycles]),
-        copied_us=mean([exposure.copied_us for exposure, _ in cycles]),
-    )
+    communication_us, exposed_us, copied_us, _notes = zip(*(exposure for exposure, _ in cycles), strict=True)
+    return RankExposure(mean(communication_us), mean(exposed_us), mean(copied_us))
 
 
 def _has_length(start_us: float, duration_us: float) -> bool:

@@ -141,17 +141,16 @@ def kernel_times(trace: RankTrace, calls: Sequence[TracedCall], *, find_launches
         TraceError: from `find_launches`.
     """
     parts: dict[int, list[TracedCall]] = defaultdict(list)
+    by_thread: dict[str, list[TracedCall]] = defaultdict(list)
     for call in calls:
         parts[id(call.event)].append(call)
-    by_id = {call.event.external_id: call for call in calls if call.event.external_id is not None}
-    # Without metadata the field "External id" repeats the correlation, a number of its own series.
-    shared = (kernel.external_id if has_metadata(kernel) else None for kernel in trace.kernels)
-    matched = [by_id.get(number) if number is not None else None for number in shared]
-    unnamed = {k.correlation for k, call in zip(trace.kernels, matched, strict=True) if not call}
-    launches = find_launches({correlation for correlation in unnamed if correlation is not None})
-    by_thread: dict[str, list[TracedCall]] = defaultdict(list)
     for call in sorted(calls, key=lambda c: c.event.start_us):
         by_thread[call.event.thread].append(call)
+    by_id = {call.event.external_id: call for call in calls if call.event.external_id is not None}
+    # Without metadata the field "External id" repeats the correlation, a number of its own series.
+    matched = [by_id.get(kernel.external_id) if has_metadata(kernel) else None for kernel in trace.kernels]
+    unnamed = {k.correlation for k, call in zip(trace.kernels, matched, strict=True) if not call}
+    launches = find_launches({correlation for correlation in unnamed if correlation is not None})
     launched: dict[int, list[Event]] = defaultdict(list)
     unmatched = 0
     for kernel, matched_call in zip(trace.kernels, matched, strict=True):

@@ -20,7 +20,7 @@ from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.reader import Source
 from ncclt.profile.readers.kineto.calls import KERNELS, OPERATORS, read_calls, torch_version_hint
 from ncclt.profile.readers.kineto.exposure import RankExposure, least_exposed, mean_exposure
-from ncclt.profile.readers.kineto.kernels import KernelTimes, calls_in_steps, kernel_times, median_step_calls
+from ncclt.profile.readers.kineto.kernels import calls_in_steps, kernel_times, median_step_calls
 from ncclt.profile.readers.kineto.trace import find_launches, read_trace
 from ncclt.profile.roles import RankRoles
 from ncclt.profile.source import Document, strip_mark
@@ -34,19 +34,18 @@ class KinetoReading(RankReading):
 
     Attributes:
         step_times_us: of the complete steps, µs.
-        times: of the kernels that belong to calls.
         exposure: communication that compute does not hide.
         timeline: calls of the step of median length.
         libraries: library that communicates without NCCL -> its kernels.
-        events_seen: events of communication, with a size or without.
+        counts: `kernels` of NCCL, those `bare` of metadata and those `unmatched` with a call among them, and `events`
+            of communication, with a size or without.
     """
 
     step_times_us: tuple[float, ...]
-    times: KernelTimes
     exposure: RankExposure
     timeline: tuple[TimedCall, ...]
     libraries: Counter[str]
-    events_seen: int
+    counts: Counter[str]
 
     def join(self, cycles: Sequence[RankReading]) -> KinetoReading:
         """Return this recording and later profiler cycles of the same rank as one recording."""
@@ -58,15 +57,9 @@ class KinetoReading(RankReading):
         return replace(
             joined,
             step_times_us=tuple(time_us for cycle in ordered for time_us in cycle.step_times_us),
-            times=replace(
-                joined.times,
-                without_metadata=sum(cycle.times.without_metadata for cycle in ordered),
-                unmatched=sum(cycle.times.unmatched for cycle in ordered),
-                total=sum(cycle.times.total for cycle in ordered),
-            ),
             exposure=mean_exposure([(cycle.exposure, cycle.steps) for cycle in ordered]),
             libraries=sum((cycle.libraries for cycle in ordered), Counter[str]()),
-            events_seen=sum(cycle.events_seen for cycle in ordered),
+            counts=sum((cycle.counts for cycle in ordered), Counter[str]()),
         )
 
 
@@ -93,10 +86,10 @@ class KinetoReader(RankFileReader):
         steps = calls_in_steps(calls, trace.steps, trace.optimizers, on_gpu=book.source == KERNELS)
         times = kernel_times(trace, calls, find_launches=partial(find_launches, document))
         exposure = trace.timeline.exposure(steps.ranges)
-        others_note = (
-            f"other libraries communicated for {trace.timeline.others_us / 1e3:.2f} ms in the file "
-            f"({', '.join(count_reasons(libraries))}), which NCCL settings do not affect"
-        )
+        notes = [*book.notes(), *steps.notes, *filter(None, [exposure.note])]
+        if libraries:
+            took = f"{trace.timeline.others_us / 1e3:.2f} ms in the file ({', '.join(count_reasons(libraries))})"
+            notes.append(f"other libraries communicated for {took}, which NCCL settings do not affect")
         return KinetoReading(
             label=trace.label,
             rank=job.rank,
@@ -112,30 +105,27 @@ class KinetoReader(RankFileReader):
                 "backend": job.backend,
                 "nccl_version": job.nccl_version,
             },
-            notes=(
-                *book.notes(),
-                *steps.notes,
-                *([exposure.note] if exposure.note else []),
-                *([others_note] if libraries else []),
-            ),
+            notes=tuple(notes),
             step_times_us=steps.step_times_us,
-            times=times,
             exposure=exposure,
             timeline=median_step_calls(times, steps),
             libraries=libraries,
-            events_seen=len(trace.comms) + len(trace.operators) + len(trace.annotations),
+            counts=Counter(
+                kernels=times.total,
+                bare=times.without_metadata,
+                unmatched=times.unmatched,
+                events=len(trace.comms) + len(trace.operators) + len(trace.annotations),
+            ),
         )
 
     def notes(self, ranks: Sequence[RankReading]) -> list[str]:
         """Return notes on kernels without metadata or without a call."""
         notes = []
-        traces = _kineto_readings(ranks)
-        total = sum(rank.times.total for rank in traces)
-        bare = sum(rank.times.without_metadata for rank in traces)
-        if bare and any(rank.facts["read_from"] in (OPERATORS, KERNELS) for rank in traces):
-            notes.append(f"kernels without metadata: {bare} of {total}")
-        if unmatched := sum(rank.times.unmatched for rank in traces):
-            notes.append(f"kernels that belong to no recorded call: {unmatched} of {total}")
+        counts = sum((rank.counts for rank in _kineto_readings(ranks)), Counter[str]())
+        if counts["bare"] and any(rank.facts["read_from"] in (OPERATORS, KERNELS) for rank in ranks):
+            notes.append(f"kernels without metadata: {counts['bare']} of {counts['kernels']}")
+        if counts["unmatched"]:
+            notes.append(f"kernels that belong to no recorded call: {counts['unmatched']} of {counts['kernels']}")
         return notes
 
     def complete(self, workload: Workload, source: Source, roles: RankRoles) -> Workload:
@@ -166,13 +156,13 @@ class KinetoReader(RankFileReader):
     def refusal(self, source: Source) -> TraceError:
         """Return the error for traces without calls, with the likely reason."""
         ranks = _kineto_readings(source.readings)
-        kernels, events = sum(rank.times.total for rank in ranks), sum(rank.events_seen for rank in ranks)
+        counts = sum((rank.counts for rank in ranks), Counter[str]())
+        kernels, events = counts["kernels"], counts["events"]
         left_out = sorted({note for rank in ranks for note in rank.notes if note.startswith("left out")})
         others = sum((rank.libraries for rank in ranks), Counter[str]())
         if others and not kernels:
-            why = (
-                f"other libraries did the work ({', '.join(count_reasons(others))}), which NCCL settings do not affect"
-            )
+            did = ", ".join(count_reasons(others))
+            why = f"other libraries did the work ({did}), which NCCL settings do not affect"
             hint = NCCL_INSTEAD
         elif kernels or events:
             seen = f"{kernels} NCCL kernels and {events} communication events, but none of them has a size"
