@@ -251,7 +251,7 @@ def parse_ranks(value: object) -> tuple[int, ...]:
     return tuple(n for n in ranks if n is not None) if None not in ranks else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One recorded tensor: its elements, and its dtype as recorded."""
 

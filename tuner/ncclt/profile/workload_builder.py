@@ -64,15 +64,13 @@ def build_workload(name: str, roles: RankRoles, origin: Provenance) -> Workload:
             raise TraceError(f"no communication in {origin.detail.get('files', 'the files')}: {reason}", hint=hint)
         notes.append(f"left out: {reason}")
     several = {RANK_ROLES: str(len(roles.roles))} if len(roles.roles) > 1 else {}
-    return Workload(
-        name=name,
-        messages=tuple(
-            MessageCalls(message=message, calls_per_step=calls, recorded_us=roles.times_us.get(message))
-            for message, calls in calls_per_step.items()
-            if message not in alone
-        ),
-        provenance=replace(origin, detail={**origin.detail, **several}, notes=tuple(notes)),
+    messages = tuple(
+        MessageCalls(message=message, calls_per_step=calls, recorded_us=roles.times_us.get(message))
+        for message, calls in calls_per_step.items()
+        if message not in alone
     )
+    provenance = replace(origin, detail={**origin.detail, **several}, notes=tuple(notes))
+    return Workload(name=name, messages=messages, provenance=provenance)
 
 
 def min_times(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, float]:
@@ -81,9 +79,8 @@ def min_times(times_us: Iterable[Mapping[Message, float]]) -> dict[Message, floa
     A rank that comes early waits inside the call for the last one, so the smallest is closest to the transfer.
     """
     smallest: dict[Message, float] = {}
-    for rank in times_us:
-        for message, time_us in rank.items():
-            smallest[message] = min(time_us, smallest.get(message, time_us))
+    for message, time_us in (timed for rank in times_us for timed in rank.items()):
+        smallest[message] = min(time_us, smallest.get(message, time_us))
     return smallest
 
 

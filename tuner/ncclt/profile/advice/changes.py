@@ -28,6 +28,8 @@ _PIECE_BYTES = 4 * _MIB
 _ACCUMULATED = 4
 """Micro-batches per optimizer step in the row on gradient accumulation."""
 
+_ACCUMULATION = f"gradient accumulation over {_ACCUMULATED}"
+
 _CAST = (2.5, 1.5)
 """Bytes that PyTorch's bf16 and fp16 hooks touch per byte of float32 gradients, before and after the call: cast (4
 read, 2 written per element) and division by the world size (2, 2), then the way back (2, 4); default_hooks.py there."""
@@ -75,13 +77,8 @@ class Ddp:
         """
         backward = self.job.backward(self.parameters, assumed)
         buckets = [self._bucket(size, hook, where, assumed, free) for size in sizes]
-        step = ddp_us(
-            buckets,
-            backward,
-            front_us=self.job.compute_us - backward.length_us,
-            stretch=assumed.stretch,
-            slowdown=slowdown_beside(where, round(max(sizes))),
-        )
+        front_us, slowdown = self.job.compute_us - backward.length_us, slowdown_beside(where, round(max(sizes)))
+        step = ddp_us(buckets, backward, front_us=front_us, stretch=assumed.stretch, slowdown=slowdown)
         saved_us = self._copied_us(assumed) if view else 0.0
         return step + self.job.waiting_us(assumed, where) - saved_us
 
@@ -91,51 +88,35 @@ class Ddp:
 
     def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
-        copied_us = self.job.workload.copied_us
-        copies = (
-            "copies not recorded" if copied_us is None else f"the trace shows {copied_us / 1e3:.2f} ms of copies a step"
-        )
         yield from self._change_buckets()
         yield from self._change_hooks()
+        code = "with model.no_sync(): criterion(model(x), y).backward()    # for all micro-batches but the last"
+        why = f"time per micro-batch; {_ACCUMULATED}x the batch per optimizer step"
         yield AdvisedChange(
-            name=f"gradient accumulation over {_ACCUMULATED}",
-            code="with model.no_sync(): criterion(model(x), y).backward()    # for all micro-batches but the last",
-            modelled=lambda assumed, free: (
-                (self.as_is(assumed, free) + (_ACCUMULATED - 1) * self.as_is(assumed, True)) / _ACCUMULATED
-            ),
-            why=f"time per micro-batch; {_ACCUMULATED}x the batch per optimizer step",
+            _ACCUMULATION, code, _accumulate(self.as_is, lambda assumed, _: self.as_is(assumed, True)), why
         )
-        yield AdvisedChange(
-            name="gradient_as_bucket_view",
-            code="DDP(model, gradient_as_bucket_view=True)",
-            modelled=self._model_step(self.sizes, view=True),
-            why=f"{copies}; {_SAVED_NOTE}",
-        )
+        copied_us = self.job.workload.copied_us
+        copies = "copies not recorded"
+        if copied_us is not None:
+            copies = f"the trace shows {copied_us / 1e3:.2f} ms of copies a step"
+        code, step = "DDP(model, gradient_as_bucket_view=True)", self._model_step(self.sizes, view=True)
+        yield AdvisedChange("gradient_as_bucket_view", code, step, f"{copies}; {_SAVED_NOTE}")
         if (cap := self._best_cap("")) is not None:
-            yield AdvisedChange(
-                name=f"bucket_cap_mb={cap}, bucket view",
-                code=f"DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True)",
-                modelled=self._model_step(self.assigned(cap, cap), view=True),
-                why=_SAVED_NOTE,
-            )
-        yield AdvisedChange(
-            name="static_graph",
-            code="DDP(model, static_graph=True)",
-            why="saves only the search for unused parameters (find_unused_parameters=True), which no recording shows",
-        )
+            code = f"DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True)"
+            step = self._model_step(self.assigned(cap, cap), view=True)
+            yield AdvisedChange(f"bucket_cap_mb={cap}, bucket view", code, step, _SAVED_NOTE)
+        why = "saves only the search for unused parameters (find_unused_parameters=True), which no recording shows"
+        yield AdvisedChange("static_graph", "DDP(model, static_graph=True)", why=why)
         for where in others:
             yield _change_nodes(self.job, where, self._model_step(self.sizes, where=where))
 
     def change_sharding(self) -> AdvisedChange:
         """Return the change to FSDP."""
-        change = AdvisedChange(
-            name="FSDP instead of DDP",
-            code="from torch.distributed.fsdp import fully_shard; [fully_shard(block) for block in blocks]; "
-            "fully_shard(model)",
-            modelled=self._sharded_us,
-            why="50 % more bytes, some in the forward pass; parameters, gradients and optimizer take "
-            f"1/{self.job.cluster.world_size} of the memory",
-        )
+        shards = "[fully_shard(block) for block in blocks]; fully_shard(model)"
+        code = f"from torch.distributed.fsdp import fully_shard; {shards}"
+        share = f"1/{self.job.cluster.world_size} of the memory"
+        why = f"50 % more bytes, some in the forward pass; parameters, gradients and optimizer take {share}"
+        change = AdvisedChange("FSDP instead of DDP", code, self._sharded_us, why)
         return _require_times(self.job, change, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 
     def _copied_us(self, assumed: Assumption) -> float:
@@ -160,25 +141,16 @@ class Ddp:
             return
         is_default = abs(len(default) - len(self.sizes)) <= max(1, len(default) / 5)
         if not is_default:
-            yield AdvisedChange(
-                name="DDP's default buckets",
-                code="DDP(model)    # bucket_cap_mb=None: 25 MiB, and 1 MiB for the first bucket",
-                modelled=self._model_step(default),
-            )
-        cap = self._best_cap("")
-        if cap is not None:
-            yield AdvisedChange(
-                name=f"bucket_cap_mb={cap}",
-                code=f"DDP(model, bucket_cap_mb={cap})    # of the first bucket too",
-                modelled=self._model_step(self.assigned(cap, cap)),
-            )
+            code = "DDP(model)    # bucket_cap_mb=None: 25 MiB, and 1 MiB for the first bucket"
+            yield AdvisedChange("DDP's default buckets", code, self._model_step(default))
+        if (cap := self._best_cap("")) is not None:
+            code = f"DDP(model, bucket_cap_mb={cap})    # of the first bucket too"
+            yield AdvisedChange(f"bucket_cap_mb={cap}", code, self._model_step(self.assigned(cap, cap)))
         if is_default:
             first = min(_FIRST_MB, key=lambda mb: self._likely_us(self.assigned(_DEFAULT_CAP_MB, mb)))
-            yield AdvisedChange(
-                name=f"first bucket of {first} MiB",
-                code=f"torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = {first} * 2**20    # before DDP(model)",
-                modelled=self._model_step(self.assigned(_DEFAULT_CAP_MB, first)),
-            )
+            code = f"torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = {first} * 2**20    # before DDP(model)"
+            step = self._model_step(self.assigned(_DEFAULT_CAP_MB, first))
+            yield AdvisedChange(f"first bucket of {first} MiB", code, step)
 
     def _change_hooks(self) -> Iterator[AdvisedChange]:
         module = "torch.distributed.algorithms.ddp_comm_hooks"
@@ -187,61 +159,50 @@ class Ddp:
         else:
             code = f"from {module}.default_hooks import bf16_compress_hook; "
             code += "model.register_comm_hook(None, bf16_compress_hook)"
-            yield AdvisedChange(
-                name="bf16 or fp16 compression",
-                code=code,
-                modelled=self._model_step(self.sizes, hook="bf16"),
-                lossy=True,
-            )
+            step = self._model_step(self.sizes, hook="bf16")
+            yield AdvisedChange("bf16 or fp16 compression", code, step, lossy=True)
             if (cap := self._best_cap("bf16")) is not None:
-                yield AdvisedChange(
-                    name=f"bf16, bucket_cap_mb={cap}, bucket view",
-                    code=f"model = DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True); {code}",
-                    modelled=self._model_step(self.assigned(cap, cap), hook="bf16", view=True),
-                    why=_SAVED_NOTE,
-                    lossy=True,
-                )
-        yield AdvisedChange(
-            name="PowerSGD, rank 1",
-            code=f"from {module}.powerSGD_hook import PowerSGDState, powerSGD_hook; "
-            "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)",
-            modelled=self._model_step(self.sizes, hook="powersgd"),
-            why="from step 1,000 on; keeps a second copy of the gradients",
-            lossy=True,
+                name = f"bf16, bucket_cap_mb={cap}, bucket view"
+                code = f"model = DDP(model, bucket_cap_mb={cap}, gradient_as_bucket_view=True); {code}"
+                step = self._model_step(self.assigned(cap, cap), hook="bf16", view=True)
+                yield AdvisedChange(name, code, step, _SAVED_NOTE, lossy=True)
+        code = f"from {module}.powerSGD_hook import PowerSGDState, powerSGD_hook; "
+        code += "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)"
+        step, why = (
+            self._model_step(self.sizes, hook="powersgd"),
+            "from step 1,000 on; keeps a second copy of the gradients",
         )
+        yield AdvisedChange("PowerSGD, rank 1", code, step, why, lossy=True)
 
     def _bucket(self, size: float, hook: str, where: Cluster, assumed: Assumption, free: bool) -> GradientBucket:
         """Return the cost of a bucket with a hook."""
-        job = self.job
-        call = partial(job.call_us, Collective.ALL_REDUCE, assumed=assumed, where=where)
+        job, width = self.job, DTYPE_SIZES[self.dtype]
+
+        def call_us(sent_bytes: float) -> float:
+            return 0.0 if free else job.call_us(Collective.ALL_REDUCE, sent_bytes, assumed, where)
+
         if hook == "bf16":
-            before, after = (job.memory_us(share * size, assumed) for share in _CAST)
             return GradientBucket(
-                bytes=size,
-                call_us=0.0 if free else call(size * 2 / DTYPE_SIZES[self.dtype]),
-                before_us=before,
-                after_us=after,
+                size, call_us(size * 2 / width), *(job.memory_us(share * size, assumed) for share in _CAST)
             )
         if hook == "powersgd":
             matrices = max(1, round(size / _PIECE_BYTES))
-            side = math.sqrt(size / matrices / DTYPE_SIZES[self.dtype])
-            factor_bytes = matrices * side * DTYPE_SIZES[self.dtype]
+            factor_bytes = matrices * math.sqrt(size / matrices / width) * width
             small = _POWER_SGD_TENSOR_US * matrices if assumed.memory < LIKELY.memory else 0.0
             # P, Q, and the tensors that are no matrices.
-            calls_us = 0.0 if free else 2 * call(factor_bytes) + call(max(1.0, factor_bytes / 2))
-            before = job.memory_us(_POWER_SGD * size, assumed) + small
-            return GradientBucket(bytes=size, call_us=calls_us, before_us=before)
-        return GradientBucket(bytes=size, call_us=0.0 if free else call(size))
+            calls_us = 2 * call_us(factor_bytes) + call_us(max(1.0, factor_bytes / 2))
+            return GradientBucket(size, calls_us, job.memory_us(_POWER_SGD * size, assumed) + small)
+        return GradientBucket(size, call_us(size))
 
     def _sharded_us(self, assumed: Assumption, free: bool) -> float:
         job, sizes = self.job, self.sizes
         if len(sizes) < 8:
             sizes = tuple(self.bytes / 12 for _ in range(12))  # layers of a common model
         calls = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-        units = []
-        for size in reversed(sizes):
-            gather, reduce = (0.0 if free else job.call_us(kind, size, assumed, job.cluster) for kind in calls)
-            units.append(Unit(gather_us=gather, reduce_us=reduce))
+        units = [
+            Unit(*(0.0 if free else job.call_us(collective, size, assumed, job.cluster) for collective in calls))
+            for size in reversed(sizes)
+        ]
         compute = job.sharded_compute(self.parameters, assumed)
         step_us = fsdp_us(units, compute, gathers_again=True, stretch=assumed.stretch)
         return step_us + job.waiting_us(assumed, job.cluster)
@@ -298,8 +259,8 @@ class Fsdp:
         job, call = self.job, partial(self.job.call_us, assumed=assumed, where=where)
         units = [
             Unit(
-                gather_us=0.0 if free else call(Collective.ALL_GATHER, n * self.gather_width),
-                reduce_us=0.0 if free or not reduces else call(Collective.REDUCE_SCATTER, n * width),
+                0.0 if free else call(Collective.ALL_GATHER, n * self.gather_width),
+                0.0 if free or not reduces else call(Collective.REDUCE_SCATTER, n * width),
             )
             for n in self.elements
         ]
@@ -313,51 +274,33 @@ class Fsdp:
 
     def changes(self, others: Iterable[Cluster]) -> Iterator[AdvisedChange]:
         """Yield everything to try; `others` are other numbers of nodes."""
-        unreduced = self._model_step(reduces=False)
         if self.gathers_again:
-            yield AdvisedChange(
-                name="parameters kept after the forward pass",
-                code="fully_shard(block, reshard_after_forward=False)",
-                modelled=self._model_step(gathers_again=False),
-                why="in the backward pass each GPU holds all parameters, "
-                f"{format_bytes(round(self.parameters * self.gather_width))}",
-            )
+            code = "fully_shard(block, reshard_after_forward=False)"
+            size = format_bytes(round(self.parameters * self.gather_width))
+            why = f"in the backward pass each GPU holds all parameters, {size}"
+            step = self._model_step(gathers_again=False)
+            yield AdvisedChange("parameters kept after the forward pass", code, step, why)
         if self.width > 2:
-            yield AdvisedChange(
-                name="gradients reduced in bf16",
-                code="from torch.distributed.fsdp import MixedPrecisionPolicy; fully_shard(block, "
-                "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))",
-                modelled=self._model_step(width=2.0),
-                lossy=True,
-            )
+            code = "from torch.distributed.fsdp import MixedPrecisionPolicy; fully_shard(block, "
+            code += "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))"
+            yield AdvisedChange("gradients reduced in bf16", code, self._model_step(width=2.0), lossy=True)
         else:
             yield AdvisedChange(name="gradients reduced in bf16", why=f"they are in {self.reduce_dtype} already")
-        yield AdvisedChange(
-            name=f"gradient accumulation over {_ACCUMULATED}",
-            code="model.set_requires_gradient_sync(False)    # True before the last micro-batch's backward()",
-            modelled=lambda assumed, free: (
-                (self.as_is(assumed, free) + (_ACCUMULATED - 1) * unreduced(assumed, free)) / _ACCUMULATED
-            ),
-            why="time per micro-batch; unsharded gradients take "
-            f"{format_bytes(round(self.parameters * self.width))} on each GPU; {_ACCUMULATED}x the batch per "
-            "optimizer step",
-        )
+        code = "model.set_requires_gradient_sync(False)    # True before the last micro-batch's backward()"
+        size = format_bytes(round(self.parameters * self.width))
+        why = f"unsharded gradients take {size} on each GPU; {_ACCUMULATED}x the batch per optimizer step"
+        step = _accumulate(self.as_is, self._model_step(reduces=False))
+        yield AdvisedChange(_ACCUMULATION, code, step, f"time per micro-batch; {why}")
         for where in others:
             yield _change_nodes(self.job, where, self._model_step(where=where))
-        yield AdvisedChange(
-            name="bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph",
-            why="options of DDP; this job is sharded",
-        )
+        name = "bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph"
+        yield AdvisedChange(name, why="options of DDP; this job is sharded")
 
     def change_sharding(self) -> AdvisedChange:
         """Return the change to DDP."""
-        change = AdvisedChange(
-            name="DDP instead of FSDP",
-            code="DDP(model)",
-            modelled=self._unsharded_us,
-            why=f"needs {format_bytes(round(self.parameters * _ADAM_STATE_BYTES))} of parameters, gradients and Adam's "
-            "moments on one GPU, plus activations",
-        )
+        size = format_bytes(round(self.parameters * _ADAM_STATE_BYTES))
+        why = f"needs {size} of parameters, gradients and Adam's moments on one GPU, plus activations"
+        change = AdvisedChange("DDP instead of FSDP", "DDP(model)", self._unsharded_us, why)
         return _require_times(self.job, change, Collective.ALL_REDUCE)
 
     def _model_step(
@@ -371,7 +314,7 @@ class Fsdp:
         backward = job.backward(self.parameters, assumed)
         count = max(1, round(bytes_ / (_DEFAULT_CAP_MB * _MIB)))
         call_us = 0.0 if free else job.call_us(Collective.ALL_REDUCE, bytes_ / count, assumed, job.cluster)
-        buckets = [GradientBucket(bytes=bytes_ / count, call_us=call_us)] * count
+        buckets = [GradientBucket(bytes_ / count, call_us)] * count
         front_us = job.compute_us - backward.length_us
         slowdown = slowdown_beside(job.cluster, round(bytes_ / count))
         step_us = ddp_us(buckets, backward, front_us=front_us, slowdown=slowdown, stretch=assumed.stretch)
@@ -388,9 +331,12 @@ def _require_times(job: TrainingJob, change: AdvisedChange, *collectives: Collec
 
 
 def _change_nodes(job: TrainingJob, where: Cluster, modelled: Modelled) -> AdvisedChange:
-    return AdvisedChange(
-        name=f"{count_noun(where.nodes, 'node')} x {where.gpus_per_node} GPUs",
-        code=f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ...",
-        modelled=modelled,
-        why=f"same batch per GPU, {where.world_size / job.cluster.world_size:g}x the global batch",
-    )
+    name = f"{count_noun(where.nodes, 'node')} x {where.gpus_per_node} GPUs"
+    code = f"torchrun --nnodes={where.nodes} --nproc-per-node={where.gpus_per_node} ..."
+    why = f"same batch per GPU, {where.world_size / job.cluster.world_size:g}x the global batch"
+    return AdvisedChange(name, code, modelled, why)
+
+
+def _accumulate(synced: Modelled, unsynced: Modelled) -> Modelled:
+    """Return the mean micro-batch: gradients of the last one alone are sent."""
+    return lambda assumed, free: (synced(assumed, free) + (_ACCUMULATED - 1) * unsynced(assumed, free)) / _ACCUMULATED

@@ -59,7 +59,7 @@ Modelled = Callable[[Assumption, bool], float]
 """Time of a step, µs, as the model sees it; with True every call is free."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """Time of a step, µs: likely, at best, at worst."""
 
@@ -117,8 +117,7 @@ class TrainingJob:
         """Return the compute of a step by pass, the forward pass half as long as the backward pass."""
         backward_us = self.backward(parameters, assumed).length_us
         forward_us = min(backward_us / 2, self.compute_us - backward_us)
-        rest_us = self.compute_us - backward_us - forward_us
-        return Compute(forward_us=forward_us, backward_us=backward_us, rest_us=rest_us)
+        return Compute(forward_us, backward_us, self.compute_us - backward_us - forward_us)
 
     def predict(self, changed: Modelled, as_is: Modelled) -> Prediction:
         """Predict a step: the recorded one and the difference that the model sees, but never less than its compute.
@@ -134,13 +133,11 @@ class TrainingJob:
 
         likely, corners = under(LIKELY), [under(assumed) for assumed in CORNERS]
         if self.step_us is not None and changed == as_is:
-            return Prediction(step_us=likely, low_us=likely, high_us=likely)
-        return Prediction(
-            step_us=likely, low_us=min(likely, *corners) * (1 - _STEPS), high_us=max(likely, *corners) * (1 + _STEPS)
-        )
+            return Prediction(likely, likely, likely)
+        return Prediction(likely, min(likely, *corners) * (1 - _STEPS), max(likely, *corners) * (1 + _STEPS))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AdvisedChange:
     """Something to try.
 

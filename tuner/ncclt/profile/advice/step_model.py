@@ -116,7 +116,7 @@ def find_backward(gradients: Sequence[TimedCall], *, exposed_us: float, compute_
     return Backward(knots=((0.0, 0.0), *((share, at + ahead_us) for share, at in moments)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GradientBucket:
     """Gradients that are sent together; all times in µs.
 
@@ -166,7 +166,7 @@ def ddp_us(
     return front_us + max(clock + after_us, clock + backward.length_us + extra - done)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
     """One FSDP unit: time of its all_gather and of its reduce_scatter, µs."""
 
@@ -174,7 +174,7 @@ class Unit:
     reduce_us: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Compute:
     """Compute of a step, µs: of the two passes, and of the optimizer and everything else."""
 
@@ -203,7 +203,7 @@ def fsdp_us(units: Sequence[Unit], compute: Compute, *, gathers_again: bool, str
         return step_us
     hidden = max(0.0, 1 - (step_us - compute.step_us) / total)
     longer = 1 + (stretch - 1) * hidden
-    slower = [Unit(gather_us=unit.gather_us * longer, reduce_us=unit.reduce_us * longer) for unit in units]
+    slower = [Unit(unit.gather_us * longer, unit.reduce_us * longer) for unit in units]
     return _fsdp_us(slower, compute, gathers_again)
 
 

@@ -188,11 +188,7 @@ def _model_class(library: ModuleType, name: str) -> Any:
     return cls if isinstance(cls, type) and issubclass(cls, library.PreTrainedModel) else None
 
 
-_MAKERS: dict[str, Callable[[ModuleType, str], Callable[[], Any] | None]] = {
-    "torchvision": _torchvision,
-    "transformers": _transformers,
-    "timm": _timm,
-}
+_MAKERS = {"torchvision": _torchvision, "transformers": _transformers, "timm": _timm}
 
 _NAMES: dict[str, Callable[[ModuleType], Iterable[str]]] = {
     "torchvision": lambda library: library.models.list_models(),

@@ -95,16 +95,9 @@ def build_model_workload(request: ModelRequest, *, name: str, created: str) -> W
         detail |= {"bucket_cap_mb": f"{request.bucket_cap_mb:g}", "first_bucket_mb": str(FIRST_BUCKET_MB)}
     elif reduce_dtype != dtype:
         detail["reduce_dtype"] = reduce_dtype
-    return Workload(
-        name=name,
-        messages=messages,
-        provenance=Provenance(
-            source="model",
-            created=created,
-            detail=detail,
-            notes=("one forward and one backward pass per step, no gradient accumulation", *notes),
-        ),
-    )
+    assumed = ("one forward and one backward pass per step, no gradient accumulation", *notes)
+    origin = Provenance(source="model", created=created, detail=detail, notes=assumed)
+    return Workload(name=name, messages=messages, provenance=origin)
 
 
 def _check(request: ModelRequest, dtype: str, reduce_dtype: str) -> None:
@@ -217,15 +210,10 @@ def _block_classes(module: nn.Module) -> frozenset[str]:
         return frozenset(named)
     from torch import nn
 
-    repeated: Counter[str] = Counter(
-        type(child).__name__
-        for container in module.modules()
-        if isinstance(container, nn.ModuleList | nn.Sequential)
-        for child in container.children()
-        if next(child.children(), None) is not None
-        and not isinstance(child, nn.ModuleList | nn.Sequential)
-        and next(child.parameters(), None) is not None
-    )
+    lists = (nn.ModuleList, nn.Sequential)
+    children = [child for parent in module.modules() if isinstance(parent, lists) for child in parent.children()]
+    blocks = (c for c in children if any(True for _ in c.children()) and any(True for _ in c.parameters()))
+    repeated = Counter(type(block).__name__ for block in blocks if not isinstance(block, lists))
     return frozenset(name for name, count in repeated.items() if count > 1)
 
 

@@ -32,7 +32,7 @@ from ncclt.profile.c10d import (
     parse_ranks,
     shown,
 )
-from ncclt.profile.numbers import MOST_RANKS, as_list, as_text, parse_int
+from ncclt.profile.numbers import MOST_RANKS, as_list, as_mapping, as_text, parse_int
 from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.source import Document, load_json, parse_json, strip_mark
 from ncclt.profile.steps import MARK, OPTIMIZER, Step, TimeRange, divide_into_steps
@@ -70,10 +70,9 @@ class ExecutionTraceReader(RankFileReader):
             TraceError: damaged, no trace, or without collectives that have a size.
         """
         trace, label = load_json(document), document.label
-        nodes = trace.get("nodes") if isinstance(trace, Mapping) else None
-        if not isinstance(trace, Mapping) or not isinstance(nodes, list):
+        if not isinstance(as_mapping(trace).get("nodes"), list):
             raise _no_trace(trace, label)
-        rows = [node for node in nodes if isinstance(node, Mapping)]
+        rows = [node for node in trace["nodes"] if isinstance(node, Mapping)]
         comms = _sized(rows)
         if not comms:
             raise _no_calls(rows, label)
@@ -88,7 +87,9 @@ class ExecutionTraceReader(RankFileReader):
         sent, call_notes, group_sizes = convert_calls(recorded)
         calls = drop_answered_receives(sent)
         steps, notes = _divide(calls, rows)
-        elsewhere = len(comms) - len(recorded)
+        if elsewhere := len(comms) - len(recorded):
+            notes.insert(0, f"left out: {elsewhere} x call in a group that bypasses NCCL")
+        newer = newer_notes([str(trace.get("schema", ""))[:40]], NEWEST)
         return RankReading(
             label=label,
             rank=_find_rank(comms, groups),
@@ -97,14 +98,8 @@ class ExecutionTraceReader(RankFileReader):
             steps=len(steps),
             marks=frozenset(number for step in steps for number in step.marks),
             recorded_on=parse_day(trace.get("time")),
-            facts={"schema": shown(str(trace["schema"])) if isinstance(trace.get("schema"), str) else ""},
-            notes=(
-                *newer_notes([str(trace.get("schema", ""))[:40]], NEWEST),
-                "an ExecutionTrace has no durations",
-                *([f"left out: {elsewhere} x call in a group that bypasses NCCL"] if elsewhere else []),
-                *notes,
-                *call_notes,
-            ),
+            facts={"schema": shown(as_text(trace.get("schema")))},
+            notes=(*newer, "an ExecutionTrace has no durations", *notes, *call_notes),
         )
 
 
@@ -149,14 +144,12 @@ def _world_size(comms: Sequence[CommsNode], groups: Mapping[str, ProcessGroup], 
 
 
 def _no_trace(trace: object, label: str) -> TraceError:
-    graph = trace.get(_GRAPH) if isinstance(trace, Mapping) else None
+    graph = as_mapping(trace).get(_GRAPH)
     if isinstance(graph, list):
         count = sum(isinstance(row, Mapping) and row.get("NodeType") == _COMMUNICATION_NODE for row in graph)
-        return TraceError(
-            f"no message sizes in {label}: a Chakra workload graph in JSON has {count} communication nodes here, and "
-            "none of them has a size",
-            hint="import the PyTorch ExecutionTrace that the graph was converted from",
-        )
+        what = f"a Chakra workload graph in JSON has {count} communication nodes here, and none of them has a size"
+        hint = "import the PyTorch ExecutionTrace that the graph was converted from"
+        return TraceError(f"no message sizes in {label}: {what}", hint=hint)
     hint = "record one with torch.profiler's ExecutionTraceObserver"
     return TraceError(f"{label} is not an ExecutionTrace: it has no list `nodes`", hint=hint)
 
@@ -165,11 +158,9 @@ def _no_calls(rows: Sequence[Mapping[str, Any]], label: str) -> TraceError:
     """Say that nothing was found, and what the likely reason is."""
     gloo = sum(isinstance(row.get("name"), str) and row["name"].startswith("gloo:") for row in rows)
     if gloo:
-        return TraceError(
-            f"no collectives in {label}: it was recorded over gloo ({gloo} calls), for which an ExecutionTrace has no "
-            "record_param_comms nodes and so no process groups",
-            hint="record over NCCL, or import the Kineto trace of the same run",
-        )
+        lacks = "for which an ExecutionTrace has no record_param_comms nodes and so no process groups"
+        hint = "record over NCCL, or import the Kineto trace of the same run"
+        return TraceError(f"no collectives in {label}: it was recorded over gloo ({gloo} calls), {lacks}", hint=hint)
     return TraceError(
         f"no collectives in {label}: none of its {len(rows)} nodes is a record_param_comms with a collective",
         hint="record steps of the distributed run itself",
@@ -273,11 +264,7 @@ def read_node(node: Mapping[str, Any]) -> CommsNode:
     first rank, stride, size and more.
     """
     values = _values(node, "inputs")
-    attributes = {
-        row["name"]: row.get("value")
-        for row in as_list(node.get("attrs"))
-        if isinstance(row, Mapping) and isinstance(row.get("name"), str)
-    }
+    attributes = {as_text(row.get("name")): row.get("value") for row in map(as_mapping, as_list(node.get("attrs")))}
     at = next((place for place, value in enumerate(values) if isinstance(value, str)), len(values))
     name = attributes.get("collective_name", values[at] if at < len(values) else "")
     group, description = _group(values[at - 2] if 2 <= at < len(values) else None)
@@ -323,13 +310,11 @@ def read_groups(nodes: Iterable[Mapping[str, Any]]) -> dict[str, ProcessGroup]:
 
 
 def _values(node: Mapping[str, Any], side: str) -> list[Any]:
-    content = node.get(side)
-    return as_list(content.get("values") if isinstance(content, Mapping) else content)
+    return as_list(as_mapping(node.get(side)).get("values", node.get(side)))
 
 
 def _types(node: Mapping[str, Any], side: str) -> list[Any]:
-    content = node.get(side)
-    return as_list(content.get("types") if isinstance(content, Mapping) else node.get(f"{side[:-1]}_types"))
+    return as_list(as_mapping(node.get(side)).get("types", node.get(f"{side[:-1]}_types")))
 
 
 def _group(value: object) -> tuple[str, str]:

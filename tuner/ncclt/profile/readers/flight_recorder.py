@@ -10,6 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
 
@@ -25,7 +26,7 @@ from ncclt.profile.c10d import (
     parse_ranks,
     shown,
 )
-from ncclt.profile.numbers import MOST_RANKS, as_text, parse_float, parse_int
+from ncclt.profile.numbers import MOST_RANKS, as_mapping, as_text, parse_float, parse_int
 from ncclt.profile.plain_pickle import load_pickle
 from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.source import HEAD_BYTES, Document, load_json, read_block, strip_mark
@@ -63,11 +64,7 @@ class FlightRecorderReader(RankFileReader):
         if not isinstance(dump, Mapping) or not isinstance(dump.get("entries"), list | tuple):
             hint = "dump with TORCH_FR_BUFFER_SIZE set, or ask the watchdog for it with TORCH_NCCL_DUMP_ON_TIMEOUT=1"
             raise TraceError(f"{document.label} is not a Flight Recorder dump: it has no list `entries`", hint=hint)
-        named = [
-            entry
-            for entry in dump["entries"]
-            if isinstance(entry, Mapping) and isinstance(entry.get("profiling_name"), str)
-        ]
+        named = [e for e in dump["entries"] if isinstance(as_mapping(e).get("profiling_name"), str)]
         entries, notes = _of_one_backend(named)
         if len(named) < len(dump["entries"]):
             notes.append(f"left out: {len(dump['entries']) - len(named)} x entry without an operation's name")
@@ -79,6 +76,8 @@ class FlightRecorderReader(RankFileReader):
             if call.record.duration_us is not None:
                 durations_us[call.message].append(call.record.duration_us)
         rank, where = find_rank(entries, groups, document.label)
+        version = as_text(dump.get("version"))
+        nccl_version = dump.get("nccl_version") or dump.get("comm_lib_version")  # the latter in torch 2.13 and later
         # `time_created_ns` counts from 1970.
         moments_ns = [n for entry in entries if (n := parse_int(entry.get("time_created_ns"), most=2**62)) is not None]
         return RankReading(
@@ -88,18 +87,8 @@ class FlightRecorderReader(RankFileReader):
             calls=count_messages(calls),
             mean_us={message: fmean(times_us) for message, times_us in durations_us.items()},
             recorded_on=format_day(min(moments_ns, default=0) / 1e9),
-            facts={
-                "version": as_text(dump.get("version")),
-                # `comm_lib_version` in torch 2.13 and later.
-                "nccl_version": as_text(dump.get("nccl_version") or dump.get("comm_lib_version")),
-            },
-            notes=(
-                *newer_notes([as_text(dump.get("version"))], NEWEST),
-                *_ring_notes(entries),
-                *([where] if where else []),
-                *notes,
-                *call_notes,
-            ),
+            facts={"version": version, "nccl_version": as_text(nccl_version)},
+            notes=(*newer_notes([version], NEWEST), *_ring_notes(entries), *where, *notes, *call_notes),
         )
 
 
@@ -154,9 +143,8 @@ _RANK_IN_NAME = re.compile(r"rank_?(\d{1,7})(?!\d)")
 
 def read_groups(dump: Mapping[str, Any]) -> dict[str, ProcessGroup]:
     """Return name -> group; `ranks` is a list written as text, or a list."""
-    config = dump.get("pg_config")
     groups: dict[str, ProcessGroup] = {}
-    for key, row in config.items() if isinstance(config, Mapping) else ():
+    for key, row in as_mapping(dump.get("pg_config")).items():
         if isinstance(key, str) and isinstance(row, Mapping):
             ranks = parse_ranks(row.get("ranks"))
             groups[key] = ProcessGroup(size=len(ranks), ranks=ranks, description=as_text(row.get("desc")))
@@ -194,8 +182,8 @@ def find_world_size(groups: Mapping[str, ProcessGroup]) -> int:
 
 def find_rank(
     entries: list[Mapping[str, Any]], groups: Mapping[str, ProcessGroup], label: str
-) -> tuple[int | None, str]:
-    """Return the rank of a dump and where it is read from.
+) -> tuple[int | None, list[str]]:
+    """Return the rank of a dump, and a note where it is not read from its content.
 
     The content tells it by point-to-point calls alone (`nccl:send 0->1`, numbers inside the group). PyTorch puts the
     rank into the file's name, from which its own analyser (torch.distributed.flight_recorder) takes it.
@@ -203,29 +191,24 @@ def find_rank(
     for entry in entries:
         own, group = _OWN_RANK.search(entry["profiling_name"][:200]), find_group(entry, groups)
         if own and group and int(own[1]) < len(group.ranks):
-            return group.ranks[int(own[1])], ""
-    named = _RANK_IN_NAME.findall(label.rsplit(":", 1)[-1])
-    return (int(named[-1]), "the rank is read from the file's name: the dump does not hold it") if named else (None, "")
+            return group.ranks[int(own[1])], []
+    if named := _RANK_IN_NAME.findall(label.rsplit(":", 1)[-1]):
+        return int(named[-1]), ["the rank is read from the file's name: the dump does not hold it"]
+    return None, []
 
 
 def _group_name(entry: Mapping[str, Any]) -> str:
     pair = entry.get("process_group")
-    if isinstance(pair, list | tuple) and pair and isinstance(pair[0], str):
-        return pair[0]
-    return ""
+    return as_text(pair[0]) if isinstance(pair, list | tuple) and pair else ""
 
 
 def _tensors(sizes: object, dtypes: object) -> tuple[Tensor, ...]:
     """Return the tensors of one side; a dtype is empty where the dump has none (torch 2.3)."""
-    names = dtypes if isinstance(dtypes, list | tuple) else ()
-    tensors = []
-    for place, shape in enumerate(sizes if isinstance(sizes, list | tuple) else ()):
-        elements = _count_elements(shape)
-        if elements is None:
-            return ()
-        dtype = names[place] if place < len(names) else ""
-        tensors.append(Tensor(elements=elements, dtype=dtype if isinstance(dtype, str) else ""))
-    return tuple(tensors)
+    shapes = sizes if isinstance(sizes, list | tuple) else ()
+    names = chain(dtypes if isinstance(dtypes, list | tuple) else (), repeat(""))
+    counts = [_count_elements(shape) for shape in shapes]
+    tensors = [Tensor(n, as_text(dtype)) for n, dtype in zip(counts, names, strict=False) if n is not None]
+    return tuple(tensors) if len(tensors) == len(counts) else ()
 
 
 def _count_elements(shape: object) -> int | None:

@@ -213,16 +213,11 @@ def _read_header(row: Mapping[str, Any]) -> Header | None:
     rank, ranks = parse_int(header.get("rank")), parse_int(header.get("n_ranks"))
     if rank is None or ranks is None or not rank < ranks <= 10_000_000:
         return None
-    return Header(
-        comm=str(header.get("id", ""))[:64],
-        rank=rank,
-        ranks=ranks,
-        nodes=parse_int(header.get("nnodes")) or 0,
-        process=(str(metadata.get("hostname", ""))[:255], parse_int(metadata.get("pid")) or 0),
-        keeps_all="comm_name" in header,
-        version=str(metadata.get("inspector_output_format_version", ""))[:16],
-        written_on=format_day((parse_int(metadata.get("dump_timestamp_us")) or 0) / 1e6),
-    )
+    comm, nodes = str(header.get("id", ""))[:64], parse_int(header.get("nnodes")) or 0
+    process = (str(metadata.get("hostname", ""))[:255], parse_int(metadata.get("pid")) or 0)
+    version = str(metadata.get("inspector_output_format_version", ""))[:16]
+    written_on = format_day((parse_int(metadata.get("dump_timestamp_us")) or 0) / 1e6)
+    return Header(comm, rank, ranks, nodes, process, "comm_name" in header, version, written_on)
 
 
 def _count_dropped(stats: Mapping[str, Any]) -> int:

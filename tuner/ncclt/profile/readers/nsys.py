@@ -546,11 +546,8 @@ def _size_calls(recording: Recording, source: Source, assumptions: dict[str, Non
             # A process that drives several GPUs calls once for each of them.
             driven = max(1, len(member.held_ranks)) if member else 1
             assumptions.update(dict.fromkeys(_list_assumptions(message, kind, driven)))
-            group, calls, is_receive = (
-                f"{kind.communicator}",
-                max(1, round(count / driven)),
-                kind.function == "ncclRecv",
-            )
+            group, calls = f"{kind.communicator}", max(1, round(count / driven))
+            is_receive = kind.function == "ncclRecv"
             yield Call(message=message, rank=rank, lane=process, group=group, count=calls, is_receive=is_receive)
         source.left_out |= without_message
 

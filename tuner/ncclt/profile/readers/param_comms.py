@@ -12,7 +12,7 @@ from typing import Any
 
 from ncclt.errors import TraceError
 from ncclt.profile.c10d import MOST_ELEMENTS, RecordedCall, Tensor, convert_calls, count_messages
-from ncclt.profile.numbers import MOST_RANKS, parse_int
+from ncclt.profile.numbers import MOST_RANKS, as_text, parse_int
 from ncclt.profile.rank_files import RankFileReader, RankReading
 from ncclt.profile.source import Document, load_json, strip_mark
 from ncclt.profile.workload_builder import drop_answered_receives
@@ -45,22 +45,20 @@ class ParamCommsReader(RankFileReader):
         records = [record for place, row in enumerate(comms) if (record := _record(row, place)).name != _BATCH]
         unknown = len(rows) - len(comms) - sum(isinstance(row, Mapping) and "compute" in row for row in rows)
         calls, notes, group_sizes = convert_calls(records)
+        if unknown:
+            notes.insert(0, f"left out: {unknown} x entry that is neither communication nor compute")
         return RankReading(
             label=document.label,
             rank=_rank(comms),
             # A trace with one group shows a job of one group; with several, none is known to be all of it.
             world_size=max(group_sizes.values(), default=0) if len({r.group for r in records}) == 1 else 0,
             calls=count_messages(drop_answered_receives(calls)),
-            notes=(
-                "a comms trace has no durations",
-                *([f"left out: {unknown} x entry that is neither communication nor compute"] if unknown else []),
-                *notes,
-            ),
+            notes=("a comms trace has no durations", *notes),
         )
 
 
 def _record(row: Mapping[str, Any], place: int) -> RecordedCall:
-    dtype = row["dtype"] if isinstance(row.get("dtype"), str) else ""
+    dtype = as_text(row.get("dtype"))
     group, ranks = parse_int(row.get("pg_id")), row.get("global_ranks")
     size = len(ranks) if isinstance(ranks, list) and ranks else parse_int(row.get("world_size"), most=MOST_RANKS)
     return RecordedCall(

@@ -28,7 +28,7 @@ TimeOrigin = Literal["measured", "nearest", "interpolated", "model"]
 """Origin of a message's time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MessageTime:
     """One message of a step.
 
@@ -220,11 +220,7 @@ def estimate(
         curve = measured.get(_curve_key(message), ())
         on_curve = read_curve(curve, message.size_bytes, rounding=message.rounding_bytes)
         time_us, source = on_curve or (model_us(cluster, message), "model")
-        rows.append(
-            MessageTime(
-                message=message, calls_per_step=calls.calls_per_step, time_us=time_us, source=source, link_gbps=gbps
-            )
-        )
+        rows.append(MessageTime(message, calls.calls_per_step, time_us, source, gbps))
         links_us += at_links_us * calls.calls_per_step
         bus_bytes += carried * calls.calls_per_step
     return Estimate(

@@ -17,7 +17,7 @@ SIZE_CLASSES: tuple[tuple[str, int], ...] = (("small", 64 * _KIB), ("medium", 4 
 recorded curves of 2 to 16 GPUs are flat within a factor of two there), above 4 MiB nearly all bandwidth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bin:
     """Messages of `2**exponent` to below `2**(exponent + 1)` bytes.
 
@@ -74,12 +74,9 @@ def histogram(workload: Workload) -> tuple[Bin, ...]:
     for row in workload.messages:
         rows.setdefault(row.message.size_bytes.bit_length() - 1, []).append(row)
     return tuple(
-        Bin(
-            exponent=exponent,
-            calls=sum((row.calls_per_step for row in rows.get(exponent, ())), 0.0),
-            bytes_per_step=sum((row.bytes_per_step for row in rows.get(exponent, ())), 0.0),
-        )
+        Bin(exponent, sum((r.calls_per_step for r in binned), 0.0), sum((r.bytes_per_step for r in binned), 0.0))
         for exponent in range(min(rows), max(rows) + 1)
+        for binned in [rows.get(exponent, [])]
     )
 
 

@@ -86,6 +86,9 @@ class KinetoReader(RankFileReader):
         steps = calls_in_steps(calls, trace.steps, trace.optimizers, on_gpu=book.source == KERNELS)
         times = kernel_times(trace, calls, find_launches=partial(find_launches, document))
         exposure = trace.timeline.exposure(steps.ranges)
+        facts = {"read_from": book.source, "torch": torch_version_hint(trace.comms)}
+        facts |= {"backend": job.backend, "nccl_version": job.nccl_version}
+        events = len(trace.comms) + len(trace.operators) + len(trace.annotations)
         notes = [*book.notes(), *steps.notes, *filter(None, [exposure.note])]
         if libraries:
             took = f"{trace.timeline.others_us / 1e3:.2f} ms in the file ({', '.join(count_reasons(libraries))})"
@@ -99,23 +102,13 @@ class KinetoReader(RankFileReader):
             steps=steps.count if steps.marked else 0,
             marks=steps.numbers,
             recorded_on=trace.recorded_on,
-            facts={
-                "read_from": book.source,
-                "torch": torch_version_hint(trace.comms),
-                "backend": job.backend,
-                "nccl_version": job.nccl_version,
-            },
+            facts=facts,
             notes=tuple(notes),
             step_times_us=steps.step_times_us,
             exposure=exposure,
             timeline=median_step_calls(times, steps),
             libraries=libraries,
-            counts=Counter(
-                kernels=times.total,
-                bare=times.without_metadata,
-                unmatched=times.unmatched,
-                events=len(trace.comms) + len(trace.operators) + len(trace.annotations),
-            ),
+            counts=Counter(kernels=times.total, bare=times.without_metadata, unmatched=times.unmatched, events=events),
         )
 
     def notes(self, ranks: Sequence[RankReading]) -> list[str]:
