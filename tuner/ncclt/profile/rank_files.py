@@ -100,16 +100,14 @@ class RankFileReader(Reader):
             try:
                 beginning = strip_mark(document.stream.peek(512))
             except (EOFError, OSError, zlib.error) as error:  # what gzip raises for a damaged member
-                raise TraceError(
-                    f"{document.label} is damaged or cut off: {error}", hint="pack the archive again from whole files"
-                ) from error
+                hint = "pack the archive again from whole files"
+                raise TraceError(f"{document.label} is damaged or cut off: {error}", hint=hint) from error
             if beginning.startswith(self.starts) or ":" not in document.label:
                 readings.append(self.read_rank(document))
         for path in source.paths:
             if not any(r.label == path.name or r.label.startswith(f"{path.name}:") for r in readings):
-                raise TraceError(
-                    f"{path.name} holds no {self.word} of this kind", hint="pack the files of all ranks into it"
-                )
+                hint = "pack the files of all ranks into it"
+                raise TraceError(f"{path.name} holds no {self.word} of this kind", hint=hint)
         ranks = [cycles[0].join(cycles[1:]) for cycles in _group_cycles(readings)]
         check_one_job((r.label, r.world_size) for r in ranks)
         check_ranks_once((r.label, r.rank) for r in ranks)

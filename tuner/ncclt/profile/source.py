@@ -351,9 +351,8 @@ def documents(path: Path, *, enough: int | None = None) -> Iterator[Document]:
     except ReadLimitReached:
         return
     except OSError as error:
-        raise TraceError(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
-        ) from error
+        hint = "check the path and who may read it"
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
 
 
 def _members(archive: tarfile.TarFile, path: Path, meter: Meter) -> Iterator[Document]:

@@ -98,9 +98,8 @@ def rows(document: Document) -> Iterator[TableRow]:
     try:
         for count, cells in enumerate(csv.reader(chain([first], lines), delimiter=delimiter, strict=True)):
             if count > _ROWS:
-                raise TraceError(
-                    f"{label} has more than {_ROWS} rows", hint="give one row per kind of message, with its calls"
-                )
+                hint = "give one row per kind of message, with its calls"
+                raise TraceError(f"{label} has more than {_ROWS} rows", hint=hint)
             if any(cell.strip() for cell in cells):
                 yield TableRow(label=label, number=number, cells=tuple(cell.strip() for cell in cells))
     except csv.Error as error:

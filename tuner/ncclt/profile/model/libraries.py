@@ -182,9 +182,8 @@ def _model_class(library: ModuleType, name: str) -> Any:
     try:
         cls = getattr(library, name, None) if name.isidentifier() else None
     except _IMPORT_ERRORS as error:  # transformers imports its models when they are first asked for
-        raise MissingDependencyError(
-            f"transformers cannot load {name}: {_first_line(error)}", hint="install what it names, for this torch"
-        ) from error
+        hint = "install what it names, for this torch"
+        raise MissingDependencyError(f"transformers cannot load {name}: {_first_line(error)}", hint=hint) from error
     return cls if isinstance(cls, type) and issubclass(cls, library.PreTrainedModel) else None
 
 

@@ -102,15 +102,13 @@ def build_model_workload(request: ModelRequest, *, name: str, created: str) -> W
 
 def _check(request: ModelRequest, dtype: str, reduce_dtype: str) -> None:
     if request.group_size < 0 or request.group_size == 1:
-        raise UsageError(
-            f"--group-size must be at least 2, not {request.group_size}", hint="leave it out for the whole job"
-        )
+        hint = "leave it out for the whole job"
+        raise UsageError(f"--group-size must be at least 2, not {request.group_size}", hint=hint)
     if not (request.bucket_cap_mb > 0 and math.isfinite(request.bucket_cap_mb)):
         raise UsageError(f"--bucket-cap-mb must be above 0, not {request.bucket_cap_mb:g}", hint="DDP's default is 25")
     if request.sharding is Sharding.DDP and reduce_dtype != dtype:
-        raise UsageError(
-            "DDP reduces gradients in their own dtype", hint="give --dtype the dtype of the gradients, or use fsdp"
-        )
+        hint = "give --dtype the dtype of the gradients, or use fsdp"
+        raise UsageError("DDP reduces gradients in their own dtype", hint=hint)
     if wrong := [name for name in (dtype, reduce_dtype) if "float" not in name]:
         raise UsageError(f"a model is not trained in {wrong[0]}", hint="use float32, bfloat16 or float16")
 

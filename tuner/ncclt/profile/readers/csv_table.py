@@ -100,9 +100,8 @@ def find_columns(header: Sequence[str], *, label: str) -> dict[str, str]:
         if column is None:
             continue
         if column in named:
-            raise TraceError(
-                f"{label} has two columns for {column}: {named[column]!r} and {cell!r}", hint="keep one of them"
-            )
+            hint = "keep one of them"
+            raise TraceError(f"{label} has two columns for {column}: {named[column]!r} and {cell!r}", hint=hint)
         named[column] = cell
     if missing := [column for column in _REQUIRED if column not in named]:
         hint = f"begin with the header {','.join(_REQUIRED)} and, as wanted, {','.join(list(_COLUMNS)[3:])}"
@@ -111,9 +110,8 @@ def find_columns(header: Sequence[str], *, label: str) -> dict[str, str]:
         hint = "every rank shows the same call: keep the rows of one rank and take the column out"
         raise TraceError(f"{label} has a column {per_rank[0]!r}: ncclt does not add up calls over ranks", hint=hint)
     if _is_per_step(named) and "steps" in named:
-        raise TraceError(
-            f"{label} gives calls per step and a number of steps", hint="name the column calls, or leave out steps"
-        )
+        hint = "name the column calls, or leave out steps"
+        raise TraceError(f"{label} gives calls per step and a number of steps", hint=hint)
     return named
 
 

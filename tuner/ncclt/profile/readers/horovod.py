@@ -130,9 +130,8 @@ class FusionGroup:
         ranks = first.ranks or world_size
         message = build_message("tensors", Collective.ALL_REDUCE, max(1, elements), first.dtype[:40], group_size=ranks)
         if isinstance(message, str):
-            raise TraceError(
-                f"tensor {first.tensor!r} is in a message of {message}", hint="its dtype or shapes cannot be right"
-            )
+            hint = "its dtype or shapes cannot be right"
+            raise TraceError(f"tensor {first.tensor!r} is in a message of {message}", hint=hint)
         return message if elements else None
 
 
@@ -264,9 +263,8 @@ def _events(document: Document, timeline: Timeline) -> Iterator[Mapping[str, Any
     text = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
     buffer = text.decode(read_block(document, _BLOCK_BYTES)).lstrip()
     if not buffer.startswith("["):
-        raise TraceError(
-            f"{label} is not a Horovod timeline: no JSON array", hint="give the file of --timeline-filename"
-        )
+        hint = "give the file of --timeline-filename"
+        raise TraceError(f"{label} is not a Horovod timeline: no JSON array", hint=hint)
     at, is_over = 1, False
     while True:
         if not is_over and len(buffer) - at < _EVENT_CHARS:
@@ -288,9 +286,8 @@ def _events(document: Document, timeline: Timeline) -> Iterator[Mapping[str, Any
             if is_over and isinstance(error, ValueError) and buffer[at] == "{" and len(buffer) - at < _EVENT_CHARS:
                 timeline.is_cut = True
                 return
-            raise TraceError(
-                f"{label} is damaged: {str(error)[:120]}", hint="copy the file again once the training has ended"
-            ) from error
+            hint = "copy the file again once the training has ended"
+            raise TraceError(f"{label} is damaged: {str(error)[:120]}", hint=hint) from error
         if isinstance(event, dict):
             yield event
 

@@ -103,9 +103,8 @@ def read_tests(path: Path) -> tuple[NcclTest, ...]:
 def _tests(document: Document) -> tuple[NcclTest, ...]:
     content = read_block(document, _MOST_TEXT_BYTES + 1)
     if len(content) > _MOST_TEXT_BYTES:
-        raise TraceError(
-            f"{document.label} is larger than {_MOST_TEXT_BYTES // 2**20} MiB", hint="give the output alone"
-        )
+        hint = "give the output alone"
+        raise TraceError(f"{document.label} is larger than {_MOST_TEXT_BYTES // 2**20} MiB", hint=hint)
     text = content.decode("utf-8-sig", errors="replace")
     try:
         return (parse_json(text),) if text.lstrip().startswith("{") else parse_text(text)

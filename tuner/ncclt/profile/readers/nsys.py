@@ -237,9 +237,8 @@ def open_export(path: Path) -> Iterator[Export]:
             columns = {table: frozenset(name for _, name in rows) for table, rows in tables}
             yield Export(label=path.name, connection=connection, columns=columns)
     except OSError as error:
-        raise TraceError(
-            f"{path} cannot be read: {error.strerror or error}", hint="check the path and who may read it"
-        ) from error
+        hint = "check the path and who may read it"
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # Of a damaged schema, SQLite quotes bytes in its message that Python's sqlite3 fails to decode.
         hint = "copy the file again, or export the report again with nsys export --type sqlite"

@@ -87,9 +87,8 @@ class RecordOptions:
                 hint = "the first step is never typical: DDP sends other buckets in it"
                 raise UsageError(f"{flag} must be 1 to {MOST_LAUNCHES:,}, not {value}", hint=hint)
         if self.stop_after and self.method in (Method.NCCL_LOG, Method.PLUGIN):
-            raise UsageError(
-                "--stop-after needs the window of PyTorch's profiler", hint=f"leave out --with {self.method}"
-            )
+            hint = f"leave out --with {self.method}"
+            raise UsageError("--stop-after needs the window of PyTorch's profiler", hint=hint)
         if self.warmup is not None and self.method is Method.PLUGIN:
             raise UsageError("--warmup does not apply to the plugin: it counts the whole run", hint="leave it out")
 
@@ -138,9 +137,8 @@ def plan_recording(
     if not any(argv[:1]):  # also an empty word, as of a variable that is not set
         raise UsageError("no command to record", hint="put it after --: ncclt profile record --name N -- torchrun ...")
     if not can_be_named(folder):
-        raise UsageError(
-            f"{folder} cannot be used: its name has a '{os.pathsep}'", hint="name another place with --dir"
-        )
+        hint = "name another place with --dir"
+        raise UsageError(f"{folder} cannot be used: its name has a '{os.pathsep}'", hint=hint)
     method = options.method
     set_env: dict[str, str] = {}
     contents: dict[str, str] = {}

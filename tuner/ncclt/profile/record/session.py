@@ -60,9 +60,8 @@ def make_folder(base: Path, *, keep: Path | None) -> Path:
     except OSError as error:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        raise UsageError(
-            f"cannot write to {base}: {error.strerror or error}", hint="name a folder that all ranks share with --dir"
-        ) from error
+        hint = "name a folder that all ranks share with --dir"
+        raise UsageError(f"cannot write to {base}: {error.strerror or error}", hint=hint) from error
     return folder
 
 
@@ -149,9 +148,8 @@ def _read(plan: RecordPlan, folder: Path, *, name: str, exit_code: int) -> Recor
         logs = [path for path in sorted((folder / "nccl").iterdir()) if path.stat().st_size]
         try:
             if not logs:
-                raise TraceError(
-                    "no process wrote an NCCL log", hint="does the job use NCCL, and do its hosts share --dir?"
-                )
+                hint = "does the job use NCCL, and do its hosts share --dir?"
+                raise TraceError("no process wrote an NCCL log", hint=hint)
             workload = read_workload(logs, name=name, source="nccl_log")
         except TraceError as error:
             reasons.append((error.message, error.hint))
