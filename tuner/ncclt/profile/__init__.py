@@ -16,12 +16,10 @@ from ncclt.nccl.run_facts import RunFacts, read_run_facts
 from ncclt.profile.reader import Reader
 from ncclt.profile.source import (
     HEAD_BYTES,
-    cache_heads,
     check_readable,
     ends_within_line,
     is_text,
     list_files,
-    read_heads,
     regular_files,
 )
 from ncclt.profile.unsupported import find_unsupported
@@ -114,15 +112,12 @@ def _detect(
     notes: list[str] = []
     for path, is_named in files:
         try:
-            with cache_heads():
-                check_readable(path)
-                kinds = _find_readers(path, named, candidates, is_named=is_named)
-                if not kinds:
-                    raise find_unsupported(path, read_heads(path)) or TraceError(
-                        f"{path.name} is not a trace or log that ncclt can read",
-                        hint=f"sources are recognised by their content; supported: {', '.join(reader_names())}",
-                    )
-                texts = [head for head in read_heads(path) if is_text(head)]
+            heads = check_readable(path)
+            kinds = [named.name] if named and is_named else _find_readers(path, heads, named, candidates)
+            if not kinds:
+                hint = f"sources are recognised by their content; supported: {', '.join(reader_names())}"
+                unknown = TraceError(f"{path.name} is not a trace or log that ncclt can read", hint=hint)
+                raise find_unsupported(path, heads) or unknown
         except TraceError as error:
             if is_named:
                 raise
@@ -135,6 +130,7 @@ def _detect(
             )
         candidates = kinds
         paths.append(path)
+        texts = [head for head in heads if is_text(head)]
         facts += [read_run_facts(text.decode(errors="replace")) for text in texts]
         if texts and (not texts[-1].endswith(b"\n") if len(texts[-1]) < HEAD_BYTES else ends_within_line(path)):
             notes.append(f"{path.name} ends within a line: it may be cut off")
@@ -149,14 +145,14 @@ def _detect(
     return named or get_reader(candidates[0]), paths, facts, notes
 
 
-def _find_readers(path: Path, named: Reader | None, candidates: Sequence[str], *, is_named: bool) -> list[str]:
-    """Return the names of the readers of a file."""
+def _find_readers(path: Path, heads: Sequence[bytes], named: Reader | None, candidates: Sequence[str]) -> list[str]:
+    """Return the names of the readers of a file, of the named one alone where there is one."""
 
     def recognising(names: Iterable[str]) -> list[str]:
-        return [name for name in names if get_reader(name).recognises(path)]
+        return [name for name in names if get_reader(name).fits(path, heads)]
 
     if named is not None:
-        return [named.name] if is_named or named.recognises(path) else []
+        return [named.name] if named.fits(path, heads) else []
     third_party = (name for name, _ in _TABLE.load_third_party())
     return recognising(candidates) or recognising(READERS) or recognising(third_party)
 

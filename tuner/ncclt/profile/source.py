@@ -21,9 +21,8 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -423,41 +422,14 @@ class _Headers:
         return self._stream.read(size)
 
 
-_looks: ContextVar[dict[Path, tuple[bytes, ...]] | None] = ContextVar("looks", default=None)
-
-
-@contextmanager
-def cache_heads() -> Iterator[None]:
-    """Within the block `read_heads` reads and unpacks each file once, however many readers ask whether it is theirs."""
-    token = _looks.set({})
-    try:
-        yield
-    finally:
-        _looks.reset(token)
-
-
 def read_heads(path: Path) -> tuple[bytes, ...]:
     """Return the beginning of each document of a file; of a long archive, those of the first members.
 
     Raises:
         TraceError: the file cannot be opened, or breaks where it is looked at.
     """
-    looks = _looks.get()
-    if looks is not None and path in looks:
-        return looks[path]
     beginnings = islice(documents(path, enough=LOOK_BYTES), LOOK_DOCUMENTS)
-    heads = tuple(read_block(document, HEAD_BYTES) for document in beginnings)
-    if looks is not None:
-        looks[path] = heads
-    return heads
-
-
-def has_head(path: Path, is_ours: Callable[[bytes], object]) -> bool:
-    """Return True if the beginning of any document of a file is of a kind; False where it cannot be read."""
-    try:
-        return any(map(is_ours, read_heads(path)))
-    except TraceError:
-        return False
+    return tuple(read_block(document, HEAD_BYTES) for document in beginnings)
 
 
 def strip_mark(beginning: bytes) -> bytes:
@@ -465,8 +437,8 @@ def strip_mark(beginning: bytes) -> bytes:
     return beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
 
 
-def check_readable(path: Path) -> None:
-    """Raise unless a file exists, has content, and can be unpacked at its beginning.
+def check_readable(path: Path) -> tuple[bytes, ...]:
+    """Return the beginnings of a file's documents, as `read_heads`; raise unless it exists and has content.
 
     Raises:
         TraceError: it is missing, a directory, empty or damaged.
@@ -475,8 +447,10 @@ def check_readable(path: Path) -> None:
         raise TraceError(f"{path} is a directory", hint="name the trace files in it, one per rank")
     if not path.exists():
         raise TraceError(f"{path} does not exist", hint="check the path; shell patterns must match at least one file")
-    if not any(head.strip() for head in read_heads(path)):
+    heads = read_heads(path)
+    if not any(head.strip() for head in heads):
         raise TraceError(f"{path.name} is empty", hint="was the profiler still writing? export the trace again")
+    return heads
 
 
 def read_block(document: Document, size_bytes: int) -> bytes:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_workloads import calls, workload
 
-from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.message import Collective
 from ncclt.profile.advice.call_times import RECORDING, call_times
 from ncclt.profile.views.estimate import CurvePoint
 from ncclt.testing.samples import sample_cluster
@@ -19,13 +19,7 @@ CURVE = {(REDUCE, ONE_NODE.world_size, False): (CurvePoint(2**20, 100.0), CurveP
 
 
 def _workload(*recorded, collective=REDUCE):
-    calls = [
-        MessageCalls(
-            message=Message(collective=collective, dtype="float32", size_bytes=size), calls_per_step=1, recorded_us=us
-        )
-        for size, us in recorded
-    ]
-    return Workload(name="w", messages=tuple(calls), provenance=Provenance(source="kineto"))
+    return workload(*(calls(size, 1, collective, us=us) for size, us in recorded))
 
 
 @given(st.integers(8, 2**31), st.floats(1, 1e6))

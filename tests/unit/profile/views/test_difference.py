@@ -2,19 +2,13 @@
 
 from dataclasses import replace
 
-from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from made_workloads import calls, workload
+
 from ncclt.profile.views.difference import compare_workloads
 
 
 def _workload(rows, **more):
-    messages = tuple(
-        MessageCalls(
-            message=Message(collective=Collective.ALL_REDUCE, dtype="uint8", size_bytes=size), calls_per_step=calls
-        )
-        for size, calls in rows
-    )
-    return Workload(name="w", messages=messages, provenance=Provenance(source="x"), **more)
+    return workload(*(calls(*row) for row in rows), **more)
 
 
 def test_added_removed_changed_and_unchanged():

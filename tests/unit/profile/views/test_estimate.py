@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from made_workloads import message, workload
 
 from ncclt.core.cluster import Cluster
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import Collective
 from ncclt.core.trial import Measurement
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import MessageCalls
 from ncclt.errors import UsageError
 from ncclt.profile.views.estimate import (
     CurvePoint,
@@ -34,16 +35,12 @@ H100 = Cluster(
 )
 
 
-def _message(size, *, collective=Collective.ALL_REDUCE, group=16, spans=True):
-    return Message(collective=collective, dtype="float32", size_bytes=size, group_size=group, spans_nodes=spans)
+def _message(size, *, group=16, spans=True, **more):
+    return message(size, dtype="float32", group=group, spans=spans, **more)
 
 
 def _workload(*messages, calls=1.0):
-    return Workload(
-        name="w",
-        messages=tuple(MessageCalls(message=m, calls_per_step=calls) for m in messages),
-        provenance=Provenance(source="x"),
-    )
+    return workload(*(MessageCalls(message=m, calls_per_step=calls) for m in messages))
 
 
 def test_the_figures_of_the_fabric_checks_come_out():
@@ -65,7 +62,7 @@ def test_impossible_figures_are_refused():
 
 
 def test_the_links_of_a_group_are_its_own_share():
-    for message, gbps in [
+    for sent, gbps in [
         (_message(8), 400),
         (_message(8, collective=Collective.ALL_TO_ALL), 50),
         (_message(8, collective=Collective.SEND_RECV), 50),
@@ -73,7 +70,7 @@ def test_the_links_of_a_group_are_its_own_share():
         (_message(8, group=2, spans=True), 50),
         (_message(8, group=4, spans=True), 100),
     ]:
-        assert link_busbw_gbps(H100, message) == pytest.approx(gbps)
+        assert link_busbw_gbps(H100, sent) == pytest.approx(gbps)
 
 
 def test_direct_links_to_other_gpus_stay_idle():

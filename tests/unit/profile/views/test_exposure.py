@@ -5,9 +5,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_workloads import calls, workload
 
-from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.profile.views.exposure import bound_gain, intersect, measure_exposure, merge_intervals
 
 _INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
@@ -19,16 +18,7 @@ def _points(intervals):
 
 
 def _workload(step_time_us, exposed_us):
-    calls = MessageCalls(
-        message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4), calls_per_step=1.0
-    )
-    return Workload(
-        name="w",
-        messages=(calls,),
-        provenance=Provenance(source="kineto"),
-        step_time_us=step_time_us,
-        exposed_us=exposed_us,
-    )
+    return workload(calls(), step_time_us=step_time_us, exposed_us=exposed_us)
 
 
 @given(first=_INTERVALS, second=_INTERVALS)

@@ -3,21 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_workloads import calls, workload
 
-from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.message import Collective
 from ncclt.profile.views.histogram import count_traffic, find_median_sizes, group_by_size, histogram
 
 _KIB, _MIB = 1024, 1024 * 1024
-
-
-def _calls(size, calls=1.0, collective=Collective.ALL_REDUCE, group=0, time_us=None):
-    message = Message(collective=collective, dtype="uint8", size_bytes=size, group_size=group)
-    return MessageCalls(message=message, calls_per_step=calls, recorded_us=time_us)
-
-
-def _workload(*messages, world_size=0):
-    return Workload(name="w", messages=messages, provenance=Provenance(source="x", world_size=world_size))
 
 
 def test_a_size_belongs_to_one_of_three_classes():
@@ -27,31 +18,31 @@ def test_a_size_belongs_to_one_of_three_classes():
         (4 * _MIB - 1, "medium"),
         (4 * _MIB + 1, "large"),
     ]:
-        assert [each.name for each in group_by_size(_workload(_calls(size))) if each.calls] == [name]
+        assert [each.name for each in group_by_size(workload(calls(size))) if each.calls] == [name]
 
 
 def test_a_bin_reaches_from_a_power_of_two_to_below_the_next():
-    bins = histogram(_workload(_calls(8), _calls(15, 2.0), _calls(16), _calls(64)))
+    bins = histogram(workload(calls(8), calls(15, 2.0), calls(16), calls(64)))
     found = [(b.exponent, b.calls, b.bytes_per_step) for b in bins]
     assert found == [(3, 3.0, 38.0), (4, 1.0, 16.0), (5, 0, 0), (6, 1.0, 64.0)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**40), st.floats(0.1, 100)), min_size=1, max_size=20))
 def test_bins_and_classes_carry_everything(rows):
-    workload = _workload(*(_calls(size, calls) for size, calls in rows))
-    for parts in (histogram(workload), group_by_size(workload)):
-        assert sum(p.bytes_per_step for p in parts) == pytest.approx(workload.bytes_per_step)
-        assert sum(p.calls for p in parts) == pytest.approx(sum(calls for _, calls in rows))
+    made = workload(*(calls(size, count) for size, count in rows))
+    for parts in (histogram(made), group_by_size(made)):
+        assert sum(p.bytes_per_step for p in parts) == pytest.approx(made.bytes_per_step)
+        assert sum(p.calls for p in parts) == pytest.approx(sum(count for _, count in rows))
 
 
 def test_classes_are_kept_apart_by_collective_and_size():
-    workload = _workload(
-        _calls(64 * _KIB - 1),
-        _calls(64 * _KIB),
-        _calls(4 * _MIB, time_us=9.0),
-        _calls(8, collective=Collective.BROADCAST),
+    made = workload(
+        calls(64 * _KIB - 1),
+        calls(64 * _KIB),
+        calls(4 * _MIB, us=9.0),
+        calls(8, collective=Collective.BROADCAST),
     )
-    found = {(c.collective.value, c.name): (c.calls, c.time_us) for c in group_by_size(workload)}
+    found = {(c.collective.value, c.name): (c.calls, c.time_us) for c in group_by_size(made)}
     assert found == {
         ("all_reduce", "small"): (1.0, None),
         ("all_reduce", "medium"): (1.0, None),
@@ -61,9 +52,9 @@ def test_classes_are_kept_apart_by_collective_and_size():
 
 
 def test_many_small_calls_and_one_large_message_cross_over():
-    half = find_median_sizes(_workload(_calls(8, 100.0, time_us=1.0), _calls(_MIB, time_us=50.0)))
+    half = find_median_sizes(workload(calls(8, 100.0, us=1.0), calls(_MIB, us=50.0)))
     assert (half.calls_bytes, half.bytes_bytes, half.time_bytes) == (8, _MIB, 8)
-    assert find_median_sizes(_workload(_calls(8), _calls(9, time_us=1.0))).time_bytes is None
+    assert find_median_sizes(workload(calls(8), calls(9, us=1.0))).time_bytes is None
 
 
 def test_bytes_on_the_wire_of_four_ranks():
@@ -76,11 +67,11 @@ def test_bytes_on_the_wire_of_four_ranks():
         ("reduce", 750),
         ("send_recv", 1000),
     ]:
-        sent = count_traffic(_workload(_calls(1000, collective=Collective(collective)), world_size=4))
+        sent = count_traffic(workload(calls(1000, collective=Collective(collective)), world_size=4))
         assert sent == (per_rank, 4 * per_rank)
 
 
 def test_traffic_needs_the_size_of_the_group():
-    assert count_traffic(_workload(_calls(1000))) == (None, None)
-    assert count_traffic(_workload(_calls(1000, group=2)))[1] is None
-    assert count_traffic(_workload(_calls(1000, group=1), world_size=8))[0] == 0
+    assert count_traffic(workload(calls(1000))) == (None, None)
+    assert count_traffic(workload(calls(1000, group=2)))[1] is None
+    assert count_traffic(workload(calls(1000, group=1), world_size=8))[0] == 0

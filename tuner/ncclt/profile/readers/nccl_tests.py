@@ -20,7 +20,7 @@ from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.nccl_tests.text import parse_text
 from ncclt.profile.reader import Call, Reader, Source
 from ncclt.profile.readers.nccl_log import LOGGED_CALL
-from ncclt.profile.source import Document, check_readable, documents, read_block, read_heads
+from ncclt.profile.source import Document, check_readable, documents, read_block
 from ncclt.profile.unsupported import find_unsupported
 from ncclt.profile.workload_builder import count_reasons, join_distinct, newer_notes
 
@@ -94,8 +94,8 @@ def read_tests(path: Path) -> tuple[NcclTest, ...]:
     Raises:
         TraceError: it cannot be read, or is of another kind.
     """
-    check_readable(path)
-    if not NcclTestsReader().recognises(path) and (unsupported := find_unsupported(path, read_heads(path))):
+    heads = check_readable(path)
+    if not NcclTestsReader().fits(path, heads) and (unsupported := find_unsupported(path, heads)):
         raise unsupported
     return tuple(test for document in documents(path) for test in _tests(document))
 

@@ -19,7 +19,7 @@ import shlex
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -46,18 +46,17 @@ class NsysReader(Reader):
     name = "nsys"
 
     def begins(self, beginning: bytes) -> bool:
-        """Return True for an SQLite file; `recognises` looks at its tables."""
+        """Return True for an SQLite file; `fits` looks at its tables."""
         return beginning.startswith(_MAGIC)
 
-    def recognises(self, path: Path) -> bool:
+    def fits(self, path: Path, heads: Sequence[bytes]) -> bool:
         """Return True for an export of Nsight Systems; never raises."""
+        if not super().fits(path, heads):
+            return False
         try:
-            with open_regular(path, error=TraceError) as raw:
-                if not self.begins(raw.read(len(_MAGIC))):
-                    return False
             with open_export(path) as export:
                 return bool(_MARKS & export.columns.keys())
-        except (OSError, TraceError):
+        except TraceError:
             return False
 
     def calls(self, source: Source) -> Iterator[Call]:
