@@ -26,19 +26,13 @@ _ATOMS = frozenset(
 _FRAMING = frozenset({"PROTO", "FRAME", "STOP"})
 _TO_MARK = -1
 _OPERANDS = {
-    "EMPTY_LIST": 0,
-    "EMPTY_DICT": 0,
-    "EMPTY_TUPLE": 0,
+    **dict.fromkeys(("EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE"), 0),
     "TUPLE1": 1,
     "TUPLE2": 2,
     "TUPLE3": 3,
     "APPEND": 1,
     "SETITEM": 2,
-    "APPENDS": _TO_MARK,
-    "SETITEMS": _TO_MARK,
-    "LIST": _TO_MARK,
-    "TUPLE": _TO_MARK,
-    "DICT": _TO_MARK,
+    **dict.fromkeys(("APPENDS", "SETITEMS", "LIST", "TUPLE", "DICT"), _TO_MARK),
 }
 """Opcode -> values that it takes from the stack."""
 _ADDING = frozenset({"APPEND", "SETITEM", "APPENDS", "SETITEMS"})
@@ -71,12 +65,8 @@ def load_pickle(data: bytes, label: str) -> Any:
         return PlainUnpickler(io.BytesIO(data)).load()
     except _BROKEN as error:
         hint = "copy the dump again; a process that is killed while it dumps leaves half a file"
-        raise TraceError(f"{label} is cut off or not a pickle: {shown_error(error)}", hint=hint) from error
-
-
-def shown_error(error: BaseException) -> str:
-    """Return the text of an error, short enough for a message whatever the file holds."""
-    return (str(error) or type(error).__name__)[:120]
+        shown = (str(error) or type(error).__name__)[:120]  # whatever the file holds
+        raise TraceError(f"{label} is cut off or not a pickle: {shown}", hint=hint) from error
 
 
 class PlainUnpickler(pickle.Unpickler):

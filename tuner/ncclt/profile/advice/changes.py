@@ -289,8 +289,8 @@ class Fsdp:
         code = "model.set_requires_gradient_sync(False)    # True before the last micro-batch's backward()"
         size = format_bytes(round(self.parameters * self.width))
         why = f"unsharded gradients take {size} on each GPU; {_ACCUMULATED}x the batch per optimizer step"
-        step = _accumulate(self.as_is, self._model_step(reduces=False))
-        yield AdvisedChange(_ACCUMULATION, code, step, f"time per micro-batch; {why}")
+        accumulated = _accumulate(self.as_is, self._model_step(reduces=False))
+        yield AdvisedChange(_ACCUMULATION, code, accumulated, f"time per micro-batch; {why}")
         for where in others:
             yield _change_nodes(self.job, where, self._model_step(where=where))
         name = "bucket_cap_mb, compression hooks, gradient_as_bucket_view, static_graph"

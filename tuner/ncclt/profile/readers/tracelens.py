@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ncclt.core.message import Collective, Message
 from ncclt.errors import TraceError
@@ -119,7 +120,7 @@ def _read_row(row: TableRow, cells: Mapping[str, str]) -> _Row:
     call: Call | str = ""
     if operation is not None:
         message = _build_message(row, cells, operation, group_size)
-        facts = {"rank": rank, "group": group, "is_receive": operation.is_receive, "time_us": time_us}
+        facts: dict[str, Any] = {"rank": rank, "group": group, "is_receive": operation.is_receive, "time_us": time_us}
         call = message if isinstance(message, str) else Call(message=message, count=count, **facts)
     # PyTorch gives the default group, which is the whole job, the name 0.
     return _Row(rank=rank, world_size=group_size if group == "0" else 0, count=count, call=call)

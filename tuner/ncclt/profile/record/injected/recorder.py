@@ -33,21 +33,9 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         host, pid = os.uname().nodename, os.getpid()
         self._path = folder / "ranks" / f"{host}.{pid}.json"
-        self.facts: dict[str, Any] = {
-            "host": host,
-            "pid": pid,
-            "rank": None,
-            "world_size": 0,
-            "state": "loaded",
-            "steps_seen": 0,
-            "outside_s": [],
-            "inside_s": [],
-            "write_s": 0.0,
-            "failures": [],
-            "backend": "",
-            "started_with": _started_with(),
-            "set_inside": {},
-        }
+        self.facts: dict[str, Any] = {"host": host, "pid": pid, "rank": None, "world_size": 0, "backend": ""}
+        self.facts.update(state="loaded", steps_seen=0, outside_s=[], inside_s=[], write_s=0.0, failures=[])
+        self.facts.update(started_with=_started_with(), set_inside={})
 
     def write(self, **changes: Any) -> None:
         """Update some facts and write all, with the NCCL variables that the program has set so far."""
