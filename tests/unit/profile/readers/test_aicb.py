@@ -19,14 +19,8 @@ def row(kind, size, *, group="dp_group", ranks="4", stage="forward", ms="None", 
 
 
 @pytest.fixture
-def read(tmp_path):
-    def _read(*rows, head="[rank0 ~ rank7]"):
-        path = tmp_path / "workload.csv"
-        path.write_text("\n".join([head, HEADER, *rows] if head else [HEADER, *rows]) + "\n")
-        assert AicbReader().recognises(path)
-        return AicbReader().read([path], name="run")
-
-    return _read
+def read(read_files):
+    return lambda *rows, head=("[rank0 ~ rank7]",): read_files(AicbReader(), [*head, HEADER, *rows])
 
 
 found = partial(message_table, fields=("collective", "size_bytes", "group_size"))
@@ -62,7 +56,7 @@ def test_groups_of_one_size_add_up(read):
 
 def test_measured_log_without_the_line_of_ranks(read):
     """Times in milliseconds, sizes and group sizes as measured files have them."""
-    workload = read(row("all_reduce", "1024.0", ranks="None", group="tp_group", ms="0.5"), END, head="")
+    workload = read(row("all_reduce", "1024.0", ranks="None", group="tp_group", ms="0.5"), END, head=())
     assert found(workload) == {("all_reduce", 1024, 0): 1}
     assert workload.messages[0].recorded_us == 500
     assert "the size of tp_group is not given: assuming the whole job" in workload.provenance.notes
@@ -107,8 +101,8 @@ def test_bad_files_are_refused_with_their_line(read):
         (row("all_reduce", 8, ms="inf"), "line 3: _elapsed_time is 'inf'"),
         ("CommType.all_reduce,CommGroup.dp_group,4", "line 3: 3 cells under a header of 12"),
         ("CommType.computation,CommGroup.all,1,((4, 4", "line 3: 4 cells under a header of 12"),
-        (row("all_reduce", 8, stage="init"), "no collectives in workload.csv: 1 x call of the set-up"),
-        ("", "no collectives in workload.csv: it has a header but no row"),
+        (row("all_reduce", 8, stage="init"), "no collectives in 0.log: 1 x call of the set-up"),
+        ("", "no collectives in 0.log: it has a header but no row"),
     ]:
         with pytest.raises(TraceError) as caught:
             read(bad)

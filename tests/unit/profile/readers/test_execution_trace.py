@@ -37,13 +37,9 @@ def _step(number, at):
 
 
 @pytest.fixture
-def read(tmp_path):
-    def _read(*nodes, **head):
-        path = tmp_path / "et.json"
-        path.write_text(json.dumps({"schema": "1.1.1", "pid": 1, "start_ts": 5, "nodes": list(nodes), **head}))
-        return ExecutionTraceReader().read([path], name="t")
-
-    return _read
+def read(read_files):
+    head = {"schema": "1.1.1", "pid": 1, "start_ts": 5}
+    return lambda *nodes, **more: read_files(ExecutionTraceReader(), {**head, "nodes": nodes, **more})
 
 
 _rows = message_table

@@ -61,14 +61,8 @@ def timeline():
 
 
 @pytest.fixture
-def read(tmp_path):
-    def _read(text):
-        path = tmp_path / "timeline.json"
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        assert HorovodReader().recognises(path)
-        return HorovodReader().read([path], name="run")
-
-    return _read
+def read(read_files):
+    return lambda text: read_files(HorovodReader(), [text])
 
 
 found = partial(message_table, fields=("dtype", "size_bytes", "group_size"))

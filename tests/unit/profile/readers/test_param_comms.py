@@ -14,13 +14,8 @@ def _row(comms, into, out, dtype="float", **more):
 
 
 @pytest.fixture
-def read(tmp_path):
-    def _read(*rows):
-        path = tmp_path / "comms.json"
-        path.write_text(json.dumps(list(rows)))
-        return ParamCommsReader().read([path], name="t")
-
-    return _read
+def read(read_files):
+    return lambda *rows: read_files(ParamCommsReader(), [json.dumps(rows)])
 
 
 _rows = message_table

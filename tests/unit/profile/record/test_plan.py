@@ -12,6 +12,7 @@ from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 
 SOURCES = Path(ncclt.profile.record.__file__).parent
 FOLDER = Path("/shared/.ncclt-record-x")
+LIBRARY = Path("/opt/ncclt/libnccl-tuner-ncclt.so")
 
 
 def _plan(argv=("torchrun", "train.py"), **options):
@@ -64,6 +65,8 @@ def test_what_cannot_work_is_refused():
         ({"warmup": 0}, "--warmup"),
         ({"folder": Path("/a:b")}, "/a:b"),
         ({"stop_after": True, "method": Method.NCCL_LOG}, "--stop-after"),
+        ({"stop_after": True, "method": Method.PLUGIN}, "--stop-after"),
+        ({"warmup": 3, "method": Method.PLUGIN}, "--warmup"),
     ]:
         with pytest.raises(UsageError, match=said) as caught:
             _plan(**options)
@@ -83,3 +86,24 @@ def test_everything_injected_is_copied_stands_alone_and_is_python_3_8():
             imported |= {module.split(".")[0] for module in modules}
     assert "json" in imported
     assert "ncclt" not in imported
+
+
+def test_a_known_number_of_steps_leaves_the_programs_alone():
+    plan = _plan(method=Method.PLUGIN, library=LIBRARY, steps=500)
+
+    assert dict(plan.set_env) == {"NCCL_TUNER_PLUGIN": str(LIBRARY), "NCCLT_PLUGIN_REPORT": f"{FOLDER}/plugin"}
+    assert (plan.files, plan.options.steps) == ((), 500)
+    assert "only one tuner" in plan.notes[0]
+
+
+def test_an_unknown_number_of_steps_is_counted_and_nothing_traced():
+    plan = _plan(method=Method.PLUGIN, library=LIBRARY, environ={"PYTHONPATH": "/mine"})
+
+    assert dict(plan.set_env)["PYTHONPATH"] == f"{FOLDER}/inject:/mine"
+    assert json.loads(dict(plan.files)["inject/recording.json"])["count_only"] is True
+
+
+def test_open_mpi_is_told_to_hand_the_variables_on():
+    plan = _plan(method=Method.PLUGIN, library=LIBRARY, steps=5, open_mpi=True)
+
+    assert plan.argv[1:5] == ("-x", "NCCLT_PLUGIN_REPORT", "-x", "NCCL_TUNER_PLUGIN")

@@ -1,6 +1,5 @@
 """What a recording by the plugin sets, refuses, and makes of the files that come back."""
 
-import json
 import os
 from pathlib import Path
 
@@ -9,39 +8,11 @@ from plugin_report import line, write_report
 
 from ncclt.core.workload import WHOLE_FILE
 from ncclt.errors import TraceError, UsageError
-from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
 from ncclt.profile.record.plugin import FOLDER, plugin_variables, read_plugin_reports
 from ncclt.profile.record.ranks import RankReport
 
 PLACE = Path("/shared/.ncclt-record-x")
 LIBRARY = Path("/opt/ncclt/libnccl-tuner-ncclt.so")
-
-
-def planned(**options):
-    places = {"folder": PLACE, "environ": {}, "library": LIBRARY}
-    places |= {name: options.pop(name) for name in ("folder", "environ", "open_mpi", "library") if name in options}
-    return plan_recording(["torchrun", "train.py"], RecordOptions(**{"method": Method.PLUGIN} | options), **places)
-
-
-def test_a_known_number_of_steps_leaves_the_programs_alone():
-    plan = planned(steps=500)
-
-    assert dict(plan.set_env) == {"NCCL_TUNER_PLUGIN": str(LIBRARY), "NCCLT_PLUGIN_REPORT": f"{PLACE}/plugin"}
-    assert (plan.files, plan.options.steps) == ((), 500)
-    assert "only one tuner" in plan.notes[0]
-
-
-def test_an_unknown_number_of_steps_is_counted_and_nothing_traced():
-    plan = planned(environ={"PYTHONPATH": "/mine"})
-
-    assert dict(plan.set_env)["PYTHONPATH"] == f"{PLACE}/inject:/mine"
-    assert json.loads(dict(plan.files)["inject/recording.json"])["count_only"] is True
-
-
-def test_open_mpi_is_told_to_hand_the_variables_on():
-    plan = planned(steps=5, open_mpi=True)
-
-    assert plan.argv[1:5] == ("-x", "NCCLT_PLUGIN_REPORT", "-x", "NCCL_TUNER_PLUGIN")
 
 
 def test_a_table_in_use_stays_in_use():
@@ -71,12 +42,6 @@ def test_what_cannot_be_recorded_is_refused_with_a_hint():
         with pytest.raises(UsageError, match=said) as caught:
             plugin_variables(PLACE, environ, library=library)
         assert caught.value.hint
-
-
-def test_options_that_mean_nothing_are_refused():
-    for options in [{"warmup": 3}, {"stop_after": True}, {"steps": 0}]:
-        with pytest.raises(UsageError):
-            planned(**options)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def _times(*runs):
 
 def _steps(*ranges):
     numbered = tuple(enumerate(ranges))
-    return KinetoSteps(calls=(), count=len(ranges), marked=bool(ranges), ranges=numbered)
+    return KinetoSteps(calls=(), count=len(ranges), ranges=numbered)
 
 
 def test_the_median_step_counts_by_when_the_cpu_made_the_call():

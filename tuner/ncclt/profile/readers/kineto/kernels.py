@@ -23,8 +23,7 @@ class KinetoSteps:
 
     Attributes:
         calls: the calls inside them; all calls where no step is marked.
-        count: complete steps, 1 where none is marked: the calls are then those of the whole file.
-        marked: whether the trace marks steps at all.
+        count: complete steps, 0 where none is marked: the calls are then those of the whole file.
         step_times_us: their durations, µs; empty where none is marked.
         ranges: their begins and ends on the trace's clock, µs, each behind the number of its mark, -1 where it is not
             one mark; empty where none is marked.
@@ -33,8 +32,7 @@ class KinetoSteps:
     """
 
     calls: tuple[TracedCall, ...]
-    count: int
-    marked: bool
+    count: int = 0
     step_times_us: tuple[float, ...] = ()
     ranges: tuple[tuple[int, Interval], ...] = ()
     numbers: frozenset[int] = frozenset()
@@ -59,14 +57,13 @@ def calls_in_steps(
     if on_gpu:
         steps = steps_without_calls(complete, runs)
     if not steps:
-        return KinetoSteps(calls=tuple(calls), count=1, marked=False, notes=tuple(notes))
+        return KinetoSteps(calls=tuple(calls), notes=tuple(notes))
     if len(complete) < len(marks):
         notes.append(f"left out: {len(marks) - len(complete)} of {len(marks)} marked steps, cut off by the recording")
     timed = [step for step in steps if step.start > -inf]
     return KinetoSteps(
         calls=tuple(calls) if on_gpu else tuple(call for step in steps for call in step.calls),
         count=len(steps),
-        marked=True,
         step_times_us=tuple(_length_us(step, marks) for step in timed),
         ranges=tuple(
             (step.marks[0] if len(step.marks) == 1 else -1, (step.start, step.start + _length_us(step, marks)))

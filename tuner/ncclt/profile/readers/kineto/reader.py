@@ -99,7 +99,7 @@ class KinetoReader(RankFileReader):
             world_size=job.world_size,
             calls=Counter((call.group, call.message) for call in steps.calls),
             mean_us=times.mean_us,
-            steps=steps.count if steps.marked else 0,
+            steps=steps.count,
             marks=steps.numbers,
             recorded_on=trace.recorded_on,
             facts=facts,
