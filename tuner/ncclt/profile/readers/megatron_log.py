@@ -108,17 +108,15 @@ class _Job:
         in_fp32 = self.settings.get("grad_reduce_in_fp32", self.settings.get("accumulate_allreduce_grads_in_fp32"))
         if in_fp32 == "True" or (in_fp32 == "False" and self._half_precision()):
             return "float32" if in_fp32 == "True" else self._half_precision()
-        return self._assume(
-            "float32", "the log does not give the gradients' dtype: float32 assumed, as Megatron reduces bf16 in fp32"
-        )
+        assumed = "float32 assumed, as Megatron reduces bf16 in fp32"
+        return self._assume("float32", f"the log does not give the gradients' dtype: {assumed}")
 
     def _parameter_dtype(self) -> str:
         half = self._half_precision()
         if half or self.settings.get("params_dtype"):
             return half or self._parse_dtype(self.settings["params_dtype"], "parameters")
-        return self._assume(
-            "bfloat16", "the log does not give the parameters' dtype: bfloat16 assumed for their all_gather"
-        )
+        sentence = "the log does not give the parameters' dtype: bfloat16 assumed for their all_gather"
+        return self._assume("bfloat16", sentence)
 
     def _half_precision(self) -> str:
         return next((dtype for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")) if self._is_on(key)), "")
