@@ -76,6 +76,7 @@ def test_whatever_the_job_predictions_are_possible(sizes, compute, exposed, dtyp
             assert row.prediction.step_us >= compute * (1 - 1e-6) - copies
 
 
+@settings(max_examples=10, deadline=None)
 @given(size=st.integers(100, 10**8).map(lambda n: n * 4))
 def test_compression_never_sends_longer(size):
     advice = _advise(_workload(_calls(REDUCE, size), step_time_us=2e5, exposed_us=1e5))
