@@ -21,9 +21,8 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import NccltError
 from ncclt.profile.advice.advice import Advice, advise
-from ncclt.profile.advice.call_times import call_times
 from ncclt.profile.advice.changes import BUCKET_COPY
-from ncclt.profile.advice.job import LIKELY
+from ncclt.profile.advice.job import LIKELY, call_times
 from ncclt.profile.views.estimate import Curve, CurvePoint
 from ncclt.store.shipped import profiles_folder, shipped_clusters, shipped_workloads
 from output import Rows, build_parser

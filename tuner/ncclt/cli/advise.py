@@ -80,7 +80,7 @@ def advise(
     and whether the step is network-bound. The second predicts other buckets, compression, accumulation, sharding and
     numbers of nodes; it needs the step time, recorded or given.
     """
-    from ncclt.profile.advice.call_times import recorded_cluster
+    from ncclt.profile.advice.job import recorded_cluster
     from ncclt.store import open_to_read
 
     if cluster is None and (nodes is not None or gpus_per_node is not None):
@@ -155,7 +155,7 @@ def _predict(
 ) -> _Report:
     from ncclt.profile.advice.advice import advise as predict_changes
     from ncclt.profile.advice.alignment import find_unaligned
-    from ncclt.profile.advice.call_times import RECORDING
+    from ncclt.profile.advice.job import RECORDING
     from ncclt.profile.views.estimate import estimate
 
     compute_s, source = _find_compute(workload, where, step)

@@ -13,9 +13,8 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, NccltError, UsageError
 from ncclt.profile.advice.advice import advise
-from ncclt.profile.advice.call_times import recorded_cluster
 from ncclt.profile.advice.changes import Ddp
-from ncclt.profile.advice.job import LIKELY
+from ncclt.profile.advice.job import LIKELY, recorded_cluster
 from ncclt.profile.model.workload import ddp_messages
 from ncclt.profile.views.estimate import CurvePoint
 from ncclt.testing.samples import sample_cluster

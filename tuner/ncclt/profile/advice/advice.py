@@ -11,9 +11,8 @@ from ncclt.core.duration import format_duration
 from ncclt.core.message import Collective
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.errors import InputError, UsageError
-from ncclt.profile.advice.call_times import RECORDING, Factors, call_times
 from ncclt.profile.advice.changes import Ddp, Fsdp
-from ncclt.profile.advice.job import LIKELY, AdvisedChange, Prediction, TrainingJob
+from ncclt.profile.advice.job import LIKELY, RECORDING, AdvisedChange, Factors, Prediction, TrainingJob, call_times
 from ncclt.profile.advice.step_model import Backward, find_backward, gpu_figures
 from ncclt.profile.views.estimate import Curve, CurveKey
 

@@ -61,7 +61,7 @@ class NsysReader(Reader):
 
     def calls(self, source: Source) -> Iterator[Call]:
         """Yield the calls of every process."""
-        recording = Recording()
+        recording = NsysRecording()
         source.readings = [recording]
         for path in source.paths:
             source.labels.append(path.name)
@@ -74,7 +74,7 @@ class NsysReader(Reader):
 
     def refusal(self, source: Source) -> TraceError:
         """Return the error for exports without a message: what was seen, and what to do."""
-        (recording,) = (reading for reading in source.readings if isinstance(reading, Recording))
+        (recording,) = (reading for reading in source.readings if isinstance(reading, NsysRecording))
         labels = ", ".join(source.labels)
         functions, libraries, kernels = recording.functions, recording.libraries, recording.kernels
         seen = f"NCCL kernels: {_format_counts(kernels) or 'none'}; NCCL calls: {_format_counts(functions) or 'none'}"
@@ -108,7 +108,7 @@ class NsysReader(Reader):
         return TraceError(why, hint=hint)
 
 
-def _check_ranks(recording: Recording) -> None:
+def _check_ranks(recording: NsysRecording) -> None:
     """Refuse a rank of a communicator that two processes claim: its calls would count once for each."""
     owners: dict[tuple[int, int], Process] = {}
     for (process, communicator), member in recording.members.items():
@@ -121,7 +121,7 @@ def _check_ranks(recording: Recording) -> None:
                 )
 
 
-def _describe(source: Source, recording: Recording, assumptions: Iterable[str]) -> None:
+def _describe(source: Source, recording: NsysRecording, assumptions: Iterable[str]) -> None:
     """Fill in all but the calls."""
     members = recording.members.values()
     source.world_size = max((member.ranks for member in members), default=0)
@@ -407,7 +407,7 @@ class Membership(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Recording:
+class NsysRecording:
     """NCCL's calls and kernels in all exports of a job.
 
     Attributes:
@@ -437,7 +437,7 @@ class Recording:
     libraries: Counter[str] = field(default_factory=Counter)
 
 
-def _add_export(recording: Recording, export: Export) -> None:
+def _add_export(recording: NsysRecording, export: Export) -> None:
     """Count the calls and kernels of an export."""
     moments = export.select("TARGET_INFO_SESSION_START_TIME", "utcTime", joined="LIMIT 1")
     facts = export.select("META_DATA_EXPORT", "name", "value", joined="WHERE name GLOB 'EXPORT_*'")
@@ -448,7 +448,7 @@ def _add_export(recording: Recording, export: Export) -> None:
     _count_kernels(export, names, recording)
 
 
-def _count_calls(export: Export, names: Mapping[int, str], recording: Recording) -> None:
+def _count_calls(export: Export, names: Mapping[int, str], recording: NsysRecording) -> None:
     columns = export.columns.get("NVTX_EVENTS", frozenset())
     entries = export.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "name", "type", "offset")
     schemas = read_schemas(entries)
@@ -475,7 +475,7 @@ def _count_calls(export: Export, names: Mapping[int, str], recording: Recording)
         _add_payload(recording, (export.label, thread >> 24 if isinstance(thread, int) else 0), function, payload)
 
 
-def _add_payload(recording: Recording, process: Process, function: str, payload: Payload) -> None:
+def _add_payload(recording: NsysRecording, process: Process, function: str, payload: Payload) -> None:
     communicator = payload.get(_COMM)
     size_bytes = next((payload[name] for name in _SIZES if name in payload), None)
     if size_bytes is not None:
@@ -493,7 +493,7 @@ def _add_payload(recording: Recording, process: Process, function: str, payload:
         recording.members[process, None] = Membership(0, frozenset())
 
 
-def _count_kernels(export: Export, names: Mapping[int, str], recording: Recording) -> None:
+def _count_kernels(export: Export, names: Mapping[int, str], recording: NsysRecording) -> None:
     columns = export.columns.get(_KERNEL_TABLE, frozenset())
     by = ", ".join(column for column in ("demangledName", "shortName") if column in columns)
     graphs = "(count(graphNodeId))" if "graphNodeId" in columns else "(0)"
@@ -516,7 +516,7 @@ FUNCTIONS = {f"nccl{word}": collective for word, collective in OPERATIONS.items(
 """Function of NCCL -> collective; gather, scatter and what manages communicators make no message."""
 
 
-def _size_calls(recording: Recording, source: Source, assumptions: dict[str, None]) -> Iterator[Call]:
+def _size_calls(recording: NsysRecording, source: Source, assumptions: dict[str, None]) -> Iterator[Call]:
     """Yield the calls of all processes that make a message.
 
     The rank of a process is that in its largest communicator, where it holds one rank of it. Calls without a message

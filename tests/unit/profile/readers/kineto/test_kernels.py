@@ -5,7 +5,7 @@ import pytest
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import Workload
 from ncclt.profile import read_workload
-from ncclt.profile.readers.kineto.kernels import KernelTimes, KinetoSteps, median_step_calls
+from ncclt.profile.readers.kineto.reader import KernelTimes, KinetoSteps, median_step_calls
 from ncclt.profile.readers.kineto.trace import Event
 
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=8)

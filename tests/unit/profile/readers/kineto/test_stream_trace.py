@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from ncclt.profile.numbers import parse_float
 from ncclt.profile.readers.kineto import stream as kineto_stream
 from ncclt.profile.readers.kineto.calls import read_calls
-from ncclt.profile.readers.kineto.kernels import kernel_times
-from ncclt.profile.readers.kineto.reader import KinetoReader
+from ncclt.profile.readers.kineto.reader import KinetoReader, kernel_times
 from ncclt.profile.readers.kineto.trace import EventPicker, find_launches, read_trace
 from ncclt.profile.source import documents, load_json
 from ncclt.profile.workload_builder import drop_answered_receives

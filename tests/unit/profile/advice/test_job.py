@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from made_workloads import calls, workload
 
 from ncclt.core.message import Collective
-from ncclt.profile.advice.call_times import RECORDING, call_times
+from ncclt.profile.advice.job import RECORDING, call_times
 from ncclt.profile.views.estimate import CurvePoint
 from ncclt.testing.samples import sample_cluster
 

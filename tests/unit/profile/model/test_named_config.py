@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclt.errors import InputError
-from ncclt.profile.model.libraries import read_config
+from ncclt.profile.model.named import read_config
 
 
 def test_a_configuration_is_returned_as_it_is(tmp_path):
