@@ -41,13 +41,6 @@ def test_value_ends_where_the_parser_says(value, layout, behind):
     assert value_end(b"[ " + text + behind.encode(), 2) == 2 + len(text)
 
 
-@given(value=VALUES, layout=st.sampled_from(LAYOUTS), share=st.floats(0, 1))
-def test_beginning_of_a_value_has_no_end(value, layout, share):
-    """A number included, which might go on in the bytes to come."""
-    text = json.dumps(value, **layout).encode()
-    assert value_end(text[: int(share * len(text))], 0) is None or share == 1
-
-
 def _elements(rows, layout):
     """Return an array's bytes, and where each element begins and ends."""
     text = json.dumps(rows, **layout)
@@ -90,10 +83,3 @@ def test_events_of_real_shapes_are_skipped_to_the_last():
         if skipper(text, 1)(text, spans[0][0], len(text)) != spans[-1][0]:
             early.append((event, layout))
     assert early == []
-
-
-def test_deep_nesting_needs_no_deep_stack():
-    """Brackets are counted."""
-    depth = 200_000
-    assert value_end(b"[" * depth + b"]" * depth, 0) == 2 * depth
-    assert value_end(b'{"a":' * depth, 0) is None
