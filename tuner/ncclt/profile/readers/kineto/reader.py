@@ -167,7 +167,7 @@ def kernel_times(trace: RankTrace, calls: Sequence[TracedCall], *, find_launches
         parts[id(call.event)].append(call)
     for call in sorted(calls, key=lambda c: c.event.start_us):
         by_thread[call.event.thread].append(call)
-    by_id = {call.event.external_id: call for call in calls if call.event.external_id is not None}
+    by_id: dict[int | None, TracedCall] = {c.event.external_id: c for c in calls if c.event.external_id is not None}
     # Without metadata the field "External id" repeats the correlation, a number of its own series.
     matched = [by_id.get(kernel.external_id) if has_metadata(kernel) else None for kernel in trace.kernels]
     unnamed = {k.correlation for k, call in zip(trace.kernels, matched, strict=True) if not call}
