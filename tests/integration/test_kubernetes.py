@@ -26,7 +26,7 @@ from ncclt.testing.launcher_contract import LauncherContract
 PATIENT_S = 60.0
 FAKES = Path(__file__).parents[1] / "fakes"
 carrying = runpy.run_path(str(FAKES / "leftovers.py"))["carrying"]
-SITE = Site(image="registry.example/x:1", namespace="lab")
+SITE = Site(container="registry.example/x:1", namespace="lab")
 SLEEP = "import time; print('begun', flush=True); time.sleep(600)"
 
 
@@ -41,12 +41,12 @@ def cluster(tmp_path):
     return folder
 
 
-def launcher_on(cluster, *, kind="mpijob", pending_s=PATIENT_S, nodes=2):
+def launcher_on(cluster, *, uses_mpi=True, pending_s=PATIENT_S, nodes=2):
     environment = os.environ | {"PATH": f"{cluster}:{os.environ['PATH']}", "KUBECTL_STAND_IN": str(cluster)}
     return KubernetesLauncher(
         shape=JobShape(nodes=nodes),
-        kind=kind,
-        site=replace(SITE, pending_s=pending_s),
+        uses_mpi=uses_mpi,
+        site=replace(SITE, pending=pending_s),
         environment=environment,
         extra=("--context=lab",),
         poll_s=0.05,
@@ -107,7 +107,7 @@ class TestKubernetesLauncher(LauncherContract):
 def test_files_come_along_and_torchrun_is_used_for_a_train_job(cluster, tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text("import os, sys\nprint('µ', sys.argv[1:], os.environ['NCCL_IB_HCA'])\n")
-    launcher = launcher_on(cluster, kind="trainjob")
+    launcher = launcher_on(cluster, uses_mpi=False)
     plan = launcher.plan(
         (sys.executable, str(worker), "a b"),
         variables={"NCCL_IB_HCA": "mlx5_0,mlx5_1"},
@@ -192,7 +192,7 @@ Root Cause (first observed failure):
 
 def test_the_rank_that_torchrun_names_is_the_one_that_failed(cluster):
     """torchrun itself ends with 1, in a log that holds both outputs."""
-    result = run(launcher_on(cluster, kind="trainjob"), f"print({TORCHRUN_SAYS!r}); raise SystemExit(1)")
+    result = run(launcher_on(cluster, uses_mpi=False), f"print({TORCHRUN_SAYS!r}); raise SystemExit(1)")
     assert result.exit_code == -signal.SIGSEGV, result
 
 

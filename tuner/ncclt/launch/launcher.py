@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,8 +171,11 @@ class LauncherOption:
 
 
 class ProcessOptions(TypedDict, total=False):
-    """Options of every launcher, as described at `ProcessLauncher`."""
+    """Arguments of every launcher, as described at `ProcessLauncher`."""
 
+    shape: JobShape | None
+    python: str
+    uses_mpi: bool
     environment: Mapping[str, str] | None
     keep_env: Collection[str]
     extra: Sequence[str]
@@ -221,22 +223,11 @@ class Launcher(Port):
     options: ClassVar[tuple[LauncherOption, ...]] = ()
 
     @classmethod
-    def create(
-        cls,
-        *,
-        shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = sys.executable,
-        uses_mpi: bool = True,
-        **process: Unpack[ProcessOptions],
-    ) -> Launcher:
+    def create(cls, *, options: Mapping[str, Any] = NO_OPTIONS, **process: Unpack[ProcessOptions]) -> Launcher:
         """Return a launcher of jobs of one shape.
 
         Args:
-            shape: of every launch.
             options: as `parse_options` returns them.
-            python: on the nodes, with PyTorch, for launchers that start the ranks by torchrun.
-            uses_mpi: the command's processes find each other by MPI; otherwise by the variables of torchrun.
             process: see `ProcessLauncher`.
 
         Raises:

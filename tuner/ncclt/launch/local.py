@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import JobShape, LaunchPlan, ProcessOptions
+from ncclt.launch.launcher import LaunchPlan, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher
 
 
@@ -15,8 +15,7 @@ class LocalLauncher(ProcessLauncher):
     """Starts commands on this machine, one process each, in a session of its own.
 
     Args:
-        shape: of one process.
-        process: `extra` goes before the command, for example `numactl --interleave=all`.
+        process: `shape` is of one process; `extra` goes before the command, for example `numactl --interleave=all`.
 
     Raises:
         UsageError: the shape has more than one process.
@@ -27,8 +26,8 @@ class LocalLauncher(ProcessLauncher):
     starts_ranks = False
     ranks_report = False
 
-    def __init__(self, *, shape: JobShape | None = None, **process: Unpack[ProcessOptions]) -> None:
-        super().__init__(shape=shape, **process)
+    def __init__(self, **process: Unpack[ProcessOptions]) -> None:
+        super().__init__(**process)
         if self.shape.world_size != 1:
             raise UsageError(
                 f"--launcher local starts 1 process, not {self.shape.world_size}",

@@ -90,11 +90,11 @@ class MpirunLauncher(ProcessLauncher):
 
     Args:
         flavour: which MPI the mpirun belongs to.
-        shape: ranks and nodes. Without hosts a resource manager (PBS, LSF) must give mpirun its nodes.
         program: the mpirun.
         as_root: this program runs as root.
         granted: the nodes of that manager's job, in order; empty = not known.
-        process: `extra` are further options of mpirun.
+        process: without hosts in `shape` a resource manager (PBS, LSF) must give mpirun its nodes; `extra` are further
+            options of mpirun.
 
     Raises:
         UsageError: a host is given with a user or a port, which mpirun would misread.
@@ -107,13 +107,13 @@ class MpirunLauncher(ProcessLauncher):
         self,
         *,
         flavour: MpiFlavour,
-        shape: JobShape,
         program: str = "mpirun",
         as_root: bool = False,
         granted: Sequence[str] = (),
         **process: Unpack[ProcessOptions],
     ) -> None:
-        for host in map(parse_host, shape.hosts):
+        super().__init__(**process)
+        for host in map(parse_host, self.shape.hosts):
             if host.user or host.port:
                 raise UsageError(
                     f"mpirun takes the bare names of hosts, not {host.label!r}",
@@ -123,16 +123,12 @@ class MpirunLauncher(ProcessLauncher):
         self._program = program
         self._as_root = as_root
         self._granted = tuple(granted)
-        super().__init__(shape=shape, **process)
 
     @classmethod
     def create(
         cls,
         *,
-        shape: JobShape,
         options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = "",
-        uses_mpi: bool = True,
         program: str = "mpirun",
         **process: Unpack[ProcessOptions],
     ) -> Self:
@@ -141,11 +137,10 @@ class MpirunLauncher(ProcessLauncher):
         Raises:
             UsageError: it was not found, or is of an unknown MPI.
         """
-        environ = process.get("environment")
+        environ, shape = process.get("environment"), process.get("shape") or JobShape()
         environ = os.environ if environ is None else environ
         return cls(
             flavour=ask_mpi_flavour(program, environ=environ),
-            shape=shape,
             program=program,
             as_root=os.geteuid() == 0,
             granted=granted_hosts(environ) if shape.nodes > 1 and not shape.hosts else (),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import NO_OPTIONS, JobShape, LaunchPlan, LaunchResult, ProcessOptions
+from ncclt.launch.launcher import LaunchPlan, LaunchResult, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher, thread_variables
 from ncclt.launch.ranks import read_torchrun_ending, wrap_rank_command
 
@@ -27,9 +26,8 @@ class TorchrunLauncher(ProcessLauncher):
     """Starts the ranks of one node through torchrun, which gives them their rank and meeting point.
 
     Args:
-        shape: one node, and how many ranks on it.
-        python: the Python that has torch; the command itself is run verbatim and may use another one.
-        process: `extra` are further options of torchrun.
+        process: `shape` is of one node; `python` has torch, the command itself may use another one; `extra` are
+            further options of torchrun.
 
     Raises:
         UsageError: the shape has more than one node.
@@ -39,29 +37,13 @@ class TorchrunLauncher(ProcessLauncher):
     shares_files = True
     needs_torch = True
 
-    def __init__(
-        self, *, shape: JobShape | None = None, python: str = sys.executable, **process: Unpack[ProcessOptions]
-    ) -> None:
-        super().__init__(shape=shape, **process)
+    def __init__(self, **process: Unpack[ProcessOptions]) -> None:
+        super().__init__(**process)
         if self.shape.nodes != 1:
             raise UsageError(
                 f"--launcher torchrun starts the ranks of this machine, not of {self.shape.nodes} nodes",
                 hint="use --launcher slurm, ssh or mpirun",
             )
-        self._python = python
-
-    @classmethod
-    def create(
-        cls,
-        *,
-        shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = sys.executable,
-        uses_mpi: bool = True,
-        **process: Unpack[ProcessOptions],
-    ) -> Self:
-        """Return the launcher of the ranks of this machine."""
-        return cls(shape=shape, python=python, **process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -69,7 +51,7 @@ class TorchrunLauncher(ProcessLauncher):
         """Decide how a command would be started; torchrun finds a free port for its ranks when it starts."""
         return LaunchPlan(
             argv=(
-                *(self._python, "-m", MODULE),
+                *(self.python, "-m", MODULE),
                 "--standalone",
                 *("--nproc-per-node", str(self.shape.processes_per_node)),
                 *("--max-restarts", "0"),  # PET_MAX_RESTARTS in the environment would repeat what has failed

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ncclt.errors import UsageError
-from ncclt.launch.launcher import JobShape, LauncherOption, LaunchPlan, ProcessOptions
+from ncclt.launch.launcher import LauncherOption, LaunchPlan, ProcessOptions
 from ncclt.launch.process.launcher import ProcessLauncher
 from ncclt.launch.ranks import wrap_rank_command
 
@@ -18,10 +18,8 @@ class LabLauncher(ProcessLauncher):
     starts_ranks = False  # one process, not one per GPU
     options = (LauncherOption(key="starter", metavar="PROGRAM", help="Program that starts the process"),)
 
-    def __init__(
-        self, *, shape: JobShape | None = None, starter: str = "env", **process: Unpack[ProcessOptions]
-    ) -> None:
-        super().__init__(shape=shape, **process)
+    def __init__(self, *, starter: str = "env", **process: Unpack[ProcessOptions]) -> None:
+        super().__init__(**process)
         if self.shape.nodes != 1:
             raise UsageError(f"--launcher lab has 1 node, not {self.shape.nodes}", hint="use --nodes 1")
         self._starter = starter

@@ -44,7 +44,7 @@ def readable(plan):
     [
         ("mpijob", SITE, False),
         ("trainjob", {**SITE, "uses_mpi": False}, True),
-        ("trainjob_plain", {"kind": "trainjob", "site": Site(image="torch:2.13"), "environment": {}}, False),
+        ("trainjob_plain", {"uses_mpi": False, "site": Site(container="torch:2.13"), "environment": {}}, False),
     ],
 )
 def test_golden_plan(name, options, with_files, tmp_path):
@@ -86,11 +86,6 @@ def test_nodes_cannot_be_named():
         KubernetesLauncher.create(shape=JobShape(hosts=("n1",)))
 
 
-def test_unknown_kinds_are_refused():
-    with pytest.raises(UsageError, match="no kind of job 'cronjob'"):
-        KubernetesLauncher(shape=TWO, kind="cronjob", site=Site(image="x")).plan(COMMAND, variables={}, timeout_s=1.0)
-
-
 def test_without_kubectl_the_manifests_are_given_to_the_user(tmp_path):
     launcher = KubernetesLauncher.create(shape=TWO, options={"container": "x:1"}, environment={"PATH": str(tmp_path)})
     plan = launcher.plan(COMMAND, variables=VARIABLES, timeout_s=1.0)
@@ -114,9 +109,7 @@ def test_a_driver_has_the_time_to_wait_to_run_the_command_and_to_delete(tmp_path
     """It ends the command itself, so 5 minutes after that it is the driver that hangs."""
     (tmp_path / "kubectl").write_text("")
     (tmp_path / "kubectl").chmod(0o755)
-    launcher = Recording(
-        shape=TWO, kind="mpijob", site=Site(image="x:1", pending_s=600.0), environment={"PATH": str(tmp_path)}
-    )
+    launcher = Recording(shape=TWO, site=Site(container="x:1", pending=600.0), environment={"PATH": str(tmp_path)})
     plan = launcher.plan(COMMAND, variables={}, timeout_s=120.0)
     assert launcher.run(plan).exit_code == 0
     assert (plan.timeout_s, launcher.limit_s) == (120.0, 120.0 + 600.0 + 300.0)

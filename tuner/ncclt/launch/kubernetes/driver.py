@@ -290,15 +290,11 @@ def _last_line(call: subprocess.CompletedProcess[str]) -> str:
 def main() -> int:
     """Read the arguments and run the launch."""
     parser = argparse.ArgumentParser(prog="ncclt.launch.kubernetes.driver", description=__doc__)
-    parser.add_argument("--manifest", required=True)
-    parser.add_argument("--kind", required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--selector", required=True)
-    parser.add_argument("--container", required=True)
+    for option in ("--manifest", "--kind", "--name", "--selector", "--container"):
+        parser.add_argument(option, required=True)
     parser.add_argument("--pods", type=int, required=True)
-    parser.add_argument("--timeout-s", type=float, required=True)
-    parser.add_argument("--pending-s", type=float, required=True)
-    parser.add_argument("--poll-s", type=float, required=True)
+    for option in ("--timeout-s", "--pending-s", "--poll-s"):
+        parser.add_argument(option, type=float, required=True)
     parser.add_argument("kubectl", nargs="+")
     arguments = parser.parse_args()
 

@@ -17,10 +17,9 @@ from typing import Any, Self, Unpack
 
 from ncclt.errors import UsageError
 from ncclt.launch.kubernetes.driver import LOST, NOT_STARTED, TIMED_OUT
-from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, PENDING_S, LaunchedJob, Site, manifests
+from ncclt.launch.kubernetes.manifests import FILES_PATH, LAUNCH_LABEL, NAME, PENDING_S, LaunchedJob, Site, manifests
 from ncclt.launch.launcher import (
     FILES,
-    MARK,
     NO_OPTIONS,
     JobShape,
     LauncherOption,
@@ -32,7 +31,6 @@ from ncclt.launch.process.launcher import ProcessLauncher
 from ncclt.launch.ranks import read_mpi_ending, read_torchrun_ending, wrap_rank_command
 
 _POLL_S = 2.0
-_NAME = f"ncclt-{MARK}"
 _MANIFEST = "job.json"
 _DELETE_S = 20
 """Max time of the last attempt to delete a job; a clean-up command gets 30 s."""
@@ -42,15 +40,6 @@ _MARGIN_S = 300.0
 
 _SAID = re.compile(rf"(?m)^ncclt: kubernetes: (?P<what>{LOST}|{NOT_STARTED}|{TIMED_OUT}): (?P<reason>.*)$")
 
-
-_SITE_FIELDS = {
-    "container": "image",
-    "resource": "resources",
-    "node": "node_selector",
-    "label": "labels",
-    "pending": "pending_s",
-}
-"""Options that have another name in `Site`."""
 
 _KINDS = {"mpijob": ("launcher", 1, read_mpi_ending), "trainjob": ("node", 0, read_torchrun_ending)}
 """Of each kind of job the container that is followed, the pods besides the nodes, and the reader of its end."""
@@ -88,13 +77,11 @@ class KubernetesLauncher(ProcessLauncher):
     """Starts each command as one job of a cluster.
 
     Args:
-        shape: pods, and processes in each; named hosts are not supported, use a node selector.
-        kind: `mpijob` for programs that were built with MPI, `trainjob` for those that torchrun starts.
         site: image, namespace and what else the cluster requires; None = not given, so nothing can be planned.
         kubectl: the program.
         poll_s: seconds between two looks at the cluster.
-        process: `extra` are options for every call of kubectl, for example `--context=lab`; inherited NCCL_* variables
-            reach the containers only where they are kept.
+        process: `shape` names no hosts, use a node selector; `extra` are options for every call of kubectl,
+            for example `--context=lab`; inherited NCCL_* variables reach the containers only where they are kept.
     """
 
     name = "kubernetes"
@@ -142,31 +129,21 @@ class KubernetesLauncher(ProcessLauncher):
     def __init__(
         self,
         *,
-        shape: JobShape,
-        kind: str,
         site: Site | None,
         kubectl: str = "kubectl",
         poll_s: float = _POLL_S,
         **process: Unpack[ProcessOptions],
     ) -> None:
-        if shape.hosts:
+        super().__init__(**process)
+        if self.shape.hosts:
             raise UsageError("Kubernetes chooses the nodes itself", hint="use a node selector instead of --hosts")
-        self._kind = kind
+        self._kind = "mpijob" if self.uses_mpi else "trainjob"
         self._site = site
         self._kubectl = kubectl
         self._poll_s = poll_s
-        super().__init__(shape=shape, **process)
 
     @classmethod
-    def create(
-        cls,
-        *,
-        shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = "",
-        uses_mpi: bool = True,
-        **process: Unpack[ProcessOptions],
-    ) -> Self:
+    def create(cls, *, options: Mapping[str, Any] = NO_OPTIONS, **process: Unpack[ProcessOptions]) -> Self:
         """Return the launcher for kubectl's current cluster: one GPU for each process.
 
         Without a container nothing can be planned.
@@ -174,13 +151,9 @@ class KubernetesLauncher(ProcessLauncher):
         Raises:
             UsageError: hosts are named.
         """
-        fields = {_SITE_FIELDS.get(name, name): value for name, value in options.items()}
-        return cls(
-            shape=shape,
-            kind="mpijob" if uses_mpi else "trainjob",
-            site=Site(gpus_per_node=shape.processes_per_node, **fields) if "image" in fields else None,
-            **process,
-        )
+        shape = process.get("shape") or JobShape()
+        site = Site(gpus_per_node=shape.processes_per_node, **options) if "container" in options else None
+        return cls(site=site, **process)
 
     @property
     def site(self) -> Site:
@@ -207,7 +180,6 @@ class KubernetesLauncher(ProcessLauncher):
         places = {str(path): f"{FILES_PATH}/{path.name}" for path in files}
         for_ranks = {**self.kept_variables(variables), **variables}
         job = LaunchedJob(
-            name=_NAME,
             argv=tuple(places.get(word, word) for word in wrap_rank_command(argv, for_ranks)),
             variables=tuple(sorted(for_ranks.items())),
             files=tuple((path.name, path.read_text(encoding="utf-8")) for path in files),
@@ -224,12 +196,12 @@ class KubernetesLauncher(ProcessLauncher):
                 "ncclt.launch.kubernetes.driver",
                 f"--manifest={FILES}/{_MANIFEST}",
                 f"--kind={self._kind}",
-                f"--name={_NAME}",
-                f"--selector={LAUNCH_LABEL}={_NAME}",
+                f"--name={NAME}",
+                f"--selector={LAUNCH_LABEL}={NAME}",
                 f"--container={container}",
                 f"--pods={self.shape.nodes + further_pods}",
                 f"--timeout-s={timeout_s:g}",
-                f"--pending-s={site.pending_s:g}",
+                f"--pending-s={site.pending:g}",
                 f"--poll-s={self._poll_s:g}",
                 "--",
                 *kubectl,
@@ -237,13 +209,8 @@ class KubernetesLauncher(ProcessLauncher):
             files=((_MANIFEST, json.dumps(objects, indent=2)),),
             clean_up=(
                 (
-                    *kubectl,
-                    "delete",
-                    f"{self._kind},configmap",
-                    f"--selector={LAUNCH_LABEL}={_NAME}",
-                    "--ignore-not-found",
-                    "--cascade=foreground",
-                    f"--timeout={_DELETE_S}s",
+                    *(*kubectl, "delete", f"{self._kind},configmap", f"--selector={LAUNCH_LABEL}={NAME}"),
+                    *("--ignore-not-found", "--cascade=foreground", f"--timeout={_DELETE_S}s"),
                 ),
             ),
             timeout_s=timeout_s,
@@ -261,7 +228,7 @@ class KubernetesLauncher(ProcessLauncher):
                 hint="apply it yourself where kubectl is, or run ncclt there",
             )
         # The driver measures the command's time from its start in the containers; this limit is for the driver itself.
-        patient = replace(plan, timeout_s=plan.timeout_s + self.site.pending_s + _MARGIN_S)
+        patient = replace(plan, timeout_s=plan.timeout_s + self.site.pending + _MARGIN_S)
         return super().run(patient)
 
     def read_ending(self, result: LaunchResult) -> LaunchResult:

@@ -7,11 +7,9 @@ trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 2.2 or newer: `runtimePatches`).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ncclt.errors import UsageError
 from ncclt.launch.launcher import MARK, JobShape
 
 Node = str | int | bool | Sequence["Node"] | Mapping[str, "Node"]
@@ -23,8 +21,8 @@ FILES_PATH = "/ncclt"
 LAUNCH_LABEL = "ncclt-launch"
 """On everything that belongs to one launch; its value is the launch's name."""
 
-KINDS = ("mpijob", "trainjob")
-"""MPIJob for programs that were built with MPI, TrainJob for programs that torchrun starts."""
+NAME = f"ncclt-{MARK}"
+"""Of all objects of a launch, RFC 1035."""
 
 PENDING_S = 600.0
 """Max wait for nodes, images and containers: the first image on a node is tens of gigabytes."""
@@ -32,42 +30,37 @@ PENDING_S = 600.0
 _ENDING_S = 120
 """Added to all other times; after their sum the cluster itself ends a job, whatever has become of ncclt."""
 
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, as TrainJob demands; narrower than RFC 1123
-_NAME_CHARACTERS = 40
-"""Of the 63 allowed in a name: the operators append words and numbers for each pod."""
-
-_MARK_CHARACTERS = 19
 _GPU = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Requirements of one cluster and one user for every job.
+    """Requirements of one cluster and one user for every job, as the options of the launcher.
 
     Attributes:
-        image: of all containers; for an MPIJob it holds an OpenSSH server, Open MPI and the benchmark.
+        container: of all containers; for an MPIJob it holds an OpenSSH server, Open MPI and the benchmark.
         namespace: where the objects are made.
         gpus_per_node: limit of `nvidia.com/gpu` for each worker; 0 = none.
-        resources: (name, amount) of further resources of each worker, for example ("rdma/hca", "8"); their pods may
+        resource: (name, amount) of further resources of each worker, for example ("rdma/hca", "8"); their pods may
             lock memory, which RDMA needs.
         service_account: of the pods; empty = the namespace's default.
-        node_selector: (label, value) that nodes must have.
-        labels: (name, value) of further labels of the job, for example ("kueue.x-k8s.io/queue-name", "team").
+        node: (label, value) that nodes must have.
+        label: (name, value) of further labels of the job, for example ("kueue.x-k8s.io/queue-name", "team").
         runtime: the (Cluster)TrainingRuntime of a TrainJob.
         ssh_port: of the image's sshd, for an MPIJob.
-        pending_s: how long a job may wait for nodes, images and containers.
+        pending: how long a job may wait for nodes, images and containers.
     """
 
-    image: str
+    container: str
     namespace: str = "default"
     gpus_per_node: int = 0
-    resources: tuple[tuple[str, str], ...] = ()
+    resource: tuple[tuple[str, str], ...] = ()
     service_account: str = ""
-    node_selector: tuple[tuple[str, str], ...] = ()
-    labels: tuple[tuple[str, str], ...] = ()
+    node: tuple[tuple[str, str], ...] = ()
+    label: tuple[tuple[str, str], ...] = ()
     runtime: str = "torch-distributed"
     ssh_port: int = 22
-    pending_s: float = PENDING_S
+    pending: float = PENDING_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +68,6 @@ class LaunchedJob:
     """Command of one launch and its environment.
 
     Attributes:
-        name: of all its objects, RFC 1035.
         argv: the command of one process, its files already under `FILES_PATH`.
         variables: for every process.
         files: (name, text).
@@ -83,7 +75,6 @@ class LaunchedJob:
         timeout_s: for the command itself.
     """
 
-    name: str
     argv: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
     files: tuple[tuple[str, str], ...]
@@ -94,18 +85,13 @@ class LaunchedJob:
 def manifests(kind: str, job: LaunchedJob, site: Site) -> list[Mapping[str, Node]]:
     """Return the objects of a launch.
 
-    Raises:
-        UsageError: an unknown kind, or a name that Kubernetes refuses.
+    Args:
+        kind: `mpijob` for programs that were built with MPI, `trainjob` for those that torchrun starts.
     """
-    if kind not in KINDS:
-        raise UsageError(f"no kind of job {kind!r}", hint=f"one of {', '.join(KINDS)}")
-    name = job.name.replace(MARK, "0" * _MARK_CHARACTERS)
-    if len(name) > _NAME_CHARACTERS or not _NAME.fullmatch(name):
-        raise UsageError(f"{job.name!r} is not a name for an object of Kubernetes")
     body = mpi_job(job, site) if kind == "mpijob" else train_job(job, site)
     if not job.files:
         return [body]
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, site), "data": dict(job.files)}, body]
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(site), "data": dict(job.files)}, body]
 
 
 def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
@@ -114,14 +100,8 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     # An ssh session to a worker has none of the container's environment, so mpirun forwards it, the image's paths too.
     exported = [word for name in ("PATH", "LD_LIBRARY_PATH", *names) for word in ("-x", name)]
     command = [
-        "mpirun",
-        "--allow-run-as-root",
-        "-np",
-        str(job.shape.world_size),
-        "--map-by",
-        f"ppr:{job.shape.processes_per_node}:node",
-        "--bind-to",
-        "none",
+        *("mpirun", "--allow-run-as-root", "-np", str(job.shape.world_size)),
+        *("--map-by", f"ppr:{job.shape.processes_per_node}:node", "--bind-to", "none"),
         *exported,
         *job.argv,
     ]
@@ -134,7 +114,7 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
     return {
         "apiVersion": "kubeflow.org/v2beta1",
         "kind": "MPIJob",
-        "metadata": _metadata(job, site),
+        "metadata": _metadata(site),
         "spec": {
             "slotsPerWorker": job.shape.processes_per_node,
             "mpiImplementation": "OpenMPI",
@@ -148,10 +128,8 @@ def mpi_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
                 "ttlSecondsAfterFinished": 600,
             },
             "mpiReplicaSpecs": {
-                "Launcher": _replicas(1, job, _pod(job, site) | {"containers": [launcher]}),
-                "Worker": _replicas(
-                    job.shape.nodes, job, _pod(job, site) | _placement(site) | {"containers": [worker]}
-                ),
+                "Launcher": _replicas(1, _pod(job, site) | {"containers": [launcher]}),
+                "Worker": _replicas(job.shape.nodes, _pod(job, site) | _placement(site) | {"containers": [worker]}),
             },
         },
     }
@@ -163,18 +141,18 @@ def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
         key: value for key, value in _container("node", job, site).items() if key not in ("image", "env")
     }  # these have fields of their own in a TrainJob
     patch: dict[str, Node] = {
-        "metadata": {"labels": _labels(job)},
+        "metadata": {"labels": _labels()},
         "spec": _pod(job, site) | _placement(site) | {"containers": [container]},
     }
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": _metadata(job, site),
+        "metadata": _metadata(site),
         "spec": {
             "activeDeadlineSeconds": _deadline_s(job, site),
             "runtimeRef": {"name": site.runtime},
             "trainer": {
-                "image": site.image,
+                "image": site.container,
                 "numNodes": job.shape.nodes,
                 "numProcPerNode": job.shape.processes_per_node,
                 "command": ["torchrun", "--no-python", *job.argv],
@@ -197,22 +175,22 @@ def train_job(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
 
 def _deadline_s(job: LaunchedJob, site: Site) -> int:
     """Return the seconds after which the cluster ends a job by itself."""
-    return math.ceil(job.timeout_s + site.pending_s) + _ENDING_S
+    return math.ceil(job.timeout_s + site.pending) + _ENDING_S
 
 
-def _metadata(job: LaunchedJob, site: Site) -> Mapping[str, Node]:
-    return {"name": job.name, "namespace": site.namespace, "labels": dict(site.labels) | _labels(job)}
+def _metadata(site: Site) -> Mapping[str, Node]:
+    return {"name": NAME, "namespace": site.namespace, "labels": dict(site.label) | _labels()}
 
 
-def _labels(job: LaunchedJob) -> dict[str, Node]:
-    return {"app.kubernetes.io/managed-by": "ncclt", LAUNCH_LABEL: job.name}
+def _labels() -> dict[str, Node]:
+    return {"app.kubernetes.io/managed-by": "ncclt", LAUNCH_LABEL: NAME}
 
 
-def _replicas(count: int, job: LaunchedJob, pod: Mapping[str, Node]) -> Mapping[str, Node]:
+def _replicas(count: int, pod: Mapping[str, Node]) -> Mapping[str, Node]:
     return {
         "replicas": count,
         "restartPolicy": "Never",
-        "template": {"metadata": {"labels": _labels(job)}, "spec": pod},
+        "template": {"metadata": {"labels": _labels()}, "spec": pod},
     }
 
 
@@ -220,13 +198,13 @@ def _pod(job: LaunchedJob, site: Site) -> dict[str, Node]:
     # NCCL's ranks of one pod share memory; a container's default /dev/shm has 64 MiB.
     volumes: list[Node] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
     if job.files:
-        volumes.append({"name": "ncclt-files", "configMap": {"name": job.name}})
+        volumes.append({"name": "ncclt-files", "configMap": {"name": NAME}})
     account: dict[str, Node] = {"serviceAccountName": site.service_account} if site.service_account else {}
     return {**account, "volumes": volumes}
 
 
 def _placement(site: Site) -> dict[str, Node]:
-    selector: dict[str, Node] = {"nodeSelector": dict(site.node_selector)} if site.node_selector else {}
+    selector: dict[str, Node] = {"nodeSelector": dict(site.node)} if site.node else {}
     if not site.gpus_per_node:
         return selector
     return {**selector, "tolerations": [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}]}
@@ -236,8 +214,13 @@ def _container(name: str, job: LaunchedJob, site: Site) -> dict[str, Node]:
     mounts: list[Node] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108  of the container
     if job.files:
         mounts.append({"name": "ncclt-files", "mountPath": FILES_PATH, "readOnly": True})
-    container: dict[str, Node] = {"name": name, "image": site.image, "env": _environment(job), "volumeMounts": mounts}
-    if site.resources:
+    container: dict[str, Node] = {
+        "name": name,
+        "image": site.container,
+        "env": _environment(job),
+        "volumeMounts": mounts,
+    }
+    if site.resource:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     return container
 
@@ -248,4 +231,4 @@ def _environment(job: LaunchedJob) -> Sequence[Node]:
 
 def _limits(site: Site) -> dict[str, Node]:
     gpus: dict[str, Node] = {_GPU: site.gpus_per_node} if site.gpus_per_node else {}
-    return {**gpus, **dict(site.resources)}
+    return {**gpus, **dict(site.resource)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
-from ncclt.launch.launcher import NO_OPTIONS, PORT, JobShape, Launcher, LaunchPlan, LaunchResult, ProcessOptions
+from ncclt.launch.launcher import NO_OPTIONS, JobShape, Launcher, LaunchPlan, LaunchResult, ProcessOptions
 from ncclt.launch.process.session import GRACE_S, KEEP_BYTES, ProcessSession
 from ncclt.launch.ranks import UNFIT_CODE, is_deciding, strip_signs
 from ncclt.launch.slurm.job import job_loss
@@ -24,9 +23,6 @@ KILL_GRACE_S = 1.0
 
 FORWARDED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 """They decide which NCCL and which Python a rank loads, so they are the same on every node."""
-
-_PORTS = range(20000, 30000)
-"""Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range, from 32768)."""
 
 _PORT_TRIES = 5
 
@@ -56,6 +52,8 @@ class ProcessLauncher(Launcher, ABC):
 
     Args:
         shape: of every launch; None = one process.
+        python: on the nodes, with PyTorch, for launchers that start the ranks by torchrun.
+        uses_mpi: the command's processes find each other by MPI; otherwise by the variables of torchrun.
         environment: what programs inherit; None = this program's own.
         keep_env: names of the inherited variables for NCCL and our plugin that reach the command; no others do.
         extra: further options of the program that starts the command, verbatim.
@@ -70,22 +68,16 @@ class ProcessLauncher(Launcher, ABC):
     ranks_report: ClassVar[bool] = True
 
     @classmethod
-    def create(
-        cls,
-        *,
-        shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = sys.executable,
-        uses_mpi: bool = True,
-        **process: Unpack[ProcessOptions],
-    ) -> Self:
+    def create(cls, *, options: Mapping[str, Any] = NO_OPTIONS, **process: Unpack[ProcessOptions]) -> Self:
         """Return a launcher of jobs of one shape, whose options are arguments of the class."""
-        return cls(shape=shape, **options, **process)
+        return cls(**options, **process)
 
     def __init__(
         self,
         *,
         shape: JobShape | None = None,
+        python: str = sys.executable,
+        uses_mpi: bool = True,
         environment: Mapping[str, str] | None = None,
         keep_env: Collection[str] = (),
         extra: Sequence[str] = (),
@@ -93,7 +85,7 @@ class ProcessLauncher(Launcher, ABC):
         kill_grace_s: float = KILL_GRACE_S,
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
-        self.shape = shape or JobShape()
+        self.shape, self.python, self.uses_mpi = shape or JobShape(), python, uses_mpi
         self.environment: Mapping[str, str] = dict(os.environ if environment is None else environment)
         self.extra = tuple(extra)
         self._keep_env = frozenset(keep_env)
@@ -175,11 +167,10 @@ class ProcessLauncher(Launcher, ABC):
         return result
 
     def _run(self, plan: LaunchPlan) -> LaunchResult:
-        plan = _with_port(plan, secrets.choice(_PORTS))
         inherited = {name: value for name, value in self.environment.items() if name not in plan.unset_env}
         session = ProcessSession(
             plan,
-            environment=inherited | dict(plan.set_env),
+            environment=inherited,
             grace_s=self.grace_s,
             kill_grace_s=self._kill_grace_s,
             keep_bytes=self._keep_bytes,
@@ -217,21 +208,3 @@ def thread_variables(environment: Mapping[str, str], variables: Mapping[str, str
     launcher and for every number of ranks.
     """
     return {} if "OMP_NUM_THREADS" in environment or "OMP_NUM_THREADS" in variables else {"OMP_NUM_THREADS": "1"}
-
-
-def _with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
-    """Put a port into a plan.
-
-    A free port of another machine cannot be looked up, and one that is free now may be taken a moment later. So it is
-    chosen at random, and again where it was taken: equal launches, even at the same time, do not collide.
-    """
-
-    def fill(text: str) -> str:
-        return text.replace(PORT, str(port))
-
-    return replace(
-        plan,
-        argv=tuple(map(fill, plan.argv)),
-        set_env=tuple((name, fill(value)) for name, value in plan.set_env),
-        files=tuple((name, fill(text)) for name, text in plan.files),
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from types import FrameType
 from typing import IO
 
 from ncclt.errors import reason
-from ncclt.launch.launcher import FILES, MARK, LaunchPlan, LaunchResult
+from ncclt.launch.launcher import FILES, MARK, PORT, LaunchPlan, LaunchResult
 from ncclt.launch.process.process_tree import MARK_VARIABLE, clean_up, end_members, new_mark
 from ncclt.launch.process.reaper import reaper
 
@@ -92,6 +93,9 @@ _TICK_S = 0.02
 _DRAIN_S = 0.5
 """Max time to empty the pipes after all their writers have ended: up to 64 KiB each."""
 
+_PORTS = range(20000, 30000)
+"""Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range, from 32768)."""
+
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -103,7 +107,7 @@ class ProcessSession:
 
     Args:
         plan: what to run.
-        environment: of the command, complete; the mark is added to it.
+        environment: of the command; the plan's variables and the mark are added to it.
         grace_s: between SIGTERM and SIGKILL.
         kill_grace_s: the same after `kill`; more than 0 for commands that have ranks on other machines to end.
         keep_bytes: how much of each output is kept.
@@ -144,6 +148,7 @@ class ProcessSession:
             stack.enter_context(_stop_signals_deferred(self.kill))
             try:
                 plan, folder = stack.enter_context(filled(self._plan, self.mark))
+                self._environment |= dict(plan.set_env)
                 reaper().begin(
                     self.mark,
                     grace_s=self._grace_s,
@@ -270,24 +275,30 @@ def filled(plan: LaunchPlan, mark: str) -> Iterator[tuple[LaunchPlan, Path | Non
     """Write the files of a plan into a folder of their own, and remove it afterwards.
 
     Returns:
-        the plan with `MARK` and `FILES` filled in its commands, and the folder; None = it has no files.
+        the plan with `MARK`, `PORT` and `FILES` filled in, and the folder; None = it has no files.
 
     Raises:
         OSError: they cannot be written.
     """
+    # A free port of another machine cannot be looked up, and one that is free now may be taken a moment later. So it is
+    # chosen at random, and again where it was taken: equal launches, even at the same time, do not collide.
+    port = str(secrets.choice(_PORTS))
     # mkdtemp gives 0700: scripts hold variables, and a user who could write there could run anything as this user.
     folder = Path(tempfile.mkdtemp(prefix="ncclt-launch-")) if plan.files else None
 
-    def fill(word: str) -> str:
-        word = word.replace(MARK, mark)
-        return word.replace(FILES, str(folder)) if folder else word
+    def fill(text: str) -> str:
+        return text.replace(MARK, mark).replace(PORT, port)
+
+    def fill_words(argv: Sequence[str]) -> tuple[str, ...]:
+        return tuple(fill(word).replace(FILES, str(folder)) if folder else fill(word) for word in argv)
 
     try:
         if folder:
             for name, text in plan.files:
-                (folder / name).write_text(text.replace(MARK, mark), encoding="utf-8")
-        clean_up_commands = tuple(tuple(map(fill, argv)) for argv in plan.clean_up)
-        yield replace(plan, argv=tuple(map(fill, plan.argv)), clean_up=clean_up_commands), folder
+                (folder / name).write_text(fill(text), encoding="utf-8")
+        set_env = tuple((name, fill(value)) for name, value in plan.set_env)
+        clean_up_commands = tuple(map(fill_words, plan.clean_up))
+        yield replace(plan, argv=fill_words(plan.argv), set_env=set_env, clean_up=clean_up_commands), folder
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)

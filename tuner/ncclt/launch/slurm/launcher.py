@@ -284,10 +284,10 @@ class SlurmLauncher(ProcessLauncher):
     """Starts each command as one step of an allocation.
 
     Args:
-        shape: how many processes on how many nodes; named hosts are used in the order in which Slurm numbers ranks.
         allocation: None = there is none, so nothing can be planned.
         container: an image in which the tasks run, by pyxis.
-        process: `extra` are further options for srun, for example `--mpi=pmix`; srun passes `environment` to all tasks.
+        process: hosts that `shape` names are used in the order in which Slurm numbers ranks; `extra` are further
+            options for srun, for example `--mpi=pmix`; srun passes `environment` to all tasks.
     """
 
     name = "slurm"
@@ -314,30 +314,17 @@ class SlurmLauncher(ProcessLauncher):
     )
 
     def __init__(
-        self,
-        *,
-        shape: JobShape,
-        allocation: Allocation | None,
-        container: str | None = None,
-        **process: Unpack[ProcessOptions],
+        self, *, allocation: Allocation | None, container: str | None = None, **process: Unpack[ProcessOptions]
     ) -> None:
-        super().__init__(shape=shape, **process)
+        super().__init__(**process)
         self._allocation = allocation
-        self._hosts = allocation.choose(nodes=shape.nodes, hosts=shape.hosts) if allocation else ()
+        self._hosts = allocation.choose(nodes=self.shape.nodes, hosts=self.shape.hosts) if allocation else ()
         if allocation and not {"--overcommit", "-O"} & set(self.extra):
-            allocation.require_cpus(self._hosts, tasks_per_node=shape.processes_per_node)
+            allocation.require_cpus(self._hosts, tasks_per_node=self.shape.processes_per_node)
         self._container = container
 
     @classmethod
-    def create(
-        cls,
-        *,
-        shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = "",
-        uses_mpi: bool = True,
-        **process: Unpack[ProcessOptions],
-    ) -> Self:
+    def create(cls, *, options: Mapping[str, Any] = NO_OPTIONS, **process: Unpack[ProcessOptions]) -> Self:
         """Return the launcher for the allocation that this program runs in.
 
         Raises:
@@ -347,7 +334,7 @@ class SlurmLauncher(ProcessLauncher):
         inherited = dict(os.environ if environment is None else environment)
         process["environment"] = inherited
         allocation = read_allocation(inherited, addresses_of=addresses_by_scontrol)
-        return cls(shape=shape, allocation=allocation, container=options.get("container"), **process)
+        return cls(allocation=allocation, container=options.get("container"), **process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()

@@ -105,14 +105,12 @@ class SshLauncher(ProcessLauncher):
     """Starts the ranks of several hosts: one ssh and one torchrun on each.
 
     Args:
-        shape: hosts in the order of the ranks, and ranks on each.
         ssh_args: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
-        python: the Python that has torch, on every host.
         address: of the first host for the others; empty = its name.
         cwd: folder of the command on every host that has it; None = the current one.
-        process: `extra` are further options of torchrun, PATH and the like are forwarded from `environment`,
-            `grace_s` applies here and on the hosts. A host's own NCCL_* variables never reach the command: all ranks
-            see the same.
+        process: `shape` names the hosts in the order of the ranks, `extra` are further options of torchrun, PATH and
+            the like are forwarded from `environment`, `grace_s` applies here and on the hosts. A host's own NCCL_*
+            variables never reach the command: all ranks see the same.
 
     Raises:
         UsageError: no hosts are named.
@@ -129,43 +127,32 @@ class SshLauncher(ProcessLauncher):
     def __init__(
         self,
         *,
-        shape: JobShape,
         ssh_args: Sequence[str] = (),
-        python: str = sys.executable,
         address: str = "",
         cwd: Path | None = None,
         **process: Unpack[ProcessOptions],
     ) -> None:
-        if not shape.hosts:
+        super().__init__(**process)
+        if not self.shape.hosts:
             raise UsageError(
                 "--launcher ssh needs the names of the hosts", hint="name them with --hosts A,B or --hosts @FILE"
             )
-        self._hosts = tuple(map(parse_host, shape.hosts))
+        self._hosts = tuple(map(parse_host, self.shape.hosts))
         self._ssh_args = tuple(ssh_args)
-        self._python = python
         self._address = address or self._hosts[0].name
         self._cwd = cwd or Path.cwd()
-        super().__init__(shape=shape, **process)
 
     @classmethod
-    def create(
-        cls,
-        *,
-        shape: JobShape,
-        options: Mapping[str, Any] = NO_OPTIONS,
-        python: str = sys.executable,
-        uses_mpi: bool = True,
-        **process: Unpack[ProcessOptions],
-    ) -> Self:
+    def create(cls, *, options: Mapping[str, Any] = NO_OPTIONS, **process: Unpack[ProcessOptions]) -> Self:
         """Return the launcher for the hosts of a shape.
 
         Raises:
             UsageError: no hosts are named.
         """
         ssh_args = options.get("ssh_arg", ())
-        first = shape.hosts[0] if shape.hosts else ""
-        address = _address(parse_host(first), ssh_args, process.get("environment")) if first else ""
-        return cls(shape=shape, ssh_args=ssh_args, python=python, address=address, **process)
+        shape = process.get("shape") or JobShape()
+        address = _address(parse_host(shape.hosts[0]), ssh_args, process.get("environment")) if shape.hosts else ""
+        return cls(ssh_args=ssh_args, address=address, **process)
 
     def plan(
         self, argv: Sequence[str], *, variables: Mapping[str, str], timeout_s: float, files: Sequence[Path] = ()
@@ -272,7 +259,7 @@ class SshLauncher(ProcessLauncher):
         yield from (f"  export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
         yield f"  export {MARK_VARIABLE}=$mark"
         yield f'  cd {shlex.quote(str(self._cwd))} 2>/dev/null || cd "$folder" || exit'
-        yield f"  {shlex.quote(self._python)} -I -S -c {shlex.quote(_RESOLVES)} {meeting_host} 2>/dev/null"
+        yield f"  {shlex.quote(self.python)} -I -S -c {shlex.quote(_RESOLVES)} {meeting_host} 2>/dev/null"
         yield "  [ $? -ne 3 ] || {"
         yield f'    echo "{UNFIT}$(uname -n) does not know the address of "{meeting_host} >&2'
         yield f"    exit {UNFIT_CODE}"
@@ -284,7 +271,7 @@ class SshLauncher(ProcessLauncher):
 
     def _torchrun(self, argv: Sequence[str], meeting_host: str, meeting_port: str) -> tuple[str, ...]:
         return (
-            *(self._python, "-m", MODULE),
+            *(self.python, "-m", MODULE),
             *("--nnodes", str(len(self._hosts))),
             *("--nproc-per-node", str(self.shape.processes_per_node)),
             *("--node-rank", RANK),
