@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.plural import count_noun
-from ncclt.core.setting import Setting
 from ncclt.core.study import Arm, Study, Trial
 from ncclt.core.trial import Measurement, Outcome
-from ncclt.measure.replay.landscape_rows import LandscapeRow
+from ncclt.measure.replay.landscape_rows import LandscapeRow, build_row
 
 
 def export(study: Study, trials: Iterable[Trial], *, version: str) -> tuple[list[LandscapeRow], tuple[str, ...]]:
@@ -55,26 +54,15 @@ def _rows(study: Study, measured: Iterable[tuple[Trial, Measurement]], version: 
             setting = setting.applied_to(sent.collective, version=study.cluster.version)
         point = (setting, sent.collective, sent.dtype, sent.size_bytes)
         points[point] += 1
-        rows.append(row_of(study.cluster, setting, measurement, source=source, repetition=points[point]))
+        row = build_row(
+            study.cluster,
+            collective=sent.collective,
+            dtype=sent.dtype,
+            size_bytes=sent.size_bytes,
+            setting=setting,
+            repetition=points[point],
+            time_us=float(f"{measurement.time_us:.6g}"),
+            source=source,
+        )
+        rows.append(row)
     return rows
-
-
-def row_of(
-    cluster: Cluster, setting: Setting, measurement: Measurement, *, source: str, repetition: int
-) -> LandscapeRow:
-    """Return the row of one measurement of a message over the whole job."""
-    message = measurement.sent
-    return LandscapeRow(
-        system=f"{cluster.gpus_per_node}x {cluster.gpu} ({cluster.name})",
-        gpus=cluster.world_size,
-        nodes=cluster.nodes,
-        gpus_per_node=cluster.gpus_per_node,
-        nccl_version=str(cluster.version),
-        collective=message.collective,
-        dtype=message.dtype,
-        size_bytes=message.size_bytes,
-        setting=setting,
-        repetition=repetition,
-        time_us=float(f"{measurement.time_us:.6g}"),
-        source=source,
-    )

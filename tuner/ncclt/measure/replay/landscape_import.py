@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS
 from ncclt.core.algorithms import Algorithm, Protocol
@@ -18,8 +19,8 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import InputError, SettingError, UsageError
 from ncclt.measure.benchmarks.nccl_tests.features import PROGRAMS
 from ncclt.measure.replay.landscape import check_replayable
-from ncclt.measure.replay.landscape_rows import MAX_TIME_US, LandscapeRow
-from ncclt.nccl.nccl_tests.result import NcclTest
+from ncclt.measure.replay.landscape_rows import MAX_TIME_US, LandscapeRow, build_row
+from ncclt.nccl.nccl_tests.result import NcclTest, NcclTestRow
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 
 _MODEL = re.compile(r"\b(?:[A-Z]{1,2}\d{2,4}[A-Z]{0,2}|RTX[- ]?\d{4})\b")
@@ -49,22 +50,27 @@ def import_logs(
     Raises:
         InputError: a file is of another cluster, or what it forced is not known.
     """
-    reading = _Reading(cluster=cluster, version=version)
-    for path, tests in outputs.items():
-        for test in tests:
-            reading.add(test, path, _find_setting(test, path, settings.get(path), fallback))
-    reading.require_one("nodes:", lambda run: str(run.nodes))
-    reading.require_one("NCCL", lambda run: run.nccl)
+    runs = [
+        _read_run(test, path, cluster, settings.get(path), fallback)
+        for path, tests in outputs.items()
+        for test in tests
+    ]
+    _require_same_conditions(runs)
+    _require_one(runs, "nodes:", [str(run.nodes) for run in runs])
+    _require_one(runs, "NCCL", [run.nccl for run in runs])
     notes = []
-    if reading.excluded:
-        notes.append(f"{count_noun(reading.excluded, 'row')} without a time or with wrong results left out")
-    nccl = next((run.nccl for run in reading.runs if run.nccl), "")
+    timings = [(run, row) for run in runs for row in run.test.rows]
+    sound = [(run, row) for run, row in timings if _is_sound(row)]
+    if len(sound) < len(timings):
+        excluded = count_noun(len(timings) - len(sound), "row")
+        notes.append(f"{excluded} without a time or with wrong results left out")
+    nccl = next((run.nccl for run in runs if run.nccl), "")
     if not nccl:
         nccl = str(cluster.version)
         notes.append(f"the outputs do not name their NCCL: {nccl} of {cluster.name} is assumed")
-    rows = [replace(row, nccl_version=nccl) for row in reading.rows]
+    job = cluster.sized(nodes=runs[0].nodes if runs else None, nccl_version=nccl)
+    rows = _build_rows(job, sound, version)
     check_replayable(rows, name)
-    job = cluster.sized(nodes=rows[0].nodes, nccl_version=nccl)
     recorded = replace(
         job,
         name=name,
@@ -74,90 +80,83 @@ def import_logs(
     return rows, recorded, notes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """Conditions of one run: an empty NCCL version is not known, and None where the output shows no variables."""
+class _Run(NamedTuple):
+    """One run and what is known about it; an empty NCCL version is not known."""
 
     path: Path
+    test: NcclTest
     nodes: int
     nccl: str
-    conditions: Mapping[str, str] | None
+    collective: Collective
+    setting: Setting
 
 
-@dataclass(slots=True, kw_only=True)
-class _Reading:
-    """Rows of the runs that were read so far, all of one cluster and under the same conditions."""
+def _read_run(
+    test: NcclTest, path: Path, cluster: Cluster, requested: Setting | None, fallback: Setting | None
+) -> _Run:
+    setting = _find_setting(test, path, requested, fallback)
+    nodes = count_nodes(test, cluster, path)
+    if is_another_gpu(test.gpu, cluster.gpu):
+        raise InputError(
+            f"{path.name} is from {test.gpu} GPUs, and {cluster.name} has {cluster.gpu}",
+            hint="name the cluster of the outputs with --cluster",
+        )
+    return _Run(path, test, nodes, str(known_version(test.nccl) or ""), collective_of(test, path), setting)
 
-    cluster: Cluster
-    version: str
-    rows: list[LandscapeRow] = field(default_factory=list)
-    runs: list[_Run] = field(default_factory=list)
-    points: Counter[tuple[object, ...]] = field(default_factory=Counter)
-    excluded: int = 0
 
-    def add(self, test: NcclTest, path: Path, setting: Setting) -> None:
-        """Add the rows of a run under its setting; InputError where it is of another cluster."""
-        nodes = count_nodes(test, self.cluster, path)
-        nccl = known_version(test.nccl)
-        conditions = conditions_of(test) if test.variables else None
-        run = _Run(path=path, nodes=nodes, nccl=str(nccl) if nccl else "", conditions=conditions)
-        self._require_same_conditions(run)
-        if is_another_gpu(test.gpu, self.cluster.gpu):
-            raise InputError(
-                f"{path.name} is from {test.gpu} GPUs, and {self.cluster.name} has {self.cluster.gpu}",
-                hint="name the cluster of the outputs with --cluster",
-            )
-        self.runs.append(run)
-        collective = collective_of(test, path)
-        for result in test.rows:
-            timing = result.out_of_place
-            # A damaged number would be written and then not read again.
-            is_sound = timing and 0 < timing.time_us <= MAX_TIME_US and 1 <= result.size_bytes <= MOST_BYTES
-            if timing is None or timing.wrong or not is_sound:
-                self.excluded += 1
-                continue
-            dtype = parse_dtype(result.dtype)
-            point = (collective, dtype, result.size_bytes, setting)
-            self.points[point] += 1
-            self.rows.append(
-                LandscapeRow(
-                    system=f"{self.cluster.gpus_per_node}x {self.cluster.gpu} ({self.cluster.name})",
-                    gpus=nodes * self.cluster.gpus_per_node,
-                    nodes=nodes,
-                    gpus_per_node=self.cluster.gpus_per_node,
-                    nccl_version="",
-                    collective=collective,
-                    dtype=dtype,
-                    size_bytes=result.size_bytes,
-                    setting=setting,
-                    repetition=self.points[point],
-                    time_us=timing.time_us,
-                    in_place=False,
-                    source=f"{path.name}, nccl-tests, imported by ncclt {self.version}",
-                )
-            )
+def _build_rows(job: Cluster, timings: Sequence[tuple[_Run, NcclTestRow]], version: str) -> list[LandscapeRow]:
+    rows: list[LandscapeRow] = []
+    points: Counter[tuple[object, ...]] = Counter()
+    for run, row in timings:
+        assert row.out_of_place is not None, "a sound row has a time"
+        point = (run.collective, parse_dtype(row.dtype), row.size_bytes, run.setting)
+        points[point] += 1
+        timed = build_row(
+            job,
+            collective=run.collective,
+            dtype=parse_dtype(row.dtype),
+            size_bytes=row.size_bytes,
+            setting=run.setting,
+            repetition=points[point],
+            time_us=row.out_of_place.time_us,
+            in_place=False,
+            source=f"{run.path.name}, nccl-tests, imported by ncclt {version}",
+        )
+        rows.append(timed)
+    return rows
 
-    def _require_same_conditions(self, run: _Run) -> None:
-        first = next((earlier for earlier in self.runs if earlier.conditions is not None), run)
-        if run.conditions is None or first.conditions is None:
-            return
-        for name in sorted({*run.conditions, *first.conditions}):
-            if run.conditions.get(name) != first.conditions.get(name):
+
+def _is_sound(row: NcclTestRow) -> bool:
+    """Return True if a row has a time and right results; a damaged number would be written and not read again."""
+    timing = row.out_of_place
+    if timing is None or timing.wrong:
+        return False
+    return 0 < timing.time_us <= MAX_TIME_US and 1 <= row.size_bytes <= MOST_BYTES
+
+
+def _require_same_conditions(runs: Sequence[_Run]) -> None:
+    """Refuse runs whose outputs show other variables, beside the forced ones, than the first that shows any."""
+    shown = [run for run in runs if run.test.variables]
+    for run in shown:
+        conditions, first = conditions_of(run.test), conditions_of(shown[0].test)
+        for name in sorted({*conditions, *first}):
+            if conditions.get(name) != first.get(name):
                 raise InputError(
-                    f"{run.path.name} was run with {name}={run.conditions.get(name, '(unset)')}, and "
-                    f"{first.path.name} with {first.conditions.get(name, '(unset)')}",
+                    f"{run.path.name} was run with {name}={conditions.get(name, '(unset)')}, and "
+                    f"{shown[0].path.name} with {first.get(name, '(unset)')}",
                     hint="import runs under the same conditions only",
                 )
 
-    def require_one(self, noun: str, value_of: Callable[[_Run], str]) -> None:
-        """Refuse runs with different values; an empty one is not known."""
-        runs = [run for run in self.runs if value_of(run)]
-        for run in runs:
-            if value_of(run) != value_of(runs[0]):
-                raise InputError(
-                    f"{run.path.name} has {noun} {value_of(run)}, and {runs[0].path.name} {value_of(runs[0])}",
-                    hint="a landscape is of one shape and NCCL version: import them apart",
-                )
+
+def _require_one(runs: Sequence[_Run], noun: str, values: Sequence[str]) -> None:
+    """Refuse runs with different values; an empty one is not known."""
+    known = [(run, value) for run, value in zip(runs, values, strict=True) if value]
+    for run, value in known:
+        if value != known[0][1]:
+            raise InputError(
+                f"{run.path.name} has {noun} {value}, and {known[0][0].path.name} {known[0][1]}",
+                hint="a landscape is of one shape and NCCL version: import them apart",
+            )
 
 
 def _find_setting(test: NcclTest, path: Path, requested: Setting | None, fallback: Setting | None) -> Setting:
@@ -173,13 +172,11 @@ def _find_setting(test: NcclTest, path: Path, requested: Setting | None, fallbac
             hint=f"add --setting '{path}=ring/ll' if all its runs had that setting",
         )
     stated = None if test.is_ambiguous else stated_setting(test, path)
-    if stated is not None:
-        if requested not in (None, stated):
-            raise UsageError(
-                f"{path.name} was run with {stated.label}, not {requested.label}", hint="leave out --setting for it"
-            )
-        return stated
-    setting = fallback if requested is None else requested
+    if requested is not None and stated not in (None, requested):
+        raise UsageError(
+            f"{path.name} was run with {stated.label}, not {requested.label}", hint="leave out --setting for it"
+        )
+    setting = next((choice for choice in (stated, requested, fallback) if choice is not None), None)
     if setting is None:
         raise InputError(
             f"{path.name} does not show the forced setting",

@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO
 
 from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import MOST_BYTES, Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
 from ncclt.errors import InputError, NccltError, SettingError, reason
 from ncclt.nccl.parameters import parameter
-
-COLUMNS = (
-    "system",
-    "gpus",
-    "nodes",
-    "gpus_per_node",
-    "nccl_version",
-    "collective",
-    "dtype",
-    "size_bytes",
-    "algo",
-    "proto",
-    "nchannels",
-    "parameters",
-    "is_default",
-    "repetition",
-    "time_us",
-    "spread_percent",
-    "in_place",
-    "source",
-)
-"""All of them are needed, in any order."""
 
 SIMULATED = "SIMULATED"
 """In `source`: the time comes from NCCL's own cost model."""
@@ -50,10 +31,6 @@ MAX_TIME_US = 1e12
 """Eleven days, and its reciprocal is the smallest time: sums and ratios of times stay finite."""
 _MAX_SPREAD_PERCENT = 1000.0
 _PARAMETER = re.compile(r"([A-Z][A-Z0-9_]*)=(\d{1,18})")
-_ALGORITHMS = {algorithm.value: algorithm for algorithm in Algorithm}
-_PROTOCOLS = {protocol.value: protocol for protocol in Protocol}
-_COLLECTIVES = {collective.value: collective for collective in Collective}
-_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +73,18 @@ class LandscapeRow:
         return SIMULATED in self.source
 
 
+def build_row(cluster: Cluster, **measured: Any) -> LandscapeRow:
+    """Return a row of a job on a whole cluster, of which `measured` has the other fields."""
+    return LandscapeRow(
+        system=f"{cluster.gpus_per_node}x {cluster.gpu} ({cluster.name})",
+        gpus=cluster.world_size,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        nccl_version=str(cluster.version),
+        **measured,
+    )
+
+
 def read_rows(path: Path, *, is_growing: bool = False) -> tuple[LandscapeRow, ...]:
     """Read the table of one landscape.
 
@@ -108,27 +97,28 @@ def read_rows(path: Path, *, is_growing: bool = False) -> tuple[LandscapeRow, ..
     rows: list[LandscapeRow] = []
     points: dict[tuple[object, ...], int] = {}
     for number, line in _lines(path, is_growing=is_growing):
-        where = f"{path.name}, line {number}"
-        row = _row(number, line, where)
-        first = rows[0] if rows else row
-        for column in _SAME:
-            if getattr(row, column) != getattr(first, column):
+        try:
+            row = _parse_row(number, line)
+            first = rows[0] if rows else row
+            for column in _SAME:
+                if getattr(row, column) != getattr(first, column):
+                    raise InputError(
+                        f"{column} is {line[column]!r}, unlike in line {first.number}",
+                        hint="a table holds one landscape: write the others to files of their own",
+                    )
+            if row.is_simulated != first.is_simulated:
                 raise InputError(
-                    f"{where}: {column} is {line[column]!r}, unlike in line {first.number}",
-                    hint="a table holds one landscape: write the others to files of their own",
+                    f"simulated and measured times are mixed, see source in line {first.number}",
+                    hint="write them to files of their own",
                 )
-        if row.is_simulated != first.is_simulated:
-            raise InputError(
-                f"{where}: simulated and measured times are mixed, see source in line {first.number}",
-                hint="write them to files of their own",
-            )
-        point = (row.collective, row.dtype, row.size_bytes, row.setting, row.repetition)
-        if point in points:
-            raise InputError(
-                f"{where}: repetition {row.repetition} of line {points[point]} is there twice",
-                hint="number the repetitions of a point 1, 2, 3",
-            )
-        points[point] = number
+            point = (row.collective, row.dtype, row.size_bytes, row.setting, row.repetition)
+            if points.setdefault(point, number) != number:
+                raise InputError(
+                    f"repetition {row.repetition} of line {points[point]} is there twice",
+                    hint="number the repetitions of a point 1, 2, 3",
+                )
+        except InputError as error:
+            raise InputError(f"{path.name}, line {number}: {error.message}", hint=error.hint) from error
         rows.append(row)
     if not rows and not is_growing:
         raise InputError(f"{path.name} has no rows", hint=_HINT)
@@ -144,7 +134,7 @@ def write_rows(rows: Iterable[LandscapeRow], file: TextIO, *, header: bool = Tru
         setting = row.setting
         writer.writerow(
             {
-                **{column: getattr(row, column) for column in COLUMNS if hasattr(row, column)},
+                **{column: getattr(row, column) for column in COLUMNS if column in LandscapeRow.__slots__},
                 "collective": row.collective.value,
                 "algo": setting.algorithm or "",
                 "proto": setting.protocol or "",
@@ -165,7 +155,15 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
             reader = csv.DictReader(lines, strict=True)
             if not reader.fieldnames:
                 raise InputError(f"{path.name} is empty", hint=_HINT)
-            _check_header(reader.fieldnames, path)
+            columns = list(reader.fieldnames)
+            for fault, names in (
+                ("missing", [column for column in COLUMNS if column not in columns]),
+                ("duplicate", [column for column in dict.fromkeys(columns) if columns.count(column) > 1]),
+                ("unknown", [column for column in columns if column not in COLUMNS]),
+            ):
+                if names:
+                    plural = "s" * (len(names) > 1)
+                    raise InputError(f"{path.name}, line 1: {fault} column{plural} {', '.join(names)}", hint=_HINT)
             for line in reader:
                 if None in line or None in line.values():
                     raise InputError(
@@ -180,113 +178,117 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
         raise InputError(f"{path} cannot be read as CSV: {reason(error)}", hint=_HINT) from error
 
 
-def _check_header(columns: Iterable[str], path: Path) -> None:
-    columns = list(columns)
-    faults = (
-        ("missing", [column for column in COLUMNS if column not in columns]),
-        ("duplicate", [column for column in columns if columns.count(column) > 1]),
-        ("unknown", [column for column in columns if column not in COLUMNS]),
-    )
-    for fault, names_at_fault in faults:
-        if names_at_fault:
-            names = ", ".join(dict.fromkeys(names_at_fault))
-            raise InputError(f"{path.name}, line 1: {fault} column{'s' * (', ' in names)} {names}", hint=_HINT)
-
-
-def _row(number: int, line: Mapping[str, str], where: str) -> LandscapeRow:
-    gpus, nodes, gpus_per_node = (_whole(line, column, where) for column in ("gpus", "nodes", "gpus_per_node"))
+def _parse_row(number: int, line: Mapping[str, str]) -> LandscapeRow:
+    cells = {column: parse(column, line[column]) for column, parse in _CELLS.items()}
+    gpus, nodes, gpus_per_node = (cells[column] for column in ("gpus", "nodes", "gpus_per_node"))
     if gpus != nodes * gpus_per_node:
-        raise InputError(f"{where}: {gpus} gpus are not {nodes} nodes x {gpus_per_node}", hint="correct the row")
-    for column in ("system", "source"):
-        if not line[column]:
-            raise InputError(f"{where}: {column} is blank", hint="name the machine, and where the time comes from")
+        raise InputError(f"{gpus} gpus are not {nodes} nodes x {gpus_per_node}", hint="correct the row")
     try:
-        version = str(NcclVersion.parse(line["nccl_version"]))
+        setting = Setting(
+            algorithm=cells["algo"],
+            protocol=cells["proto"],
+            channels=cells["nchannels"],
+            parameters=cells["parameters"],
+        )
+    except SettingError as error:
+        raise InputError(f"nchannels: {error.message}", hint="correct the row") from error
+    if cells["is_default"] != setting.is_default:
+        raise InputError(
+            f"is_default is {line['is_default']}, and the row forces {setting.label}",
+            hint="is_default is 1 where algo, proto, nchannels and parameters are blank, else 0",
+        )
+    own = {column: value for column, value in cells.items() if column in LandscapeRow.__slots__}
+    return LandscapeRow(number=number, setting=setting, spread=(cells["spread_percent"] or 0.0) / 100, **own)
+
+
+def _words(column: str, text: str) -> str:
+    if not text:
+        raise InputError(f"{column} is blank", hint="name the machine, and where the time comes from")
+    return text
+
+
+def _version(column: str, text: str) -> str:
+    try:
+        return str(NcclVersion.parse(text))
     except NccltError as error:
-        raise InputError(f"{where}: nccl_version: {error.message}", hint="for example 2.28.9") from error
-    size_bytes = _whole(line, "size_bytes", where)
-    if size_bytes > MOST_BYTES:
-        raise InputError(f"{where}: size_bytes is {size_bytes}, above 2^53", hint="correct or remove the row")
-    placed = line["in_place"]
-    return LandscapeRow(
-        number=number,
-        system=line["system"],
-        gpus=gpus,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        nccl_version=version,
-        collective=_known(line, "collective", _COLLECTIVES, where),
-        dtype=line["dtype"],
-        size_bytes=size_bytes,
-        setting=_setting(line, where),
-        repetition=_whole(line, "repetition", where),
-        time_us=_number(line, "time_us", where, most=MAX_TIME_US),
-        spread=_number(line, "spread_percent", where, most=_MAX_SPREAD_PERCENT) / 100
-        if line["spread_percent"]
-        else 0.0,
-        in_place=_flag(line, "in_place", where) if placed else None,
-        source=line["source"],
-    )
+        raise InputError(f"{column}: {error.message}", hint="for example 2.28.9") from error
 
 
-def _setting(line: Mapping[str, str], where: str) -> Setting:
+def _parameters(column: str, text: str) -> tuple[tuple[str, int], ...]:
     parameters: dict[str, int] = {}
-    for word in line["parameters"].split():
+    for word in text.split():
         match = _PARAMETER.fullmatch(word)
         if match is None or match[1] in parameters:
-            raise InputError(
-                f"{where}: parameters is {line['parameters']!r}", hint="for example BUFFSIZE=8388608 NTHREADS=256"
-            )
+            raise InputError(f"{column} is {text!r}", hint="for example BUFFSIZE=8388608 NTHREADS=256")
         try:
             is_known = parameter(match[1]).name == match[1]
         except SettingError as error:
-            raise InputError(f"{where}: parameters: {error.message}", hint=error.hint) from error
+            raise InputError(f"{column}: {error.message}", hint=error.hint) from error
         if not is_known:
-            raise InputError(f"{where}: parameters is {line['parameters']!r}", hint="leave out NCCL_")
+            raise InputError(f"{column} is {text!r}", hint="leave out NCCL_")
         parameters[match[1]] = int(match[2])
-    try:
-        setting = Setting(
-            algorithm=_known(line, "algo", _ALGORITHMS, where) if line["algo"] else None,
-            protocol=_known(line, "proto", _PROTOCOLS, where) if line["proto"] else None,
-            channels=_whole(line, "nchannels", where) if line["nchannels"] else None,
-            parameters=tuple(parameters.items()),
-        )
-    except SettingError as error:
-        raise InputError(f"{where}: nchannels: {error.message}", hint="correct the row") from error
-    if _flag(line, "is_default", where) != setting.is_default:
-        raise InputError(
-            f"{where}: is_default is {line['is_default']}, and the row forces {setting.label}",
-            hint="is_default is 1 where algo, proto, nchannels and parameters are blank, else 0",
-        )
-    return setting
+    return tuple(parameters.items())
 
 
-def _flag(line: Mapping[str, str], column: str, where: str) -> bool:
-    if line[column] not in ("0", "1"):
-        raise InputError(f"{where}: {column} is {line[column]!r}, neither 0 nor 1", hint="correct the row")
-    return line[column] == "1"
+def _flag(column: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise InputError(f"{column} is {text!r}, neither 0 nor 1", hint="correct the row")
+    return text == "1"
 
 
-def _known(line: Mapping[str, str], column: str, names: Mapping[str, _Name], where: str) -> _Name:
-    if line[column] not in names:
-        raise InputError(f"{where}: unknown {column} {line[column]!r}", hint=f"one of {', '.join(names)}")
-    return names[line[column]]
+def _member(names: type[StrEnum], column: str, text: str) -> StrEnum:
+    if text not in list(names):
+        raise InputError(f"unknown {column} {text!r}", hint=f"one of {', '.join(names)}")
+    return names(text)
 
 
-def _number(line: Mapping[str, str], column: str, where: str, *, most: float) -> float:
-    value = float(line[column]) if _NUMBER.fullmatch(line[column]) else 0.0
+def _number(most: float, column: str, text: str) -> float:
+    value = float(text) if _NUMBER.fullmatch(text) else 0.0
     if not 1 / MAX_TIME_US <= value <= most:
         raise InputError(
-            f"{where}: {column} is {line[column]!r}, which is not a number above 0 and up to {most:g}",
+            f"{column} is {text!r}, which is not a number above 0 and up to {most:g}",
             hint="correct or remove the row",
         )
     return value
 
 
-def _whole(line: Mapping[str, str], column: str, where: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d{0,17}", line[column], re.ASCII):
-        raise InputError(
-            f"{where}: {column} is {line[column]!r}, which is not a whole number above 0",
-            hint="correct or remove the row",
-        )
-    return int(line[column])
+def _whole(column: str, text: str) -> int:
+    if not re.fullmatch(r"0*[1-9]\d{0,17}", text, re.ASCII):
+        raise InputError(f"{column} is {text!r}, which is not a whole number above 0", hint="correct or remove the row")
+    return int(text)
+
+
+def _size(column: str, text: str) -> int:
+    if (size_bytes := _whole(column, text)) > MOST_BYTES:
+        raise InputError(f"{column} is {size_bytes}, above 2^53", hint="correct or remove the row")
+    return size_bytes
+
+
+def _optional(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    return lambda column, text: parse(column, text) if text else None
+
+
+_CELLS: Mapping[str, Callable[[str, str], Any]] = {
+    "system": _words,
+    "gpus": _whole,
+    "nodes": _whole,
+    "gpus_per_node": _whole,
+    "nccl_version": _version,
+    "collective": partial(_member, Collective),
+    "dtype": lambda _column, text: text,
+    "size_bytes": _size,
+    "algo": _optional(partial(_member, Algorithm)),
+    "proto": _optional(partial(_member, Protocol)),
+    "nchannels": _optional(_whole),
+    "parameters": _parameters,
+    "is_default": _flag,
+    "repetition": _whole,
+    "time_us": partial(_number, MAX_TIME_US),
+    "spread_percent": _optional(partial(_number, _MAX_SPREAD_PERCENT)),
+    "in_place": _optional(_flag),
+    "source": _words,
+}
+"""Parser of each column, of (column, text)."""
+
+COLUMNS = tuple(_CELLS)
+"""All of them are needed, in any order."""
