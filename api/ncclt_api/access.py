@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ncclt.core.api_key import ApiKey, Role, hash_secret
 from ncclt.errors import StoreError
 from ncclt.store.store import Store
+from ncclt_api.middleware import local_path
 from ncclt_api.pages.environment import render_page
 from ncclt_api.problems import ForbiddenError, Problem, problem_of, problem_response, wants_page
 from ncclt_api.proxy_users import ProxyUsers
@@ -188,7 +189,7 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
+        method, path = scope["method"], local_path(scope)
         headers, refused = Headers(scope=scope), None
         origin = headers.get("origin", "")
         if method != "GET" and origin and urlsplit(origin).netloc != headers.get("host"):

@@ -29,7 +29,7 @@ from ncclt.deliver.variant import ServedRevision, choose_variant
 from ncclt.errors import NccltError, StoreError
 from ncclt.store.store import Store
 from ncclt_api.access import may_see
-from ncclt_api.middleware import is_known
+from ncclt_api.middleware import for_requests, is_known
 from ncclt_api.telemetry import note
 from ncclt_api.tickets import Tickets
 
@@ -190,7 +190,10 @@ class Answers:
         self._kept: dict[_Key, tuple[ShapeAnswers, int]] = {}
         self._kept_bytes = 0
         self._given: OrderedDict[tuple[_Key, str], tuple[KeptReply, float]] = OrderedDict()  # the newest are last
-        self._number = 0
+        self.number = 0
+        """Number of the last change that was noticed."""
+        self.making: dict[_Key, asyncio.Future[bool]] = {}
+        """Shapes whose answers a request is making."""
         self._changed: dict[tuple[str, str], int] = {}
         self._seen_s: float | None = None
         """Time of the last successful look; None = never."""
@@ -219,7 +222,9 @@ class Answers:
             return None
         if age_s == 0 and entry[0].needs_store(job):
             return None
-        return self._give(key, job, entry[0], is_store_away=age_s > 0)
+        with contextlib.suppress(NccltError):  # the route says so, if it is still true
+            return self._give(key, job, entry[0], is_store_away=age_s > 0)
+        return None
 
     def keep(self, key: _Key, job: str, answers: ShapeAnswers, *, number: int) -> KeptReply:
         """Keep the answers of a shape that were made after a number of changes; return that of a job."""
@@ -233,11 +238,6 @@ class Answers:
             while self._kept_bytes > _MOST_BYTES:
                 self._drop(next(iter(self._kept)))
         return reply
-
-    @property
-    def number(self) -> int:
-        """Return the number of the last change that was noticed."""
-        return self._number
 
     def _given_before(self, key: _Key, job: str) -> KeptReply | None:
         reply, given_s = self._given.get((key, job), (None, 0.0))
@@ -273,8 +273,8 @@ class Answers:
         began_s = self._clock()
         try:
             with contextlib.suppress(StoreError):  # away; the answer that is made next says so
-                number, pairs = await run_in_threadpool(lambda: self._store().recommendations.changes(self._number))
-                self._number, self._seen_s = number, began_s
+                number, pairs = await run_in_threadpool(lambda: self._store().recommendations.changes(self.number))
+                self.number, self._seen_s = number, began_s
                 self._changed.update(dict.fromkeys(pairs, number))
                 if pairs:
                     for key, (answers, _) in tuple(self._kept.items()):
@@ -284,78 +284,67 @@ class Answers:
             self._look = None
 
 
-class AnswersMiddleware:
+@for_requests
+async def give_answers(app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, answers: Answers) -> None:
     """Give each request for a job's environment the kept answer, or let one request make those of its shape.
 
     The route leaves the answers of the shape in the scope, under `MADE`.
     """
+    path = scope.get("raw_path") or scope["path"].encode()
+    match = _ENV.fullmatch(path.partition(b"?")[0].removeprefix(scope.get("root_path", "").encode()))
+    is_get = scope["method"] == "GET"
+    # A key of other clusters gets the answer of the route.
+    is_seen = is_get and match is not None and may_see(scope, unquote(match[1].decode("latin-1")))
+    if not is_seen or (asked := split_job(scope["query_string"])) is None:
+        await app(scope, receive, send)
+        return
+    headers = Headers(scope=scope)
+    key, job, if_none_match = (path, asked[0], headers.get("accept", "")), asked[1], headers.get("if-none-match")
+    await answers.notice_changes()
+    if (reply := answers.find(key, job)) is not None:
+        note(scope, kept=True)
+        await _send(reply, job, send, if_none_match, answers.age_s() or 0.0)
+        return
+    if key not in answers.making:
+        await _make(answers, key, job, app, scope, receive, send)
+        return
+    await asyncio.shield(answers.making[key])
+    if (reply := answers.find(key, job)) is not None:
+        await _send(reply, job, send, if_none_match, 0.0)
+    else:  # it was an error: each request has its own, with its id
+        await app(scope, receive, send)
 
-    def __init__(self, app: ASGIApp, *, answers: Answers) -> None:
-        self.app = app
-        self._answers = answers
-        self._making: dict[_Key, asyncio.Future[bool]] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer from what is kept, or pass the request on."""
-        if scope["type"] != "http" or scope["method"] != "GET":
-            await self.app(scope, receive, send)
-            return
-        path = scope.get("raw_path") or scope["path"].encode()
-        match = _ENV.fullmatch(path.partition(b"?")[0].removeprefix(scope.get("root_path", "").encode()))
-        # A key of other clusters gets the answer of the route.
-        is_seen = match is not None and may_see(scope, unquote(match[1].decode("latin-1")))
-        if not is_seen or (asked := split_job(scope["query_string"])) is None:
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        key, job, if_none_match = (path, asked[0], headers.get("accept", "")), asked[1], headers.get("if-none-match")
-        await self._answers.notice_changes()
-        if (reply := self._find(key, job)) is not None:
-            note(scope, kept=True)
-            await _send(reply, job, send, if_none_match, self._answers.age_s() or 0.0)
-            return
-        if key not in self._making:
-            await self._make(key, job, scope, receive, send)
-            return
-        await asyncio.shield(self._making[key])
-        if (reply := self._find(key, job)) is not None:
-            await _send(reply, job, send, if_none_match, 0.0)
-        else:  # it was an error: each request has its own, with its id
-            await self.app(scope, receive, send)
+async def _make(
+    answers: Answers, key: _Key, job: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Pass a request on, keep the answers of its shape, and send that of the job."""
+    answers.making[key] = done = asyncio.get_running_loop().create_future()
+    made: list[ShapeAnswers] = []
+    number, start, body = answers.number, None, bytearray()
+    unconditional = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
 
-    def _find(self, key: _Key, job: str) -> KeptReply | None:
-        with contextlib.suppress(NccltError):  # the route says so, if it is still true
-            return self._answers.find(key, job)
-        return None
+    async def collect(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+        else:
+            body.extend(message.get("body", b""))
 
-    async def _make(self, key: _Key, job: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, keep the answers of its shape, and send that of the job."""
-        self._making[key] = done = asyncio.get_running_loop().create_future()
-        answers: list[ShapeAnswers] = []
-        number, start, body = self._answers.number, None, bytearray()
-        unconditional = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
-
-        async def collect(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                start = message
-            else:
-                body.extend(message.get("body", b""))
-
-        reply: KeptReply | None = None
-        try:
-            await self.app({**scope, "headers": unconditional, MADE: answers}, receive, collect)
-            assert start is not None, "an application answers or raises"
-            if start["status"] == 200:
-                reply = self._answers.keep(key, job, answers[0], number=number)
-        finally:
-            del self._making[key]
-            done.set_result(reply is not None)
-        if reply is not None:
-            await _send(reply, job, send, Headers(scope=scope).get("if-none-match"), 0.0)
-            return
-        await send(start)
-        await send({"type": "http.response.body", "body": bytes(body)})
+    reply: KeptReply | None = None
+    try:
+        await app({**scope, "headers": unconditional, MADE: made}, receive, collect)
+        assert start is not None, "an application answers or raises"
+        if start["status"] == 200:
+            reply = answers.keep(key, job, made[0], number=number)
+    finally:
+        del answers.making[key]
+        done.set_result(reply is not None)
+    if reply is not None:
+        await _send(reply, job, send, Headers(scope=scope).get("if-none-match"), 0.0)
+        return
+    await send(start)
+    await send({"type": "http.response.body", "body": bytes(body)})
 
 
 async def _send(reply: KeptReply, job: str, send: Send, if_none_match: str | None, age_s: float) -> None:

@@ -21,7 +21,7 @@ from ncclt.errors import UsageError
 from ncclt.store import open_service_store
 from ncclt.store.store import Store
 from ncclt_api.access import AccessMiddleware, KnownKeys, declared_role
-from ncclt_api.answers import FRESH_S, Answers, AnswersMiddleware
+from ncclt_api.answers import FRESH_S, Answers, give_answers
 from ncclt_api.large_answers import LargeAnswers, delegate_large_answers
 from ncclt_api.middleware import add_headers, answer_head, limit_body, tag_answers
 from ncclt_api.pages import cluster, compare, gain, home, recommendation, sign_in, study, trials, workload
@@ -45,7 +45,7 @@ from ncclt_api.routes import (
     uploads,
 )
 from ncclt_api.sign_in import Sessions
-from ncclt_api.telemetry import Figures, TelemetryMiddleware, start_log
+from ncclt_api.telemetry import Figures, account_requests, start_log
 from ncclt_api.tickets import Tickets
 
 _LEAST_ZIPPED_BYTES = 2000
@@ -159,7 +159,7 @@ def create_app(
     add_problem_handlers(app)
     # The middleware added last is the outermost.
     app.add_middleware(tag_answers)
-    app.add_middleware(AnswersMiddleware, answers=state.answers)
+    app.add_middleware(give_answers, answers=state.answers)
     if state.large_answers:
         app.add_middleware(delegate_large_answers, large=state.large_answers)
     if not is_checked:
@@ -168,7 +168,7 @@ def create_app(
     app.add_middleware(GZipMiddleware, minimum_size=_LEAST_ZIPPED_BYTES)
     app.add_middleware(answer_head)
     app.add_middleware(add_headers)
-    app.add_middleware(TelemetryMiddleware, figures=state.figures, log=log)
+    app.add_middleware(account_requests, figures=state.figures, log=log)
     return app
 
 
@@ -254,7 +254,7 @@ def serve(
             )
         options = replace(options, hosts={*LOOPBACK, "[::1]", host, *(options.hosts or ())})
         app = create_app(store, options, large=store.url, log=start_log())
-        # Requests are logged by TelemetryMiddleware.
+        # Requests are logged by `account_requests`.
         uvicorn.run(
             note_peer(app),
             host=host,

@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ncclt_api.middleware import for_requests, local_path
 from ncclt_api.problems import Problem, problem_response
 
 LARGE = re.compile(r"/studies/[^/]+|/v1/studies/[^/]+(/(trials|evidence))?")
@@ -75,23 +76,21 @@ class LargeAnswers:
             self.waiting -= 1
 
 
-def delegate_large_answers(app: ASGIApp, *, large: LargeAnswers) -> ASGIApp:
+@for_requests
+async def delegate_large_answers(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, large: LargeAnswers
+) -> None:
     """Have large answers made by their process; everything else is answered here."""
-
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if scope["type"] != "http" or scope["method"] != "GET" or not LARGE.fullmatch(path):
-            await app(scope, receive, send)
-            return
-        answer = await large.made(scope)
-        if answer is None:
-            problem = Problem(status=503, detail="too many large answers are being made", hint="try again")
-            await problem_response(problem, Request(scope), {"Retry-After": str(_RETRY_S)})(scope, receive, send)
-            return
-        for message in answer:
-            await send(message)
-
-    return answered
+    if scope["method"] != "GET" or not LARGE.fullmatch(local_path(scope)):
+        await app(scope, receive, send)
+        return
+    answer = await large.made(scope)
+    if answer is None:
+        problem = Problem(status=503, detail="too many large answers are being made", hint="try again")
+        await problem_response(problem, Request(scope), {"Retry-After": str(_RETRY_S)})(scope, receive, send)
+        return
+    for message in answer:
+        await send(message)
 
 
 _here: dict[str, Any] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -37,60 +39,68 @@ _UPLOAD = "/v1/workloads"
 _API = "/v1/"
 
 
-def limit_body(app: ASGIApp) -> ASGIApp:
+def for_requests(handle: Callable[..., Awaitable[None]]) -> Callable[..., ASGIApp]:
+    """Return a middleware that handles requests, and passes on what else a server sends, such as its start.
+
+    Args:
+        handle: called with the application, scope, receive and send, and with the options of the middleware.
+    """
+
+    def middleware(app: ASGIApp, **options: Any) -> ASGIApp:
+        async def handle_requests(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await handle(app, scope, receive, send, **options)
+            else:
+                await app(scope, receive, send)
+
+        return handle_requests
+
+    return middleware
+
+
+@for_requests
+async def limit_body(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a body that is too long as early as possible, whether or not its length was announced."""
+    announced = Headers(scope=scope).get("content-length", "")
+    most = MOST_UPLOAD_BYTES if scope["path"].endswith(_UPLOAD) else MOST_BODY_BYTES
+    received = int(announced) if announced.isdecimal() and int(announced) > most else 0
 
-    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        announced = Headers(scope=scope).get("content-length", "")
-        most = MOST_UPLOAD_BYTES if scope["path"].endswith(_UPLOAD) else MOST_BODY_BYTES
-        too_long = announced.isdecimal() and int(announced) > most
-        received = 0
+    async def receive_some() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > most:
+            raise HTTPException(413, f"the request is longer than {most} bytes")
+        return message
 
-        async def receive_some() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if too_long or received > most:
-                raise HTTPException(413, f"the request is longer than {most} bytes")
-            return message
-
-        await app(scope, receive_some, send)
-
-    return limited
+    await app(scope, receive_some, send)
 
 
-def tag_answers(app: ASGIApp) -> ASGIApp:
+@for_requests
+async def tag_answers(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Give the API's answers in JSON an ETag, and answer 304 to a client that has the same answer."""
+    if scope["method"] != "GET" or not local_path(scope).startswith(_API):
+        await app(scope, receive, send)
+        return
+    start: Message | None = None
+    body = bytearray()
 
-    async def tagged(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "GET" or not _path(scope).startswith(_API):
-            await app(scope, receive, send)
-            return
-        start: Message | None = None
-        body = bytearray()
-
-        async def send_tagged(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                headers = Headers(raw=message["headers"])
-                is_json = message["status"] == 200 and headers.get("content-type") == "application/json"
-                if is_json and "etag" not in headers:
-                    start = message  # the tag comes from the body
-                    return
-            elif start is not None and message["type"] == "http.response.body":
-                body.extend(message.get("body", b""))
-                if message.get("more_body"):
-                    return
-                await _send_tagged(start, bytes(body), send, Headers(scope=scope).get("if-none-match"))
+    async def send_tagged(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            headers = Headers(raw=message["headers"])
+            is_json = message["status"] == 200 and headers.get("content-type") == "application/json"
+            if is_json and "etag" not in headers:
+                start = message  # the tag comes from the body
                 return
-            await send(message)
+        elif start is not None and message["type"] == "http.response.body":
+            body.extend(message.get("body", b""))
+            if not message.get("more_body"):
+                await _send_tagged(start, bytes(body), send, Headers(scope=scope).get("if-none-match"))
+            return
+        await send(message)
 
-        await app(scope, receive, send_tagged)
-
-    return tagged
+    await app(scope, receive, send_tagged)
 
 
 async def _send_tagged(start: Message, body: bytes, send: Send, if_none_match: str | None) -> None:
@@ -114,25 +124,21 @@ def is_known(etag: str, if_none_match: str | None) -> bool:
     return "*" in tags or etag.removeprefix("W/") in tags
 
 
-def _path(scope: Scope) -> str:
+def local_path(scope: Scope) -> str:
+    """Return the path of a request below the service's own."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def answer_head(app: ASGIApp) -> ASGIApp:
+@for_requests
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer HEAD as GET without the body: a framework's route for GET refuses it (RFC 9110, section 9.3.2)."""
 
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await app(scope, receive, send)
-            return
+    async def send_head(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        async def send_head(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        await app({**scope, "method": "GET"}, receive, send_head)
-
-    return answered
+    is_head = scope["method"] == "HEAD"
+    await app({**scope, "method": "GET"} if is_head else scope, receive, send_head if is_head else send)
 
 
 def request_id(scope: Scope) -> str:
@@ -141,27 +147,21 @@ def request_id(scope: Scope) -> str:
     return id
 
 
-def add_headers(app: ASGIApp) -> ASGIApp:
+@for_requests
+async def add_headers(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Add security headers and an id to every answer; the id is the client's X-Request-ID if that is harmless."""
+    client_id = Headers(scope=scope).get("x-request-id", "")
+    # Anything else could forge lines in a log. It is set here, since others pass on copies of the scope.
+    if _HARMLESS.fullmatch(client_id):
+        scope.setdefault(_SCOPE_KEY, client_id)
+    id = request_id(scope)
 
-    async def completed(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        client_id = Headers(scope=scope).get("x-request-id", "")
-        # Anything else could forge lines in a log. It is set here, since others pass on copies of the scope.
-        if _HARMLESS.fullmatch(client_id):
-            scope.setdefault(_SCOPE_KEY, client_id)
-        request_id(scope)
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            headers["X-Request-ID"] = id
+        await send(message)
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-                headers["X-Request-ID"] = request_id(scope)
-            await send(message)
-
-        await app(scope, receive, send_with_headers)
-
-    return completed
+    await app(scope, receive, send_with_headers)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ncclt.core.tuning_job import JobState
 from ncclt.errors import NccltError, hide_passwords
 from ncclt.store.store import Store
-from ncclt_api.middleware import request_id
+from ncclt_api.middleware import for_requests, request_id
 
 if TYPE_CHECKING:
     from ncclt.store.job_queue import JobQueue
@@ -123,17 +123,15 @@ class _Stored(Collector):
     def __init__(self, store: Callable[[], Store], queue: Callable[[], JobQueue]) -> None:
         self._store, self._queue = store, queue
         self._counts: dict[str, dict[tuple[str, ...], int]] = {}
-        self._counted_s = float("-inf")
         self._backlog: dict[tuple[str, JobState], list[float]] = {}
-        self._backlog_s = float("-inf")
+        self._counted_s = self._backlog_s = float("-inf")
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield a gauge per kind of row, and the gauges of unfinished jobs."""
         up = 1.0
         if time.monotonic() - self._counted_s >= _COUNTED_AGAIN_S:
             try:
-                self._counts = self._store().counts()
-                self._counted_s = time.monotonic()
+                self._counts, self._counted_s = self._store().counts(), time.monotonic()
             except NccltError:  # ncclt_database_up reports it; keep the last counts
                 up = 0.0
         yield GaugeMetricFamily("ncclt_database_up", "1 = the last reading of the database succeeded.", up)
@@ -149,15 +147,13 @@ class _Stored(Collector):
         up = 1.0
         if time.monotonic() - self._backlog_s >= _COUNTED_AGAIN_S:
             try:
-                self._backlog = self._queue().backlog()
-                self._backlog_s = time.monotonic()
+                self._backlog, self._backlog_s = self._queue().backlog(), time.monotonic()
             except NccltError:  # ncclt_queue_up reports it
                 self._backlog, up = {}, 0.0
         yield GaugeMetricFamily("ncclt_queue_up", "1 = the last reading of the queue of tuning jobs succeeded.", up)
+        about = "How long the oldest queued job has waited."
+        waiting = GaugeMetricFamily("ncclt_jobs_waiting_seconds", about, labels=("cluster",))
         jobs = GaugeMetricFamily("ncclt_jobs", "Tuning jobs that have not ended.", labels=("cluster", "state"))
-        waiting = GaugeMetricFamily(
-            "ncclt_jobs_waiting_seconds", "How long the oldest queued job has waited.", labels=("cluster",)
-        )
         for (cluster, state), requested_s in self._backlog.items():
             jobs.add_metric((cluster, state.value), len(requested_s))
             if state is JobState.QUEUED:
@@ -174,59 +170,51 @@ _ROWS = {
 }
 
 
-class TelemetryMiddleware:
+@for_requests
+async def account_requests(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, figures: Figures, log: Any = None
+) -> None:
     """Count every request, and log it if there is a log."""
+    began_s = time.perf_counter()
+    notes: dict[str, Any] = {}
+    scope[_NOTES] = notes
+    start: Message = {"status": 499, "headers": []}  # as nginx: the client closed the connection
 
-    def __init__(self, app: ASGIApp, *, figures: Figures, log: Any = None) -> None:
-        self.app = app
-        self._figures = figures
-        self._log = log
+    async def watch(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+        await send(message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on and look at its answer."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        began_s = time.perf_counter()
-        notes: dict[str, Any] = {}
-        scope[_NOTES] = notes
-        start: Message = {"status": 499, "headers": []}  # as nginx: the client closed the connection
-
-        async def watch(message: Message) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start":
-                start = message
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watch)
-        except Exception as error:
-            start = {"status": 500, "headers": []}
-            notes["cause"] = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            self._account(scope, start, time.perf_counter() - began_s, notes)
-
-    def _account(self, scope: Scope, start: Message, seconds: float, notes: dict[str, Any]) -> None:
-        status, method, route = start["status"], scope["method"], _route(scope)
-        self._figures.count(route, method, status, seconds)
+    try:
+        await app(scope, receive, watch)
+    except Exception as error:
+        start = {"status": 500, "headers": []}
+        notes["cause"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        seconds, status, route = time.perf_counter() - began_s, start["status"], _route(scope)
+        figures.count(route, scope["method"], status, seconds)
         if route is _ENV and status in (200, 304):
-            self._figures.count_served(start["headers"], is_kept="kept" in notes)
-        if self._log is None:
-            return
-        if cause := notes.get("cause"):
-            notes["cause"] = hide_passwords(str(cause))[:1000]
-        tell = self._log.error if status >= 500 else self._log.info
-        tell(
-            "request",
-            request_id=request_id(scope),
-            method=method,
-            path=scope["path"][:_MOST_CHARACTERS],
-            status=status,
-            ms=round(seconds * 1000, 2),
-            client=(scope.get("client") or ("",))[0],
-            **notes,
-        )
+            figures.count_served(start["headers"], is_kept="kept" in notes)
+        if log is not None:
+            _log_request(log, scope, status, seconds, notes)
+
+
+def _log_request(log: Any, scope: Scope, status: int, seconds: float, notes: dict[str, Any]) -> None:
+    if cause := notes.get("cause"):
+        notes["cause"] = hide_passwords(str(cause))[:1000]
+    write = log.error if status >= 500 else log.info
+    write(
+        "request",
+        request_id=request_id(scope),
+        method=scope["method"],
+        path=scope["path"][:_MOST_CHARACTERS],
+        status=status,
+        ms=round(seconds * 1000, 2),
+        client=(scope.get("client") or ("",))[0],
+        **notes,
+    )
 
 
 def _route(scope: Scope) -> str:

@@ -116,7 +116,7 @@ def get_environment(
     accept: Annotated[str, Header(description="of the media types, the first that a format has")] = "*/*",
 ) -> Response:
     """Write the active recommendation that fits the job exactly."""
-    # If-None-Match is for AnswersMiddleware, which keeps the answers of the shape.
+    # If-None-Match is for `give_answers`, which keeps the answers of the shape.
     asked_types = [word.partition(";")[0].strip() for word in accept.split(",")]
     media_type = next((name for name in asked_types if name in _MEDIA_TYPES), "text/plain")
     format = _MEDIA_TYPES.get(media_type, "export")
