@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from markupsafe import Markup, escape
 
@@ -131,13 +132,22 @@ def format_range(rule: Rule) -> str:
     return start if rule.max_bytes is None else f"{start} to {format_bytes(rule.max_bytes)}"
 
 
+def format_figure(value: float, digits: int = 3) -> str:
+    """Write a number with few digits, and without an exponent.
+
+    >>> format_figure(0.0000123456), format_figure(1234.5), format_figure(2.0)
+    ('0.0000123', '1230', '2')
+    """
+    return f"{Decimal(f'{value:.{digits}g}'):f}"
+
+
 def format_hours(hours: float) -> str:
     """Write hours of training or of GPUs, two digits where they are few.
 
-    >>> format_hours(0.034), format_hours(7.26), format_hours(18012.0)
-    ('0.034 h', '7.3 h', '18\u202f012 h')
+    >>> format_hours(0.000034), format_hours(7.26), format_hours(18012.0)
+    ('0.000034 h', '7.3 h', '18\u202f012 h')
     """
-    return f"{hours:.2g} h" if hours < 100 else f"{hours:,.0f} h".replace(",", "\u202f")
+    return f"{format_figure(hours, 2)} h" if hours < 100 else f"{hours:,.0f} h".replace(",", "\u202f")
 
 
 def format_change(share: float) -> str:
