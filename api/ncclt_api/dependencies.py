@@ -163,12 +163,7 @@ class ListWriter:
         return self.write_rows(page, query, rows[start:], key=key, show=show)
 
 
-def list_writer(request: Request, response: Response) -> ListWriter:
-    """Return the writer for a request."""
-    return ListWriter(request, response)
-
-
-CurrentList = Annotated[ListWriter, Depends(list_writer)]
+CurrentList = Annotated[ListWriter, Depends()]
 
 
 def wrong_cursor(cursor: str) -> UsageError:

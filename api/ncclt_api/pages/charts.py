@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from markupsafe import Markup
 
@@ -16,7 +16,7 @@ Tone = Literal["default", "policy", "best", "quiet", "good", "failed", "warn", "
 Number = float | int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Axis:
     """One axis.
 
@@ -34,7 +34,17 @@ class Axis:
     high: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(NamedTuple):
+    """Point of a line with its tooltip line and its noise band; None = a gap, or no band."""
+
+    x: Number
+    y: Number
+    note: str = ""
+    low: Number = None
+    high: Number = None
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One series; `x` rises strictly.
 
@@ -57,12 +67,16 @@ class Line:
     notes: Sequence[str] = ()
 
     @classmethod
-    def through(cls, label: str, tone: Tone, mark: Mark, points: Iterable[tuple[Number, Number, str]]) -> Self:
-        """Return the series of some points: x, y and tooltip line of each, which is empty for all or for none."""
-        points = list(points)
-        notes = [note for _, _, note in points]
-        x, y = [x for x, _, _ in points], [y for _, y, _ in points]
-        return cls(label=label, tone=tone, mark=mark, x=x, y=y, notes=notes if any(notes) else ())
+    def through(cls, label: str, tone: Tone, mark: Mark, points: Iterable[tuple[Any, ...]]) -> Self:
+        """Return the series of some points, each the fields of a `Point`; what all leave out is empty."""
+        rows = [Point(*point) for point in points]
+
+        def column(name: str) -> list[Any]:
+            values = [getattr(row, name) for row in rows]
+            return values if any(value not in ("", None) for value in values) else []
+
+        x, y = [row.x for row in rows], [row.y for row in rows]
+        return cls(label, tone, x, y, mark, low=column("low"), high=column("high"), notes=column("note"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +101,7 @@ class Span:
     gap: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Level:
     """A line across the whole plot.
 
@@ -104,7 +118,7 @@ class Level:
     axis: Literal["x", "y"] = "y"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ChartTable:
     """The figures of a chart, for readers who cannot see it or have no script.
 

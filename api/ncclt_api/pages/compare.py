@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import Field
@@ -47,7 +47,7 @@ class Compared:
         return build_result(self.recommendation) if self.recommendation else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ComparisonRow:
     """Row of the comparison.
 
@@ -73,26 +73,6 @@ class ComparisonRow:
         has_majority = 2 * count > len(self.values)
         is_marked = self.differs and not self.has_noise
         return tuple(is_marked and not (has_majority and value == usual) for value in self.values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonTable:
-    """Two to six results side by side.
-
-    Attributes:
-        columns: the results.
-        facts: verdict, times, and the fingerprint.
-        rules: the policies by message size.
-        best: column whose interval is above those of all others; None where intervals overlap, or times have more
-            than one origin.
-        same_messages: they were tuned for the same messages on the same shape, so times can be compared.
-    """
-
-    columns: tuple[Compared, ...]
-    facts: tuple[ComparisonRow, ...]
-    rules: tuple[ComparisonRow, ...]
-    best: int | None
-    same_messages: bool
 
 
 class CompareQuery(PageQuery):
@@ -150,16 +130,25 @@ def find_compared(store: Store, revision: Recommendation) -> Compared:
     return Compared(study=store.studies.get(revision.study), recommendation=revision)
 
 
-def compare(columns: Sequence[Compared]) -> ComparisonTable:
-    """Return the comparison of `FEWEST` to `MOST` results, in their order."""
+def compare(columns: Sequence[Compared]) -> dict[str, Any]:
+    """Return the comparison of `FEWEST` to `MOST` results, in their order.
+
+    Returns:
+        columns: the results.
+        facts: verdict, times, and the fingerprint.
+        rules: the policies by message size.
+        best: column whose interval is above those of all others; None where intervals overlap, or times have more
+            than one origin.
+        same_messages: they were tuned for the same messages on the same shape, so times can be compared.
+    """
     results = [column.result for column in columns]
-    return ComparisonTable(
-        columns=tuple(columns),
-        facts=_compare_facts(columns, results),
-        rules=_compare_rules(columns),
-        best=_find_best(results),
-        same_messages=len({column.study.workload.digest() for column in columns}) == 1,
-    )
+    return {
+        "columns": columns,
+        "facts": _compare_facts(columns, results),
+        "rules": _compare_rules(columns),
+        "best": _find_best(results),
+        "same_messages": len({column.study.workload.digest() for column in columns}) == 1,
+    }
 
 
 def _find_best(results: Sequence[Result | None]) -> int | None:
@@ -172,32 +161,36 @@ def _find_best(results: Sequence[Result | None]) -> int | None:
     return best if tested[best].is_tuned and tested[best].verdict.interval[0] > highest else None
 
 
-def _compare_facts(columns: Sequence[Compared], results: Sequence[Result | None]) -> tuple[ComparisonRow, ...]:
-    def of_result(name: str, text: Callable[[Result], str], *, has_noise: bool = False) -> ComparisonRow:
-        values = tuple(text(result) if result else NONE for result in results)
-        return ComparisonRow(name=name, values=values, has_noise=has_noise)
-
-    def of_study(name: str, text: Callable[[Study], str]) -> ComparisonRow:
-        return ComparisonRow(name=name, values=tuple(text(column.study) for column in columns))
-
+def _compare_facts(columns: Sequence[Compared], results: Sequence[Result | None]) -> list[ComparisonRow]:
     per = " or ".join(sorted({column.study.workload.per for column in columns}, reverse=True))
-    return (
-        of_result("95 % CI", lambda r: format_interval(r.interval) if r.interval else NONE, has_noise=True),
-        of_result(f"Default, {per}", lambda r: format_time(r.default_us), has_noise=True),
-        of_result(
-            f"Policy, {per}", lambda r: "default" if r.policy_us is None else format_time(r.policy_us), has_noise=True
-        ),
-        of_study("Times", lambda s: "SIMULATED" if s.simulated else s.label or "measured"),
-        of_study("NCCL", lambda s: s.cluster.nccl_version),
-        of_study("Job", lambda s: format_shape(s.cluster)),
-        of_study("In the node", lambda s: s.cluster.link_class),
-        of_study("Between nodes", lambda s: s.cluster.fabric if s.cluster.nodes > 1 else NONE),
-        of_study("Driver", lambda s: s.cluster.driver or NONE),
-        of_study("Fingerprint", lambda s: s.cluster.fingerprint().digest()),
-        of_study("Messages", lambda s: s.workload.digest()),
-        of_result("Delivered as", lambda r: _FORMS[choose_form(r.recommendation).form]),
-        of_result("Process-wide", lambda r: _describe_parameters(r.recommendation)),
-    )
+    measured: dict[str, Callable[[Result], str]] = {
+        "95 % CI": lambda r: format_interval(r.interval) if r.interval else NONE,
+        f"Default, {per}": lambda r: format_time(r.default_us),
+        f"Policy, {per}": lambda r: "default" if r.policy_us is None else format_time(r.policy_us),
+    }
+    places: dict[str, Callable[[Study], str]] = {
+        "Times": lambda s: "SIMULATED" if s.simulated else s.label or "measured",
+        "NCCL": lambda s: s.cluster.nccl_version,
+        "Job": lambda s: format_shape(s.cluster),
+        "In the node": lambda s: s.cluster.link_class,
+        "Between nodes": lambda s: s.cluster.fabric if s.cluster.nodes > 1 else NONE,
+        "Driver": lambda s: s.cluster.driver or NONE,
+        "Fingerprint": lambda s: s.cluster.fingerprint().digest(),
+        "Messages": lambda s: s.workload.digest(),
+    }
+    delivered: dict[str, Callable[[Result], str]] = {
+        "Delivered as": lambda r: _FORMS[choose_form(r.recommendation).form],
+        "Process-wide": lambda r: _describe_parameters(r.recommendation),
+    }
+
+    def of_results(texts: Mapping[str, Callable[[Result], str]], *, has_noise: bool) -> list[ComparisonRow]:
+        return [
+            ComparisonRow(name, tuple(text(result) if result else NONE for result in results), has_noise)
+            for name, text in texts.items()
+        ]
+
+    of_studies = [ComparisonRow(name, tuple(text(row.study) for row in columns)) for name, text in places.items()]
+    return [*of_results(measured, has_noise=True), *of_studies, *of_results(delivered, has_noise=False)]
 
 
 def _describe_parameters(revision: Recommendation) -> str:
@@ -205,7 +198,7 @@ def _describe_parameters(revision: Recommendation) -> str:
     return " ".join(f"NCCL_{name}={value}" for name, value in parameters) or NONE
 
 
-def _compare_rules(columns: Sequence[Compared]) -> tuple[ComparisonRow, ...]:
+def _compare_rules(columns: Sequence[Compared]) -> list[ComparisonRow]:
     """Return the choice of each in every range of sizes in which none of them changes."""
     revisions = [column.recommendation for column in columns]
     policies = [choose_form(revision).proven.policy if revision else None for revision in revisions]
@@ -221,8 +214,8 @@ def _compare_rules(columns: Sequence[Compared]) -> tuple[ComparisonRow, ...]:
             values = [
                 _describe_choice(policy.rules, collective, start) if policy is not None else NONE for policy in policies
             ]
-            rows.append(ComparisonRow(name=f"{collective.value}, {format_range(span)}", values=tuple(values)))
-    return tuple(rows)
+            rows.append(ComparisonRow(f"{collective.value}, {format_range(span)}", tuple(values)))
+    return rows
 
 
 def _describe_choice(rules: Sequence[Rule], collective: Collective, size_bytes: int) -> str:

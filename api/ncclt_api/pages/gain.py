@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import Query
 from pydantic import Field
@@ -141,20 +141,15 @@ class _Point:
     def words(self) -> str:
         """Return verdict, gain, origin, NCCL version and revision in one line."""
         verdict, revision = self.result.verdict, self.revision
-        gain = (
-            f" {wording.format_speedup(verdict.speedup)} ({wording.format_interval(verdict.interval)})"
-            if verdict.blocks
-            else ""
-        )
+        gain = f" {wording.format_speedup(verdict.speedup)} ({wording.format_interval(verdict.interval)})"
         return (
-            f"{wording.format_state(revision.verdict_word(verdict))}{gain}, {revision.origin}, "
-            f"NCCL {revision.fingerprint.nccl_version}, revision {revision.revision}"
+            f"{wording.format_state(revision.verdict_word(verdict))}{gain if verdict.blocks else ''}, "
+            f"{revision.origin}, NCCL {revision.fingerprint.nccl_version}, revision {revision.revision}"
             f"{', changed workload' if self.is_changed else ''}"
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
+class _Event(NamedTuple):
     """Later event of a revision, at the height of its verdict."""
 
     created: str
@@ -203,10 +198,10 @@ def gain_chart(
         title="Default and policy over time",
         description=f"{count_noun(len(points), 'verdict')}, {gains} tuned{_describe_origin(first, is_gain=True)}. "
         "Lower is faster; bars are 95 % intervals; steps are medians per NCCL release.",
-        x=Axis(label="", unit="date"),
+        x=Axis("", "date"),
         y=Axis(
-            label="step time of jobs" if first.has_step_times else "communication per step",
-            unit="us",
+            "step time of jobs" if first.has_step_times else "communication per step",
+            "us",
             high=max(times_us) + 3 * room_us,  # the names of the releases are written there
         ),
         lines=[line for line in lines if line.x],
@@ -217,8 +212,9 @@ def gain_chart(
 
 def _find_events(rows: Iterable[_Row], by_id: Mapping[str, _Point], describe: Callable[[_Row], str]) -> list[_Event]:
     """Return the rechecks or history entries that are of revisions in the chart."""
-    own = [row for row in rows if row.recommendation in by_id]
-    return [_Event(created=row.created, point=by_id[row.recommendation], words=describe(row)) for row in own]
+    return [
+        _Event(row.created, by_id[row.recommendation], describe(row)) for row in rows if row.recommendation in by_id
+    ]
 
 
 def _list_events(
@@ -231,13 +227,11 @@ def _list_events(
     rows += [(event.created, f"stale: {event.words}", None, None) for event in stale]
     rows += [(row.created, f"roll-out {row.id} started", None, None) for row in tried]
     rows += [(row.ended, f"roll-out {row.id} {row.state}: {row.reason}", None, None) for row in tried if row.ended]
-    return ChartTable(
-        columns=("Time", "Event", "Default", "With ncclt"),
-        rows=[
-            (wording.format_when(when), words, wording.format_time(default_us), wording.format_time(delivered_us))
-            for when, words, default_us, delivered_us in sorted(rows, key=lambda row: row[0], reverse=True)
-        ],
-    )
+    figures = [
+        (wording.format_when(when), words, wording.format_time(default_us), wording.format_time(delivered_us))
+        for when, words, default_us, delivered_us in sorted(rows, key=lambda row: row[0], reverse=True)
+    ]
+    return ChartTable(("Time", "Event", "Default", "With ncclt"), figures)
 
 
 def _place(verdicts: Iterable[Recommendation]) -> list[_Point]:
@@ -280,7 +274,7 @@ def _compare_releases(points: Sequence[_Point]) -> tuple[list[Line], list[Level]
             change = default_us[number] / default_us[number - 1] - 1
             label += f": {wording.format_change(change)}"
             tone = "failed" if change >= REGRESSION else "good" if change <= -REGRESSION else "quiet"
-        levels.append(Level(at=members[0].at, label=label, tone=tone, axis="x"))
+        levels.append(Level(members[0].at, label, tone, axis="x"))
     at = [members[0].at for _, members in releases]
     notes = [f"NCCL {version}, {count_noun(len(members), 'verdict')}" for (version, _), members in releases]
     is_longer = points[-1].at > at[-1]  # the last step reaches the last verdict
@@ -298,23 +292,16 @@ def _verdict_lines(points: Sequence[_Point]) -> list[Line]:
     first = points[0].revision
     is_measured = first.origin is TimesOrigin.MEASURED
     mark: Mark = "dot" if is_measured else "ring"
-    unused = [point for point in points if not point.is_gain and point.result.policy_us]
     series: list[tuple[str, Tone, list[_Point]]] = [
-        (
-            f"tuned policy{_describe_origin(first, is_gain=True)}",
-            "good" if is_measured else "warn",
-            [point for point in points if point.is_gain],
-        ),
-        (f"tested policy, not used{_describe_origin(first, is_gain=False)}", "quiet", unused),
+        ("tuned policy", "good" if is_measured else "warn", [point for point in points if point.is_gain]),
+        ("tested policy, not used", "quiet", [row for row in points if not row.is_gain and row.result.policy_us]),
     ]
     lines = []
-    for label, tone, members in series:
-        bounded = [(point.at, *ends_us) for point in members if (ends_us := point.policy_ends_us)]
-        at, low, high = zip(*bounded, strict=True) if bounded else ((), (), ())
-        lines += [
-            Line(label=label, tone=tone, mark="stem", x=at, y=[None] * len(at), low=low, high=high),
-            Line.through(label, tone, mark, [(point.at, point.result.policy_us, point.words) for point in members]),
-        ]
+    for name, tone, members in series:
+        label = name + _describe_origin(first, is_gain=tone != "quiet")
+        bounded = [(point.at, None, "", *ends_us) for point in members if (ends_us := point.policy_ends_us)]
+        policies = [(point.at, point.result.policy_us, point.words) for point in members]
+        lines += [Line.through(label, tone, "stem", bounded), Line.through(label, tone, mark, policies)]
     default = [(point.at, point.default_us, point.words) for point in points]
     return [*lines, Line.through(f"NCCL default{_describe_origin(first, is_gain=False)}", "default", mark, default)]
 
@@ -339,34 +326,23 @@ def _to_unix_time(iso: str) -> int:
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """Job of a roll-out with its effect.
-
-    Attributes:
-        start: the revision that it got, and when.
-        started: the same time, ISO in UTC.
-        is_control: it got the control of the roll-out.
-        step_us: median step time that it reported, µs; None = no report yet.
-        change: of the step time against the median of the control's jobs, as a share; None = not known.
-        is_missing: it has not reported in the time that jobs of this roll-out take.
-    """
-
-    start: JobStart
-    started: str
-    is_control: bool
-    step_us: float | None
-    change: float | None
-    is_missing: bool
-
-
-def compare_jobs(starts: Sequence[tuple[JobStart, str]], times: Iterable[JobTime], *, now: datetime) -> list[JobRow]:
+def compare_jobs(
+    starts: Sequence[tuple[JobStart, str]], times: Iterable[JobTime], *, now: datetime
+) -> list[dict[str, Any]]:
     """Return jobs with their step times against the median of their roll-out's control.
 
     Args:
         starts: each with the control of its roll-out; the rows keep their order.
         times: of all jobs of these roll-outs.
         now: for the age of starts without a report.
+
+    Returns:
+        start: the revision that it got, and when.
+        started: the same time, ISO in UTC.
+        is_control: it got the control of the roll-out.
+        step_us: median step time that it reported, µs; None = no report yet.
+        change: of the step time against the median of the control's jobs, as a share; None = not known.
+        is_missing: it has not reported in the time that jobs of this roll-out take.
     """
     reports: dict[str, dict[str, JobTime]] = {start.rollout: {} for start, _ in starts}
     for time in times:
@@ -380,13 +356,13 @@ def compare_jobs(starts: Sequence[tuple[JobStart, str]], times: Iterable[JobTime
     for start, control in starts:
         report, before_us = reports[start.rollout].get(start.job), usual_us.get(start.rollout)
         rows.append(
-            JobRow(
-                start=start,
-                started=datetime.fromtimestamp(start.issued_s, UTC).isoformat(timespec="seconds"),
-                is_control=start.recommendation == control,
-                step_us=report.step_us if report else None,
-                change=report.step_us / before_us - 1 if report and before_us else None,
-                is_missing=report is None and now.timestamp() - start.issued_s > grace_s[start.rollout],
-            )
+            {
+                "start": start,
+                "started": datetime.fromtimestamp(start.issued_s, UTC).isoformat(timespec="seconds"),
+                "is_control": start.recommendation == control,
+                "step_us": report.step_us if report else None,
+                "change": report.step_us / before_us - 1 if report and before_us else None,
+                "is_missing": report is None and now.timestamp() - start.issued_s > grace_s[start.rollout],
+            }
         )
     return rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -42,75 +42,6 @@ MOST_ROWS, MOST_COLUMNS = 40, 24
 """Largest map on one page; a filter shows the rest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """The map in numbers.
-
-    Attributes:
-        tuned, kept, undecided: pairs whose result is served, by its verdict.
-        other_version: pairs tuned for another NCCL version than the cluster's; not in `tuned`.
-        stale: pairs whose result is no longer served.
-        running: studies.
-        changed: pairs whose result is another one than at the earlier time; 0 without one.
-        demonstrations: tuned ones on recorded or simulated times.
-        median: speed-up of the tuned ones, of the measured ones where there are any; None where there is none.
-    """
-
-    tuned: int
-    kept: int
-    undecided: int
-    other_version: int
-    stale: int
-    running: int
-    changed: int
-    demonstrations: int
-    median: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HomeMap:
-    """Newest result of each workload on each cluster.
-
-    Attributes:
-        models: the columns.
-        clusters: the rows: measured ones first, then recorded, then simulated; of each those with most workloads.
-        rows: the pairs of each cluster, by the columns; None where there is nothing.
-        changes: cluster -> workload -> earlier result as text, of the pairs that changed since the earlier time; None
-            without one.
-        other_version: cluster and workload of the pairs tuned for another NCCL version than the cluster's.
-        counts: of all pairs, on the page or not.
-        clusters_left, models_left: that did not fit.
-    """
-
-    models: tuple[str, ...]
-    clusters: tuple[str, ...]
-    rows: tuple[tuple[Pair | None, ...], ...]
-    changes: Mapping[str, Mapping[str, str]] | None
-    other_version: tuple[tuple[str, str], ...]
-    counts: Counts
-    clusters_left: int
-    models_left: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecentGain:
-    """Measured verdicts of a period.
-
-    Attributes:
-        days: its length, until now.
-        verdicts: number of those published in it.
-        tuned: number of validated gains that are not stale.
-        stale: number of pairs on the map whose measured result became stale in it, and still is.
-        median: median speed-up of the tuned ones; None = no gain.
-    """
-
-    days: int
-    verdicts: int
-    tuned: int
-    stale: int
-    median: float | None
-
-
 class HomeQuery(Filter):
     """Filter of the map, and the period of changes, days; the state `stale` lists stale recommendations instead."""
 
@@ -134,8 +65,7 @@ class FindQuery(PageQuery):
 @router.get("/")
 def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, page: CurrentPage) -> Response:
     """Show clusters by workloads, and the newest studies below."""
-    names: dict[str, Any] = {"cluster": query.cluster or None, "model": query.model or None}
-    days = query.days or USUAL_DAYS
+    names, days = query.names, query.days or USUAL_DAYS
     since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds")
     before = store.recommendations.preferred_before(since, **names) if query.days else None
     pairs = store.recommendations.pairs(**names)
@@ -143,15 +73,15 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, page: Cu
     stale.sort(key=lambda revision: ORIGIN_ORDER[revision.origin])  # real clusters first
     gain = _sum_up_recent(store, names, stale, since=since, days=days)
     versions = {cluster.name: str(cluster.version) for cluster, _ in store.clusters.entries()}
-    home_map = build_map(pairs, nccl_versions=versions, before=before)
-    running, recent = _find_running(store, query), store.studies.recent(limit=RECENT, **names)
+    home_map = _build_map(pairs, versions, before)
+    running, recent = store.studies.running(**names), store.studies.recent(limit=RECENT, **names)
     rollouts = store.revisions.rollouts(**names, state=OPEN_STATES)
     holds = Holds.read(store, rollouts)
     rolling = {(row.cluster, row.model): {"id": row.id, "percent": holds.percent(row)} for row in rollouts}
     listed = stale if query.state else None
     if query.format == "json":
         studies = {"running": _summarize(running), "recent": _summarize(recent)}
-        return json_response({"map": list_cells(home_map, rolling), "gain": gain, **studies, "stale": listed})
+        return json_response({"map": _list_cells(home_map, rolling), "gain": gain, **studies, "stale": listed})
     return page.write_html(
         "home.html",
         query=query,
@@ -167,18 +97,30 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, page: Cu
 
 def _sum_up_recent(
     store: Store, names: Mapping[str, Any], stale: Iterable[Recommendation], *, since: str, days: int
-) -> RecentGain:
-    """Return the measured verdicts since a time, and the number of the stale results that became so since then."""
+) -> dict[str, Any]:
+    """Return the numbers of measured verdicts since a time: all, tuned, and stale results that became so since then.
+
+    Verdicts without evidence, and those of gloo instead of NCCL, do not count. The median is that of the speed-ups of
+    the tuned ones; None = no gain.
+    """
     verdicts = store.recommendations.find(**names, origin=TimesOrigin.MEASURED, since=since)
+    results = [build_result(row) for row in verdicts if not row.is_untried and row.fingerprint.gpu != NO_GPU]
+    speedups = [result.verdict.speedup for result in results if result.is_tuned]
     measured = [revision.id for revision in stale if revision.origin is TimesOrigin.MEASURED]
     marks = store.revisions.history(recommendation=measured, action=Action.STALE) if measured else ()
-    return sum_up(verdicts, stale=len({mark.recommendation for mark in marks if mark.created >= since}), days=days)
+    return {
+        "days": days,
+        "verdicts": len(results),
+        "tuned": len(speedups),
+        "stale": len({mark.recommendation for mark in marks if mark.created >= since}),
+        "median": statistics.median(speedups) if speedups else None,
+    }
 
 
 @router.get("/live")
 def show_running(query: Annotated[Filter, Query()], store: CurrentStore, page: CurrentPage) -> Response:
     """Show the running studies alone, for a page that is open."""
-    running = _find_running(store, query)
+    running = store.studies.running(**query.names)
     if query.format == "json":
         return json_response({"running": _summarize(running)})
     return page.write_html("_live.html", running=running, query=query)
@@ -187,9 +129,7 @@ def show_running(query: Annotated[Filter, Query()], store: CurrentStore, page: C
 @router.get("/studies")
 def show_studies(query: Annotated[ListQuery, Query()], store: CurrentStore, page: CurrentPage) -> Response:
     """List the studies, newest first."""
-    part = store.studies.page(
-        limit=STUDIES_PER_PAGE, cursor=query.cursor or None, cluster=query.cluster or None, model=query.model or None
-    )
+    part = store.studies.page(limit=STUDIES_PER_PAGE, cursor=query.cursor or None, **query.names)
     if query.format == "json":
         return json_response({"studies": _summarize(part.items), "next_cursor": part.next_cursor})
     return page.write_html(
@@ -215,10 +155,6 @@ def find_names(
     return page.write(template, query, {"hits": hits}, typed=query.q)
 
 
-def _find_running(store: Store, query: Filter) -> Sequence[StudyEntry]:
-    return store.studies.running(cluster=query.cluster or None, model=query.model or None)
-
-
 def _summarize(studies: Iterable[StudyEntry]) -> list[StudySummaryDocument]:
     return [study_summary_document(entry) for entry in studies]
 
@@ -228,56 +164,51 @@ def _find_effects(store: Store, studies: Iterable[StudyEntry]) -> Mapping[str, s
     return store.records.effects([entry.recommendation.id for entry in studies if entry.recommendation])
 
 
-def sum_up(verdicts: Iterable[Recommendation], *, stale: int, days: int) -> RecentGain:
-    """Summarize recent measured revisions, and the number that became stale.
-
-    Those without evidence, and those of gloo instead of NCCL, do not count.
-    """
-    results = [build_result(row) for row in verdicts if not row.is_untried and row.fingerprint.gpu != NO_GPU]
-    speedups = [result.verdict.speedup for result in results if result.is_tuned]
-    middle = statistics.median(speedups) if speedups else None
-    return RecentGain(days=days, verdicts=len(results), tuned=len(speedups), stale=stale, median=middle)
-
-
-def build_map(
-    pairs: Collection[Pair],
-    *,
-    nccl_versions: Mapping[str, str],
-    before: Mapping[tuple[str, str], Recommendation] | None = None,
-) -> HomeMap:
-    """Return the map of some pairs.
+def _build_map(
+    pairs: Collection[Pair], versions: Mapping[str, str], before: Mapping[tuple[str, str], Recommendation] | None
+) -> dict[str, Any]:
+    """Return the map of some pairs: the newest result of each workload on each cluster.
 
     Args:
         pairs: in any order.
-        nccl_versions: cluster -> its NCCL version, where that is known.
+        versions: cluster -> its NCCL version, where that is known.
         before: what was published at an earlier time, by names; None = no comparison.
+
+    Returns:
+        models: the columns.
+        clusters: the rows: measured ones first, then recorded, then simulated; of each those with most workloads.
+        rows: the pairs of each cluster, by the columns; None where there is nothing.
+        changes: names -> earlier result as text, of the pairs that changed since the earlier time; None without one.
+        other_version: names of the pairs tuned for another NCCL version than the cluster's.
+        counts: of all pairs, on the page or not.
+        clusters_left, models_left: that did not fit.
     """
     placed: dict[str, dict[str, Pair]] = {}
-    used: dict[str, int] = {}
     for pair in pairs:
         placed.setdefault(pair.cluster, {})[pair.model] = pair
-        used[pair.model] = used.get(pair.model, 0) + 1
+    used = Counter(pair.model for pair in pairs)
     models = sorted(sorted(used), key=lambda name: -used[name])
     clusters = sorted(placed, key=lambda name: (_rank(placed[name].values()), -len(placed[name]), name))
+    columns, rows = models[:MOST_COLUMNS], clusters[:MOST_ROWS]
     changes = None if before is None else _find_changes(pairs, before)
-    other_version = tuple(
+    other_version = {
         (pair.cluster, pair.model)
         for pair in pairs
-        if pair.recommendation and is_for_other_version(pair.recommendation, nccl_versions.get(pair.cluster, ""))
-    )
-    return HomeMap(
-        models=tuple(models[:MOST_COLUMNS]),
-        clusters=tuple(clusters[:MOST_ROWS]),
-        rows=tuple(tuple(placed[name].get(model) for model in models[:MOST_COLUMNS]) for name in clusters[:MOST_ROWS]),
-        changes=changes,
-        other_version=other_version,
-        counts=_count(pairs, other_version, changed=sum(map(len, changes.values())) if changes else 0),
-        clusters_left=max(0, len(clusters) - MOST_ROWS),
-        models_left=max(0, len(models) - MOST_COLUMNS),
-    )
+        if pair.recommendation and is_for_other_version(pair.recommendation, versions.get(pair.cluster, ""))
+    }
+    return {
+        "models": columns,
+        "clusters": rows,
+        "rows": [[placed[name].get(model) for model in columns] for name in rows],
+        "changes": changes,
+        "other_version": other_version,
+        "counts": _count(pairs, other_version, changed=len(changes or ())),
+        "clusters_left": len(clusters) - len(rows),
+        "models_left": len(models) - len(columns),
+    }
 
 
-def list_cells(home_map: HomeMap, rolling: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, Any]:
+def _list_cells(home_map: Mapping[str, Any], rolling: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, Any]:
     """Return a map for JSON: its cells as one list, with ids in place of policies.
 
     Args:
@@ -285,7 +216,7 @@ def list_cells(home_map: HomeMap, rolling: Mapping[tuple[str, str], Mapping[str,
         rolling: id and share of each open roll-out, by names.
     """
     cells = []
-    for pair in (pair for row in home_map.rows for pair in row if pair):
+    for pair in (pair for row in home_map["rows"] for pair in row if pair):
         cell = {"cluster": pair.cluster, "model": pair.model, "shapes": pair.shapes, "running": pair.running}
         place = (pair.cluster, pair.model)
         if (revision := pair.recommendation) is not None:
@@ -299,19 +230,14 @@ def list_cells(home_map: HomeMap, rolling: Mapping[tuple[str, str], Mapping[str,
                 "nodes": revision.fingerprint.nodes,
                 "gpus_per_node": revision.fingerprint.gpus_per_node,
                 "nccl_version": revision.fingerprint.nccl_version,
-                "for_other_version": place in home_map.other_version,
+                "for_other_version": place in home_map["other_version"],
                 "stale": revision.stale,
                 "needs_table": result.needs_table,
                 "verdict": result.verdict,
-                "change": (home_map.changes or {}).get(pair.cluster, {}).get(pair.model),
+                "change": (home_map["changes"] or {}).get(place),
             }
         cells.append(cell | {"roll_out": rolling.get(place)})
-    return {
-        "cells": cells,
-        "counts": home_map.counts,
-        "clusters_left": home_map.clusters_left,
-        "models_left": home_map.models_left,
-    }
+    return {"cells": cells} | {name: home_map[name] for name in ("counts", "clusters_left", "models_left")}
 
 
 def _rank(pairs: Iterable[Pair]) -> int:
@@ -320,17 +246,18 @@ def _rank(pairs: Iterable[Pair]) -> int:
     return min(ranks, default=len(ORIGIN_ORDER))
 
 
-def _find_changes(pairs: Iterable[Pair], before: Mapping[tuple[str, str], Recommendation]) -> dict[str, dict[str, str]]:
-    changes: dict[str, dict[str, str]] = {}
+def _find_changes(
+    pairs: Iterable[Pair], before: Mapping[tuple[str, str], Recommendation]
+) -> dict[tuple[str, str], str]:
+    changes = {}
     for pair in pairs:
         if pair.recommendation is None:
             continue
-        earlier = before.get((pair.cluster, pair.model))
-        was = build_result(earlier) if earlier else None
-        if was is None:
-            changes.setdefault(pair.cluster, {})[pair.model] = "new"
-        elif _differs(was, build_result(pair.recommendation)):
-            changes.setdefault(pair.cluster, {})[pair.model] = f"was {was.former}"
+        place = (pair.cluster, pair.model)
+        if place not in before:
+            changes[place] = "new"
+        elif _differs(was := build_result(before[place]), build_result(pair.recommendation)):
+            changes[place] = f"was {was.former}"
     return changes
 
 
@@ -343,8 +270,11 @@ def _differs(was: Result, now: Result) -> bool:
     return now.is_tuned and (now.interval[0] > was.interval[1] or now.interval[1] < was.interval[0])
 
 
-def _count(pairs: Iterable[Pair], other_version: Collection[tuple[str, str]], *, changed: int) -> Counts:
-    pairs = list(pairs)
+def _count(pairs: Collection[Pair], other_version: Collection[tuple[str, str]], *, changed: int) -> dict[str, Any]:
+    """Return the map in numbers; tuned ones are without those for another NCCL version.
+
+    The median is the speed-up of the tuned ones, of the measured ones where there are any, which are no demonstrations.
+    """
     results = [build_result(pair.recommendation) for pair in pairs if pair.recommendation]
     served = [result for result in results if result.status != "stale"]
     decisions = [result.verdict.decision for result in served]
@@ -355,14 +285,14 @@ def _count(pairs: Iterable[Pair], other_version: Collection[tuple[str, str]], *,
     ]
     measured = [result for result in tuned if result.recommendation.origin is TimesOrigin.MEASURED]
     speedups = [result.speedup for result in measured or tuned if result.speedup]
-    return Counts(
-        tuned=len(tuned),
-        kept=decisions.count(Decision.KEEP_DEFAULT),
-        undecided=decisions.count(Decision.UNDECIDED),
-        other_version=len(other_version),
-        stale=len(results) - len(served),
-        running=sum(pair.running for pair in pairs),
-        changed=changed,
-        demonstrations=len(tuned) - len(measured),
-        median=statistics.median(speedups) if speedups else None,
-    )
+    return {
+        "tuned": len(tuned),
+        "kept": decisions.count(Decision.KEEP_DEFAULT),
+        "undecided": decisions.count(Decision.UNDECIDED),
+        "other_version": len(other_version),
+        "stale": len(results) - len(served),
+        "running": sum(pair.running for pair in pairs),
+        "changed": changed,
+        "demonstrations": len(tuned) - len(measured),
+        "median": statistics.median(speedups) if speedups else None,
+    }

@@ -7,6 +7,7 @@ import tomllib
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,7 +47,7 @@ _FORMATS, _ACTIONS = _WORDS["formats"], _WORDS["actions"]
 """Format -> its reader and the command that fetches it; action -> its button and its effect."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Snippet:
     """Format that can express a revision.
 
@@ -68,7 +69,7 @@ class Snippet:
         return self.format, f"{self.format}: {self.reader}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RevisionNotice:
     """Notice of a revision that not all jobs get.
 
@@ -128,7 +129,7 @@ def show_revision(
     differences: list[ComparisonRow] = []
     if served and served.id != revision.id:
         comparison = compare([find_compared(store, served), find_compared(store, revision)])
-        differences = [row for row in (*comparison.facts, *comparison.rules) if row.differs]
+        differences = [row for row in (*comparison["facts"], *comparison["rules"]) if row.differs]
     source = server_option(request.app.state.public_url)
     open_rollout = rollout if rollout and rollout.is_open else None
     is_usable = served_id == revision.id and not (revision.stale or revision.label)
@@ -194,10 +195,7 @@ def _mark_stale(store: Store, revision: Recommendation, by: Actor) -> None:
 
 def _list_siblings(store: Store, status: RevisionStatus) -> list[RevisionStatus]:
     """Return the newest revisions for the same jobs, of the same origin."""
-
-    def shape(row: RevisionStatus) -> tuple[object, ...]:
-        return row.nodes, row.gpus_per_node, row.nccl_version, row.origin
-
+    shape = attrgetter("nodes", "gpus_per_node", "nccl_version", "origin")
     rows = store.revisions.statuses(cluster=status.cluster, model=status.model, limit=200)
     return [row for row in rows if shape(row) == shape(status)][:_SHOWN]
 
@@ -209,10 +207,9 @@ def server_option(url: str) -> str:
 
 def find_served(store: Store, revision: Recommendation) -> Recommendation | None:
     """Return the revision that jobs of the same shape get; None = none."""
-    for row in store.recommendations.newest(cluster=revision.cluster, model=revision.model):
-        if row.fingerprint == revision.fingerprint and row.origin is revision.origin:
-            return row
-    return None
+    shape = attrgetter("fingerprint", "origin")
+    newest = store.recommendations.newest(cluster=revision.cluster, model=revision.model)
+    return next((row for row in newest if shape(row) == shape(revision)), None)
 
 
 def describe_delivery(store: Store, revision: Recommendation, served: Recommendation | None) -> RevisionNotice | None:
@@ -230,8 +227,7 @@ def describe_delivery(store: Store, revision: Recommendation, served: Recommenda
     active = served if served and served.id != id else None
     others = f"get revision {active.revision}" if active else "keep their own settings"
     if cluster in holds.switched_off:
-        sentence = f"All jobs on {cluster} keep their own settings until it is on."
-        return RevisionNotice(label="Delivery is off.", sentence=sentence)
+        return RevisionNotice("Delivery is off.", f"All jobs on {cluster} keep their own settings until it is on.")
     if rollouts:
         return _describe_roll_out(rollouts[0], revision, holds, others)
     if active and active.stale:
@@ -239,9 +235,9 @@ def describe_delivery(store: Store, revision: Recommendation, served: Recommenda
             f"No job gets it: revision {active.revision}, the active one, is stale; "
             "`ncclt recheck` or `ncclt tune` renews that."
         )
-        return RevisionNotice(label="Not active.", sentence=sentence)
+        return RevisionNotice("Not active.", sentence)
     if served is None or (active and active.study == revision.study):
-        return RevisionNotice(label="Not active.", sentence=f"Jobs {others}.")
+        return RevisionNotice("Not active.", f"Jobs {others}.")
     return None if active else _describe_other_version(store, revision)
 
 
@@ -259,7 +255,7 @@ def _describe_roll_out(rollout: RollOut, revision: Recommendation, holds: Holds,
         sentence = f"No job that starts gets it: {held}."
     else:
         sentence = f"It is paused: all jobs that start {others}."
-    return RevisionNotice(label="In a roll-out.", sentence=sentence, rollout=rollout.id)
+    return RevisionNotice("In a roll-out.", sentence, rollout=rollout.id)
 
 
 def _describe_other_version(store: Store, revision: Recommendation) -> RevisionNotice | None:
@@ -275,7 +271,7 @@ def _describe_other_version(store: Store, revision: Recommendation) -> RevisionN
         f"Tuned with NCCL {tuned_for}; jobs with NCCL {installed}, that of the cluster, do not get it."
         " `ncclt upgrade` says what to tune again."
     )
-    return RevisionNotice(label="For another NCCL version.", sentence=sentence, badge=f"for NCCL {tuned_for}")
+    return RevisionNotice("For another NCCL version.", sentence, badge=f"for NCCL {tuned_for}")
 
 
 def list_snippets(revision: Recommendation, *, source: str) -> tuple[Snippet, ...]:
@@ -292,7 +288,7 @@ def list_snippets(revision: Recommendation, *, source: str) -> tuple[Snippet, ..
         with suppress(NccltError):  # it cannot express the policy
             if _sets_anything(revision, format):
                 text = render(revision, format=format, group="tp" if format == "megatron-yaml" else "")
-                snippets.append(Snippet(format=format, reader=reader, command=command.replace("{job}", job), text=text))
+                snippets.append(Snippet(format, reader, command.replace("{job}", job), text))
     return tuple(snippets)
 
 

@@ -16,7 +16,6 @@ from ncclt.core.preflight import Preflight
 from ncclt.core.recommendation import Recommendation
 from ncclt.core.study import Study
 from ncclt.core.verification import Verification
-from ncclt.store.store import Store
 from ncclt_api.dependencies import CurrentStore, StrictQuery
 from ncclt_api.json_models import VerificationSummary
 from ncclt_api.pages.environment import render_page
@@ -60,11 +59,16 @@ class Filter(PageQuery):
     cluster: str = ""
     model: str = ""
 
+    @property
+    def names(self) -> dict[str, Any]:
+        """Return the names for a query of the store, where None means all."""
+        return {"cluster": self.cluster or None, "model": self.model or None}
+
 
 class PageWriter:
     """Writes the answer to the request for a page."""
 
-    def __init__(self, request: Request, store: Store) -> None:
+    def __init__(self, request: Request, store: CurrentStore) -> None:
         self._request, self._store = request, store
 
     def write(self, template: str, query: PageQuery, values: Mapping[str, Any], **html_values: Any) -> Response:
@@ -103,12 +107,7 @@ class PageWriter:
         return sorted({*(workload.name for workload, _ in self._store.workloads.entries()), chosen} - {""})
 
 
-def page_writer(request: Request, store: CurrentStore) -> PageWriter:
-    """Return the writer for a request."""
-    return PageWriter(request, store)
-
-
-CurrentPage = Annotated[PageWriter, Depends(page_writer)]
+CurrentPage = Annotated[PageWriter, Depends()]
 
 
 def json_response(view: Any) -> JSONResponse:

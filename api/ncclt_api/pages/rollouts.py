@@ -7,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
@@ -91,41 +91,6 @@ class Holds:
         return sum(rollout.percent_of(id) for id in ids if id not in self.stale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollOutRow:
-    """Roll-out in the list.
-
-    Attributes:
-        rollout: the roll-out.
-        percent: share of the starts that get an arm now, in percent.
-        held: why jobs do not get what the roll-out serves; empty = they do.
-        reports, controls: of jobs with an arm, and of those with the control.
-        unreported, unreported_controls: of their starts, those without a report so far.
-        lacks_reports: an arm has clearly more of them than the control, for its starts.
-        missing_pairs: fewest further pairs of reports that can prove a win; None = it is decided, or only the gain
-            is missing.
-        verdict: one sentence.
-        progress: verdict on the jobs so far; None = it has ended.
-    """
-
-    rollout: RollOut
-    percent: float
-    held: str
-    reports: int
-    controls: int
-    unreported: int
-    unreported_controls: int
-    lacks_reports: bool
-    missing_pairs: int | None
-    verdict: str
-    progress: RollOutVerdict | None
-
-    def to_document(self) -> dict[str, Any]:
-        """Return it for JSON, without the seed of the roll-out."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"rollout": RollOutDocument.model_validate(self.rollout.to_document())}
-
-
 class RollOutsPageQuery(Filter):
     """Filter of the list, and its page; `open` = those that have not ended."""
 
@@ -137,8 +102,7 @@ class RollOutsPageQuery(Filter):
 def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentStore, page: CurrentPage) -> Response:
     """List the roll-outs, newest first."""
     listed = store.revisions.rollouts(
-        cluster=query.cluster or None,
-        model=query.model or None,
+        **query.names,
         state=OPEN_STATES if query.state == "open" else query.state or None,
         limit=ROLL_OUTS_PER_PAGE + 1,
         offset=(query.page - 1) * ROLL_OUTS_PER_PAGE,
@@ -147,7 +111,9 @@ def show_roll_outs(query: Annotated[RollOutsPageQuery, Query()], store: CurrentS
     open_ids = [rollout.id for rollout in shown if rollout.is_open]
     rows = judge_rows(store, shown, store.revisions.job_times(*open_ids), store.revisions.job_starts(*open_ids))
     if query.format == "json":
-        return json_response({"rollouts": [row.to_document() for row in rows], "more": has_more})
+        # Without the seed: who knows it can choose the name of a job.
+        shown_rows = [{**row, "rollout": RollOutDocument.model_validate(row["rollout"].to_document())} for row in rows]
+        return json_response({"rollouts": shown_rows, "more": has_more})
     return page.write_html(
         "rollouts.html",
         query=query,
@@ -195,7 +161,7 @@ def hold(
 
 def judge_rows(
     store: Store, rollouts: Sequence[RollOut], times: Iterable[JobTime], starts: Iterable[JobStart]
-) -> list[RollOutRow]:
+) -> list[dict[str, Any]]:
     """Return the rows of roll-outs, from the jobs of the open ones."""
     reported: dict[str, list[JobTime]] = defaultdict(list)
     started: dict[str, list[JobStart]] = defaultdict(list)
@@ -212,7 +178,7 @@ def judge_rows(
 
 def build_row(
     rollout: RollOut, counts: Mapping[tuple[str, str], tuple[int, int]], progress: RollOutVerdict | None, holds: Holds
-) -> RollOutRow:
+) -> dict[str, Any]:
     """Return the row of a roll-out.
 
     Args:
@@ -220,29 +186,40 @@ def build_row(
         counts: starts and reports by roll-out and revision.
         progress: verdict on it so far; None = it has ended.
         holds: of the open ones.
+
+    Returns:
+        rollout, progress: of the arguments.
+        percent: share of the starts that get an arm now, in percent.
+        held: why jobs do not get what the roll-out serves; empty = they do.
+        reports, controls: of jobs with an arm, and of those with the control.
+        unreported, unreported_controls: of their starts, those without a report so far.
+        lacks_reports: an arm has clearly more of them than the control, for its starts.
+        missing_pairs: fewest further pairs of reports that can prove a win; None = it is decided, or only the gain
+            is missing.
+        verdict: one sentence.
     """
     jobs = [counts.get((rollout.id, arm.recommendation), (0, 0)) for arm in rollout.arms]
     control_starts, controls = counts.get((rollout.id, rollout.control), (0, 0))
+    missing = [started - reported for started, reported in jobs]
     missing_controls = control_starts - controls
-    lacks_reports = any(
-        count_excess(started - reported, started, missing_controls, control_starts) for started, reported in jobs
-    )
-    reports = [reported for _, reported in jobs]
-    missing_pairs = fewest_pairs(len(rollout.arms)) - min(max(reports), controls)
+    missing_pairs = fewest_pairs(len(jobs)) - min(max(reported for _, reported in jobs), controls)
     is_undecided = rollout.is_open and not rollout.winner
-    return RollOutRow(
-        rollout=rollout,
-        percent=holds.percent(rollout),
-        held=holds.explain(rollout),
-        reports=sum(reports),
-        controls=controls,
-        unreported=sum(started - reported for started, reported in jobs),
-        unreported_controls=missing_controls,
-        lacks_reports=lacks_reports,
-        missing_pairs=missing_pairs if is_undecided and missing_pairs > 0 else None,
-        verdict=rollout.reason or (progress.reason if progress else ""),
-        progress=progress,
-    )
+    return {
+        "rollout": rollout,
+        "percent": holds.percent(rollout),
+        "held": holds.explain(rollout),
+        "reports": sum(reported for _, reported in jobs),
+        "controls": controls,
+        "unreported": sum(missing),
+        "unreported_controls": missing_controls,
+        "lacks_reports": any(
+            count_excess(lacking, started, missing_controls, control_starts)
+            for lacking, (started, _) in zip(missing, jobs, strict=True)
+        ),
+        "missing_pairs": missing_pairs if is_undecided and missing_pairs > 0 else None,
+        "verdict": rollout.reason or (progress.reason if progress else ""),
+        "progress": progress,
+    }
 
 
 def gain_chart(rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobStart]) -> Chart | None:
@@ -256,19 +233,12 @@ def gain_chart(rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobS
         ]
         if not traced:
             continue
-        low, high = ([_to_change(gain.interval[end]) for _, gain in traced] for end in (1, 0))
-        ends += low + high
-        lines.append(
-            Line(
-                label=f"revision {arm.recommendation}",
-                tone=_TONES[number],
-                x=[reports for reports, _ in traced],
-                y=[_to_change(gain.estimate) for _, gain in traced],
-                low=low,
-                high=high,
-                notes=[f"{gain.pairs} pairs" for _, gain in traced],
-            )
-        )
+        points: list[tuple[Any, ...]] = [
+            (reports, _to_change(gain.estimate), f"{gain.pairs} pairs", *map(_to_change, reversed(gain.interval)))
+            for reports, gain in traced
+        ]
+        ends += [end for point in points for end in point[3:]]
+        lines.append(Line.through(f"revision {arm.recommendation}", _TONES[number], "line", points))
         rows += [(arm.recommendation, str(reports), *_write_gain(gain)) for reports, gain in traced]
     if not lines:
         return None
@@ -276,14 +246,11 @@ def gain_chart(rollout: RollOut, times: Sequence[JobTime], starts: Sequence[JobS
         id="gain",
         title="Step time against the control",
         description="From pairs of jobs; below 0 is faster. The 95 % interval is valid at every look.",
-        x=Axis(label="Reports", unit="count", low=0),
-        y=Axis(label="Change", unit="percent", low=max(min(ends) - 1, -_WIDEST), high=min(max(ends) + 1, _WIDEST)),
+        x=Axis("Reports", "count", low=0),
+        y=Axis("Change", "percent", low=max(min(ends) - 1, -_WIDEST), high=min(max(ends) + 1, _WIDEST)),
         lines=lines,
-        levels=[
-            Level(at=0.0, label="no change"),
-            Level(at=100 * rollout.loss_limit, label="loss limit", tone="failed"),
-        ],
-        table=ChartTable(columns=("Revision", "Reports", "Pairs", "Change", "95 % CI"), rows=rows),
+        levels=[Level(0.0, "no change"), Level(100 * rollout.loss_limit, "loss limit", "failed")],
+        table=ChartTable(("Revision", "Reports", "Pairs", "Change", "95 % CI"), rows),
     )
 
 
@@ -293,35 +260,33 @@ def starts_chart(rollout: RollOut, times: Sequence[JobTime], starts: Sequence[Jo
         return None
     first_s = min(start.issued_s for start in starts)
     issued_s = {start.job: start.issued_s for start in starts}
-    groups: list[tuple[str, str, Tone]] = [
-        (f"revision {arm.recommendation}", arm.recommendation, tone)
-        for arm, tone in zip(rollout.arms, _TONES, strict=False)
-    ]
-    lines, rows, last_h = [], [], 0.0
-    hours: dict[tuple[str, Tone, Mark], list[float]] = {}
-    for label, id, tone in [*groups, ("control", rollout.control, "default")]:
+    groups = [(f"revision {arm.recommendation}", arm.recommendation) for arm in rollout.arms]
+    groups.append(("control", rollout.control))
+    rows: list[tuple[str, str, str]] = []
+    series: list[tuple[str, Tone, Mark, list[float]]] = []
+    for (label, id), tone in zip(groups, (*_TONES[: len(rollout.arms)], "default"), strict=True):
         started_h = [(start.issued_s - first_s) / 3600 for start in starts if start.recommendation == id]
         reported_h = [
             (issued_s[report.job] + report.waited_s - first_s) / 3600
             for report in times
             if report.recommendation == id and report.job in issued_s
         ]
-        hours[f"{label}, started", tone, "dashed"] = sorted(started_h)
-        hours[f"{label}, reported", tone, "line"] = sorted(reported_h)
-        last_h = max([last_h, *started_h, *reported_h])
+        series.append((f"{label}, started", tone, "dashed", sorted(started_h)))
+        series.append((f"{label}, reported", tone, "line", sorted(reported_h)))
         rows.append((label, str(len(started_h)), str(len(reported_h))))
-    moments = [(last_h or 1.0) * part / _MOMENTS for part in range(_MOMENTS + 1)]
-    for (label, tone, mark), jobs_h in hours.items():
-        counts = [bisect_right(jobs_h, moment) for moment in moments]
-        lines.append(Line(label=label, tone=tone, mark=mark, x=moments, y=counts))
+    last_h = max((hour for *_, hours in series for hour in hours), default=0.0) or 1.0
+    moments = [last_h * part / _MOMENTS for part in range(_MOMENTS + 1)]
     return Chart(
         id="starts",
         title="Started and reported jobs",
         description="If the gap between the lines grows only for a revision, its jobs hang or fail.",
-        x=Axis(label="Since the first start", unit="hours", low=0),
-        y=Axis(label="Jobs", unit="count", low=0),
-        lines=lines,
-        table=ChartTable(columns=("Jobs with", "Started", "Reported"), rows=rows),
+        x=Axis("Since the first start", "hours", low=0),
+        y=Axis("Jobs", "count", low=0),
+        lines=[
+            Line.through(label, tone, mark, [(moment, bisect_right(hours, moment)) for moment in moments])
+            for label, tone, mark, hours in series
+        ],
+        table=ChartTable(("Jobs with", "Started", "Reported"), rows),
     )
 
 

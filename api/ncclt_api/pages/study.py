@@ -14,7 +14,6 @@ from pydantic import Field
 from starlette.responses import Response
 
 from ncclt.core.api_key import Role
-from ncclt.core.message import Message
 from ncclt.core.plural import count_noun
 from ncclt.core.policy import Policy
 from ncclt.core.recommendation import MIN_EFFECT, Decision, Recommendation, Verdict
@@ -31,22 +30,10 @@ from ncclt.store.store import Store
 from ncclt_api.access import needs
 from ncclt_api.dependencies import CurrentStudy
 from ncclt_api.json_models import LAST_SHOWN
-from ncclt_api.pages.charts import Chart
+from ncclt_api.pages import study_charts
 from ncclt_api.pages.recommendation import describe_delivery, find_served, list_snippets, server_option
 from ncclt_api.pages.response import CurrentPage, PageQuery, page_router
-from ncclt_api.pages.study_charts import (
-    MessageLine,
-    arm_times,
-    best_setting_rows,
-    interpolated_messages,
-    policy_rows,
-    proof_charts,
-    search_chart,
-    setting_times,
-    size_curves,
-    verification_charts,
-    wins_chart,
-)
+from ncclt_api.pages.study_charts import arm_times, setting_times
 from ncclt_api.pages.trials import TrialChoice, build_table
 from ncclt_api.pages.wording import NONE, PHASES, format_saving, format_speedup, format_state, format_time
 
@@ -80,7 +67,7 @@ def show_study(
     return page.write("study.html", query, values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Heading:
     """Verdict in one sentence.
 
@@ -95,50 +82,6 @@ class Heading:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyView:
-    """Figures and charts of a study.
-
-    Attributes:
-        recommendation: its newest revision; None = none yet.
-        summary: value of the recommendation, and the command that uses it; None without a recommendation.
-        heading: verdict in one sentence.
-        compared: `policy`, or `best setting` so far: compared with the default in `rows`.
-        rows: the messages under both.
-        interpolated: messages whose size was not itself measured.
-        arms, blocks: of the A/B test.
-        history: chart of the search; None before the default was measured.
-        wins: chart of policy and fastest setting by size; None before anything was measured.
-        curves: charts of time and bus bandwidth by size, by name of the collective and group.
-        proof: charts of the pairs and of the interval of the A/B test; None before its first whole block.
-        cost: GPU time of all launches and its payback, as text; empty where nothing was launched.
-        costs: by phase.
-        log: decisions in order.
-    """
-
-    study: Study
-    recommendation: Recommendation | None
-    heading: Heading
-    compared: str
-    rows: tuple[MessageLine, ...]
-    interpolated: frozenset[Message]
-    blocks: tuple[Block, ...]
-    arms: tuple[Arm, ...]
-    history: Chart | None
-    summary: StudySummary | None
-    cost: str
-    wins: Chart | None
-    curves: Mapping[str, tuple[Chart, Chart]]
-    proof: tuple[Chart, Chart] | None
-    costs: tuple[PhaseCost, ...]
-    log: tuple[LogEntry, ...]
-
-    @property
-    def proven(self) -> Verdict | None:
-        """Return the verdict of the delivered form; None before there is one."""
-        return self.summary.use.proven.verdict if self.summary else None
-
-
 def build_study_view(
     study: Study,
     trials: Sequence[Trial],
@@ -146,7 +89,7 @@ def build_study_view(
     *,
     measured: Callable[[Sequence[Trial]], Sequence[Trial]],
     server: str,
-) -> StudyView:
+) -> dict[str, Any]:
     """Return figures and charts of a study.
 
     Args:
@@ -157,48 +100,67 @@ def build_study_view(
         server: address of this service for the command shown; empty = the command names none.
     """
     scores = median_scores(trials)
-    ranked = sorted(scores, key=lambda setting: scores[setting])
-    best = next(iter(ranked), DEFAULT)
-    single = next((setting for setting in ranked if setting != DEFAULT), None)
-    proof = [trial for trial in trials if trial.phase is Phase.PROVE]
-    evidence = collect_evidence(proof)
+    evidence = collect_evidence([trial for trial in trials if trial.phase is Phase.PROVE])
     # A verdict without an A/B test means that the search found no candidate worth one.
     use = choose_form(recommendation, source=server_option(server)) if recommendation else None
     summary = summarize_study(study, trials, recommendation, use=use) if recommendation else None
     arm = evidence.proven_arm(summary.use.form if summary else None)
-    policy = summary.use.proven.policy if summary else None
+    pairs = average_unchanged(evidence.whole_blocks(arm), study.workload)
+    min_effect, per = summary.use.proven.verdict.min_effect if summary else MIN_EFFECT, study.workload.per
+    best_us = min(scores.values(), default=None)
+    return {
+        "study": study,
+        "recommendation": recommendation,
+        "heading": _build_heading(study, recommendation, summary, best_us, scores.get(DEFAULT)),
+        **_compare_messages(study, trials, evidence, summary, scores, measured),
+        "blocks": build_blocks(evidence, study.workload),
+        "arms": [arm for arm in Arm if any(launch.arm is arm for launch in evidence.launches)],
+        # None before the default was measured.
+        "history": study_charts.search_chart(trials, scores.get(DEFAULT), evidence.launches, per=per),
+        "summary": summary,
+        "cost": describe_cost(study, trials, summary.gain if summary else None),
+        # None before the first whole block of the A/B test.
+        "proof": study_charts.proof_charts(pairs, min_effect=min_effect, per=per),
+        "costs": phase_costs(study, trials) if trials else (),
+        "log": build_log(study, trials, recommendation, scores),
+    }
+
+
+def _compare_messages(
+    study: Study,
+    trials: Sequence[Trial],
+    evidence: LaunchEvidence,
+    summary: StudySummary | None,
+    scores: Mapping[Setting, float],
+    measured: Callable[[Sequence[Trial]], Sequence[Trial]],
+) -> dict[str, Any]:
+    """Return the messages under the default and under the policy, or the best setting so far, with charts by size."""
+    ranked = sorted(scores, key=lambda setting: scores[setting])
+    best = next(iter(ranked), DEFAULT)
+    single = next((setting for setting in ranked if setting != DEFAULT), None)
+    proven, arm = (summary.use.proven if summary else None), evidence.proven_arm(summary.use.form if summary else None)
+    policy = proven.policy if proven else None
     candidates = _select_candidates(ranked, policy)
     searched = measured(_sample_trials(trials, {DEFAULT, best, *([single] if single else [])}, candidates))
-    if summary and evidence.times_us(arm):
-        compared, rows = "policy", policy_rows(study, evidence, summary.use.proven, arm)
+    if proven and evidence.times_us(arm):
+        compared, rows = "policy", study_charts.policy_rows(study, evidence, proven, arm)
         default = arm_times(evidence, Arm.DEFAULT, "NCCL default", "default")
+        timed = [trial for trial in trials if trial.phase is Phase.PROVE]
     else:
-        compared, rows = "best setting", best_setting_rows(study, searched, best)
+        compared, rows = "best setting", study_charts.best_setting_rows(study, searched, best)
         default = setting_times(searched, DEFAULT, "NCCL default", "default")
+        timed = [*searched]
     curves = [default]
     curves += [setting_times(searched, single, f"best single setting, {single.label}", "best")] if single else []
     curves += [arm_times(evidence, arm, "policy", "policy")] if evidence.times_us(arm) else []
-    candidate_times = {setting: setting_times(searched, setting, setting.label, "quiet") for setting in candidates}
-    pairs = average_unchanged(evidence.whole_blocks(arm), study.workload)
-    verdict = summary.use.proven.verdict if summary else None
-    return StudyView(
-        study=study,
-        recommendation=recommendation,
-        heading=_build_heading(study, recommendation, summary, scores.get(best), scores.get(DEFAULT)),
-        compared=compared,
-        rows=rows,
-        interpolated=interpolated_messages(proof if compared == "policy" else searched, study.workload),
-        blocks=build_blocks(evidence, study.workload),
-        arms=tuple(arm for arm in Arm if any(launch.arm is arm for launch in evidence.launches)),
-        history=search_chart(trials, scores.get(DEFAULT), evidence.launches, per=study.workload.per),
-        summary=summary,
-        cost=describe_cost(study, trials, summary.gain if summary else None),
-        wins=wins_chart(study, policy, default, candidate_times),
-        curves=size_curves(study, curves) if default.of else {},
-        proof=proof_charts(pairs, min_effect=verdict.min_effect if verdict else MIN_EFFECT, per=study.workload.per),
-        costs=phase_costs(study, trials) if trials else (),
-        log=build_log(study, trials, recommendation, scores),
-    )
+    times = {setting: setting_times(searched, setting, setting.label, "quiet") for setting in candidates}
+    return {
+        "compared": compared,
+        "rows": rows,
+        "interpolated": study_charts.interpolated_messages(timed, study.workload),
+        "wins": study_charts.wins_chart(study, policy, default, times),
+        "curves": study_charts.size_curves(study, curves) if default.of else {},
+    }
 
 
 def _select_candidates(ranked: Sequence[Setting], policy: Policy | None) -> list[Setting]:
@@ -244,7 +206,7 @@ def _build_heading(
     if recommendation and summary:
         if recommendation.stale:
             sentence = f"No longer served: {recommendation.stale}. Tune again, or run `ncclt recheck` after the repair."
-            return Heading(status="stale", label="stale", sentence=sentence)
+            return Heading("stale", "stale", sentence)
         return _describe_verdict(summary.use.proven.verdict, recommendation)
     so_far = ""
     if best_us and default_us and best_us < default_us:
@@ -252,15 +214,14 @@ def _build_heading(
     elif default_us:
         so_far = " Nothing faster than the NCCL default so far."
     if study.state is StudyState.RUNNING:
-        return Heading(status="open", label="searching", sentence=f"The search is running.{so_far}")
+        return Heading("open", "searching", f"The search is running.{so_far}")
     if study.state is StudyState.INTERRUPTED:
         again = f"Run the same `ncclt tune` command to resume it; its name is {study.name}."
-        return Heading(status="open", label="interrupted", sentence=f"The search was interrupted. {again}{so_far}")
-    return Heading(status="open", label="no verdict", sentence=f"No verdict. {study.reason}".strip())
+        return Heading("open", "interrupted", f"The search was interrupted. {again}{so_far}")
+    return Heading("open", "no verdict", f"No verdict. {study.reason}".strip())
 
 
 def _describe_verdict(verdict: Verdict, revision: Recommendation) -> Heading:
-    label = format_state(revision.verdict_word(verdict))
     if verdict.decision is Decision.TUNED:
         origin = f" on {revision.origin} times" if revision.label else ""
         gain = f"{format_speedup(verdict.speedup)} faster than the NCCL default{origin}"
@@ -272,7 +233,7 @@ def _describe_verdict(verdict: Verdict, revision: Recommendation) -> Heading:
         sentence = "No evidence yet: jobs try it in a roll-out."
     else:
         sentence = f"Keeping the NCCL default: no policy beat it by the {100 * verdict.min_effect:g} % threshold."
-    return Heading(status=verdict.decision.value, label=label, sentence=sentence)
+    return Heading(verdict.decision.value, format_state(revision.verdict_word(verdict)), sentence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,41 +279,30 @@ def build_blocks(evidence: LaunchEvidence, workload: Workload) -> tuple[Block, .
     return tuple(blocks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseCost:
-    """Cost of one phase.
+def phase_costs(study: Study, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Return the cost of each phase with launches, and of all.
 
-    Attributes:
+    Returns:
         phase: as text; `all` in the last row.
         launches, failed: numbers of launches.
         wall_s: sum of their times, s.
         gpu_hours: of all GPUs that they held.
     """
 
-    phase: str
-    launches: int
-    failed: int
-    wall_s: float
-    gpu_hours: float
-
-
-def phase_costs(study: Study, trials: Sequence[Trial]) -> tuple[PhaseCost, ...]:
-    """Return the cost of each phase with launches, and of all."""
-
-    def add_up(phase: str, launches: Sequence[Trial]) -> PhaseCost:
-        return PhaseCost(
-            phase=phase,
-            launches=len(launches),
-            failed=sum(1 for trial in launches if trial.score_us is None),
-            wall_s=sum(trial.result.wall_s for trial in launches),
-            gpu_hours=gpu_seconds(launches, study.cluster) / 3600,
-        )
+    def add_up(phase: str, launches: Sequence[Trial]) -> dict[str, Any]:
+        return {
+            "phase": phase,
+            "launches": len(launches),
+            "failed": sum(1 for trial in launches if trial.score_us is None),
+            "wall_s": sum(trial.result.wall_s for trial in launches),
+            "gpu_hours": gpu_seconds(launches, study.cluster) / 3600,
+        }
 
     parts = {name: [trial for trial in trials if trial.phase is phase] for phase, name in PHASES.items()}
-    return (*(add_up(name, launches) for name, launches in parts.items() if launches), add_up("all", trials))
+    return [*(add_up(name, launches) for name, launches in parts.items() if launches), add_up("all", trials)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LogEntry:
     """One decision of the study.
 
@@ -382,13 +332,12 @@ def build_log(
         scores: median time per step of each setting before the A/B test, µs.
     """
     origin = f"{study.workload.name} on {study.cluster.name}, seed {study.seed}, {study.launcher}"
-    log = [LogEntry(time=study.created, event="Study started", detail=origin)]
-    log += _log_search(study, trials, scores)
-    log += _log_validation(trials)
+    log = [LogEntry(study.created, "Study started", origin)]
+    log += [*_log_search(study, trials, scores), *_log_validation(trials)]
     if recommendation:
         log += _log_result(recommendation)
     elif study.state is StudyState.INTERRUPTED:
-        log.append(LogEntry(time=study.updated, event="Study interrupted", detail=study.reason or NONE))
+        log.append(LogEntry(study.updated, "Study interrupted", study.reason or NONE))
     return tuple(log)
 
 
@@ -402,20 +351,20 @@ def _log_search(study: Study, trials: Sequence[Trial], scores: Mapping[Setting, 
     if default_us is not None:
         count = sum(1 for trial in tried if trial.setting == DEFAULT)
         detail = f"{format_time(default_us)} of communication {study.workload.per}, median of {count}"
-        yield LogEntry(time=started[DEFAULT], event="NCCL default measured", detail=detail)
+        yield LogEntry(started[DEFAULT], "NCCL default measured", detail)
     searched = [trial for trial in trials if trial.phase is Phase.SEARCH]
     failed = Counter(format_state(trial.result.outcome) for trial in searched if trial.score_us is None)
     if failed:
         listed = ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common())
-        yield LogEntry(time="", event=f"{count_noun(failed.total(), 'trial')} failed", detail=listed)
+        yield LogEntry("", f"{count_noun(failed.total(), 'trial')} failed", listed)
     others = {setting: us for setting, us in scores.items() if setting != DEFAULT}
     if others and default_us:
         best = min(others, key=lambda setting: others[setting])
         gain = f"{format_speedup(default_us / others[best])}, not validated"
         detail = f"{best.label}: {gain}, best of {count_noun(len(others), 'setting')}"
-        yield LogEntry(time=started[best], event="Best single setting found", detail=detail)
+        yield LogEntry(started[best], "Best single setting found", detail)
     if study.reason:
-        yield LogEntry(time=searched[-1].started if searched else "", event="Search ended", detail=study.reason)
+        yield LogEntry(searched[-1].started if searched else "", "Search ended", study.reason)
 
 
 def _log_validation(trials: Sequence[Trial]) -> Iterator[LogEntry]:
@@ -426,25 +375,25 @@ def _log_validation(trials: Sequence[Trial]) -> Iterator[LogEntry]:
         parts = [count_noun(settings, "setting")] if settings else []
         parts += [f"the best policy ({count_noun(policies, 'launch', 'launches')})"] if policies else []
         detail = f"{' and '.join(parts)}, because the fastest of many is partly luck"
-        yield LogEntry(time=confirmed[0].started, event="Candidates confirmed", detail=detail)
+        yield LogEntry(confirmed[0].started, "Candidates confirmed", detail)
     proof = [trial for trial in trials if trial.phase is Phase.PROVE]
     if proof:
         arms = ", ".join(arm.value for arm in Arm if any(trial.arm is arm for trial in proof))
-        yield LogEntry(time=proof[0].started, event="A/B test started", detail=f"interleaved launches of {arms}")
+        yield LogEntry(proof[0].started, "A/B test started", f"interleaved launches of {arms}")
 
 
 def _log_result(revision: Recommendation) -> Iterator[LogEntry]:
     forms = {"Tuner table": revision.table} | ({"Plain variables": revision.variables} if revision.variables else {})
     for name, form in forms.items():
         label = format_state(revision.verdict_word(form.verdict))
-        yield LogEntry(time=revision.created, event=f"{name}: {label}", detail=form.verdict.reason)
+        yield LogEntry(revision.created, f"{name}: {label}", form.verdict.reason)
     is_tuned = any(form.verdict.decision is Decision.TUNED for form in forms.values())
     detail = "available to jobs of this fingerprint" if is_tuned and not revision.label else "keeping the NCCL default"
     if revision.is_untried:
         detail = "available to jobs of its roll-out alone"
-    yield LogEntry(time=revision.created, event=f"Revision {revision.revision} published", detail=detail)
+    yield LogEntry(revision.created, f"Revision {revision.revision} published", detail)
     if revision.stale:
-        yield LogEntry(time="", event="No longer served", detail=revision.stale)
+        yield LogEntry("", "No longer served", revision.stale)
 
 
 TABS = {"result": "Result", "sizes": "Sizes", "search": "Search", "trials": "Trials", "jobs": "Real jobs"}
@@ -483,39 +432,21 @@ class StudyPages:
         revision = next(iter(store.recommendations.find(study=study.id)), None)
         at_rest = bool(study.updated) and now - datetime.fromisoformat(study.updated) > _AT_REST
         read = self._cached if at_rest else self._read
-        values: dict[str, Any] = {
-            "view": read(
-                study.id, study.updated, study.state, (revision.id, revision.stale) if revision else None, server
-            ),
+        published = (revision.id, revision.stale) if revision else None
+        return {
+            "view": read(study.id, study.updated, study.state, published, server),
             "trials": build_table(store, study, choice),
             "now": now,
             "wanted": use,
             "is_live": study.state is StudyState.RUNNING,
             "tab": tab,
             "tabs": TABS,
-        }
-        return values | self._read_use(store, revision, server)
-
-    def _read_use(self, store: Store, revision: Recommendation | None, server: str) -> dict[str, Any]:
-        """Return the use of a revision by jobs, and their reports."""
-        if revision is None:
-            empty = dict.fromkeys(("verifications", "step_charts", "attestations", "snippets"), ())
-            return {**empty, "instead": None, "delivery": None}
-        served = find_served(store, revision)
-        verifications = store.records.verifications(recommendation=revision.id, limit=LAST_SHOWN)
-        is_served = served is not None and served.id == revision.id
-        return {
-            "verifications": verifications,
-            "step_charts": verification_charts(verifications[0]) if verifications else (),
-            "attestations": store.records.attestations([revision.id], limit=LAST_SHOWN),
-            "instead": served if served and served.study != revision.study and not served.stale else None,
-            "delivery": describe_delivery(store, revision, served),
-            "snippets": list_snippets(revision, source=server_option(server)) if is_served else (),
+            **_read_use(store, revision, server),
         }
 
     def _read(
         self, id: str, _updated: str, _state: StudyState, _published: tuple[str, str] | None, server: str
-    ) -> StudyView:
+    ) -> dict[str, Any]:
         store = self._store()
         return build_study_view(
             store.studies.get(id),
@@ -524,3 +455,21 @@ class StudyPages:
             measured=partial(store.trials.with_measurements, id),
             server=server,
         )
+
+
+def _read_use(store: Store, revision: Recommendation | None, server: str) -> dict[str, Any]:
+    """Return the use of a revision by jobs, and their reports."""
+    if revision is None:
+        empty = dict.fromkeys(("verifications", "step_charts", "attestations", "snippets"), ())
+        return {**empty, "instead": None, "delivery": None}
+    served = find_served(store, revision)
+    verifications = store.records.verifications(recommendation=revision.id, limit=LAST_SHOWN)
+    is_served = served is not None and served.id == revision.id
+    return {
+        "verifications": verifications,
+        "step_charts": study_charts.verification_charts(verifications[0]) if verifications else (),
+        "attestations": store.records.attestations([revision.id], limit=LAST_SHOWN),
+        "instead": served if served and served.study != revision.study and not served.stale else None,
+        "delivery": describe_delivery(store, revision, served),
+        "snippets": list_snippets(revision, source=server_option(server)) if is_served else (),
+    }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from statistics import median
 from typing import Self
 
@@ -63,7 +64,6 @@ _FAILED_AT = 0.565
 _FLOOR = 0.54
 _FAMILIES: tuple[Tone, ...] = ("c1", "c2", "c3", "c4", "c5", "c6")
 _DEFAULT = "default"
-_POLICY_ARMS = (Arm.TABLE, Arm.VARIABLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,75 +216,62 @@ def search_chart(
     proven = [(launch, default_us / launch.time_us) for launch in proof if launch.time_us]
     top = max([1.05, highest, *(ratio for _, ratio in proven)])
     drawn = _thin(scored, MOST_POINTS)
-    lines = [
-        *_trial_lines(drawn),
-        _proof_line("default, A/B test", "default", "ring", [row for row in proven if row[0].arm is Arm.DEFAULT]),
-        _proof_line("policy, A/B test", "good", "dot", [row for row in proven if row[0].arm in _POLICY_ARMS]),
-        _record_line(records, last=searched[-1].number),
-        _failed_line(failed),
-    ]
     more = "" if len(drawn) == len(scored) else f" {len(drawn)} are drawn, the extremes of each stretch."
+    best = [(trial.number, ratio) for trial, ratio in records]
+    if best[-1][0] < searched[-1].number:  # the line reaches the last trial
+        best.append((searched[-1].number, highest))
+    rows = [
+        (str(trial.number), format_speedup(ratio), format_time(trial.score_us), trial.label)
+        for trial, ratio in records[-20:]
+    ]
     return Chart(
         id="search-chart",
         title="Search trials",
         description=f"{len(scored)} measured, {len(failed)} failed; best so far {format_speedup(highest)}, before "
         f"validation.{more}",
-        x=Axis(label="trial", unit="count"),
-        y=Axis(label="speed-up over the default", unit="ratio", low=_FLOOR, high=top + 0.05 * (top - _FLOOR)),
-        lines=[line for line in lines if line.x],
-        levels=[Level(at=1.0, label="NCCL default")],
-        table=ChartTable(
-            columns=("Trial", "Speed-up", f"Time {per}", "Setting"),
-            rows=[
-                (str(trial.number), format_speedup(ratio), format_time(trial.score_us), trial.label)
-                for trial, ratio in records[-20:]
-            ],
-        ),
+        x=Axis("trial", "count"),
+        y=Axis("speed-up over the default", "ratio", low=_FLOOR, high=top + 0.05 * (top - _FLOOR)),
+        lines=_search_lines(drawn, failed, proven, best),
+        levels=[Level(1.0, "NCCL default")],
+        table=ChartTable(("Trial", "Speed-up", f"Time {per}", "Setting"), rows),
     )
 
 
-def _trial_lines(scored: Sequence[_Scored]) -> list[Line]:
-    """Return the trials by phase, and at the edge those that are too slow for the axis."""
-    edge = [
-        (trial.number, LEAST_RATIO, f"{format_speedup(r)}: {trial.label}") for trial, r in scored if r < LEAST_RATIO
-    ]
+def _search_lines(
+    scored: Sequence[_Scored],
+    failed: Sequence[Trial],
+    proven: Sequence[tuple[ArmLaunch, float]],
+    best: Sequence[tuple[int, float]],
+) -> list[Line]:
+    """Return the trials by phase and the launches of the A/B test; at the edge those too slow for the axis."""
 
     def of_phase(phase: Phase) -> list[tuple[int, float, str]]:
         return [(trial.number, r, trial.label) for trial, r in scored if trial.phase is phase and r >= LEAST_RATIO]
 
-    return [
-        Line.through("search", "quiet", "dot", of_phase(Phase.SEARCH)),
-        Line.through("confirmation", "policy", "dot", of_phase(Phase.CONFIRM)),
-        Line.through(f"below {LEAST_RATIO}× (at the edge)", "quiet", "ring", edge),
+    def of_arms(*arms: Arm) -> list[tuple[int, float, str]]:
+        launches = [row for row in proven if row[0].arm in arms]
+        return [
+            (row.order, max(r, LEAST_RATIO), f"{row.arm.value}, launch {row.block + 1}: {format_speedup(r)}")
+            for row, r in launches[:: max(1, -(-len(launches) // _MOST_LAUNCHES))]
+        ]
+
+    slow = [
+        (trial.number, LEAST_RATIO, f"{format_speedup(r)}: {trial.label}") for trial, r in scored if r < LEAST_RATIO
     ]
-
-
-def _failed_line(failed: Sequence[Trial]) -> Line:
-    drawn = failed[:: max(1, len(failed) // _MOST_LAUNCHES)]
-    points = [(row.number, _FAILED_AT, f"{format_state(row.result.outcome)}: {row.label}") for row in drawn]
-    return Line.through("failed", "failed", "cross", points)
-
-
-def _proof_line(label: str, tone: Tone, mark: Mark, launches: Sequence[tuple[ArmLaunch, float]]) -> Line:
-    """Return launches with their speed-up over the default of the search; slower ones are drawn at the edge."""
-    drawn = launches[:: max(1, -(-len(launches) // _MOST_LAUNCHES))]
-    points = [
-        (
-            launch.order,
-            max(ratio, LEAST_RATIO),
-            f"{launch.arm.value}, launch {launch.block + 1}: {format_speedup(ratio)}",
-        )
-        for launch, ratio in drawn
+    crosses = [
+        (row.number, _FAILED_AT, f"{format_state(row.result.outcome)}: {row.label}")
+        for row in failed[:: max(1, len(failed) // _MOST_LAUNCHES)]
     ]
-    return Line.through(label, tone, mark, points)
-
-
-def _record_line(records: Sequence[_Scored], *, last: int) -> Line:
-    """Return the best speed-up so far, up to the last trial."""
-    x, y = [trial.number for trial, _ in records], [ratio for _, ratio in records]
-    if x[-1] < last:
-        x, y = [*x, last], [*y, y[-1]]
-    return Line(label="best so far", tone="best", mark="step", x=x, y=y)
+    series: list[tuple[str, Tone, Mark, Sequence[tuple[object, ...]]]] = [
+        ("search", "quiet", "dot", of_phase(Phase.SEARCH)),
+        ("confirmation", "policy", "dot", of_phase(Phase.CONFIRM)),
+        (f"below {LEAST_RATIO}× (at the edge)", "quiet", "ring", slow),
+        ("default, A/B test", "default", "ring", of_arms(Arm.DEFAULT)),
+        ("policy, A/B test", "good", "dot", of_arms(Arm.TABLE, Arm.VARIABLES)),
+        ("best so far", "best", "step", best),
+        ("failed", "failed", "cross", crosses),
+    ]
+    return [Line.through(*row) for row in series if row[3]]
 
 
 def _thin(scored: Sequence[_Scored], most: int) -> Sequence[_Scored]:
@@ -333,30 +320,22 @@ def rank_groups(study: Study, times: SizeTimes) -> tuple[Group, ...]:
     return tuple(sorted(weight, key=lambda key: weight[key], reverse=True))
 
 
-class _SpanRow:
-    """Row of a chart of spans: neighbours with the same label become one.
+def _join_spans(row: int, parts: Iterable[tuple[float, float, str, str]], tones: dict[str, Tone]) -> Iterator[Span]:
+    """Yield the spans of a row: neighbours with the same label become one, with the notes of its first and last part.
 
     Args:
         row: its number.
+        parts: start, end, label and note of each, one behind the other.
         tones: colours so far: one for each pair of algorithm and protocol, in the order in which they occur.
     """
-
-    def __init__(self, row: int, tones: dict[str, Tone]) -> None:
-        self._row, self._tones = row, tones
-        self.spans: list[Span] = []
-
-    def add(self, start: float, end: float, label: str, note: str, *, joined_note: bool = False) -> None:
-        """Add a span behind the last one; with `joined_note` the notes of its first and last part are shown."""
-        if self.spans and self.spans[-1].label == label:
-            last = self.spans[-1]
-            note = f"{last.note.partition(' | ')[0]} | {note}" if joined_note else last.note
-            self.spans[-1] = replace(last, end=end, note=note)
-            return
+    for label, joined in itertools.groupby(parts, itemgetter(2)):
+        members = list(joined)
+        (start, _, _, first), (_, end, _, last) = members[0], members[-1]
         is_default = label == _DEFAULT
-        family = _FAMILIES[len(self._tones) % len(_FAMILIES)]
-        tone = "default" if is_default else self._tones.setdefault(label.partition(" ")[0], family)
-        span = Span(row=self._row, start=start, end=end, label=label, tone=tone, note=note, gap=is_default)
-        self.spans.append(span)
+        family = _FAMILIES[len(tones) % len(_FAMILIES)]
+        tone = "default" if is_default else tones.setdefault(label.partition(" ")[0], family)
+        note = first if first == last else f"{first} | {last}"
+        yield Span(row=row, start=start, end=end, label=label, tone=tone, note=note, gap=is_default)
 
 
 def wins_chart(
@@ -386,34 +365,32 @@ def wins_chart(
     for group in groups:
         name = group_name(group, groups)
         if policy is not None and not policy.is_default:
-            spans += _rule_spans(policy, group, _SpanRow(len(rows), tones), ends)
+            spans += _join_spans(len(rows), _list_rules(policy, group, ends), tones)
             rows.append(f"{name}: policy")
         members = {message: row for message, row in fastest.items() if message_group(message) == group}
         if members:
-            spans += _fastest_spans(members, default, _SpanRow(len(rows), tones), ends)
+            spans += _join_spans(len(rows), _list_fastest(members, default, ends), tones)
             rows.append(f"{name}: fastest")
+    figures = [
+        (
+            message.label,
+            _name_setting(policy.setting_for(message)) if policy is not None else NONE,
+            label,
+            format_us(time_us),
+            format_us(median(default.of[message])),
+        )
+        for message, (label, time_us) in fastest.items()
+    ]
     return Chart(
         id="wins-chart",
         title="Policy and fastest setting by message size",
         description="Algorithm, protocol and channels. Dashed: NCCL default. Fastest: best setting measured at the "
         "sizes of this workload; the NCCL default unless another one is over 1 % faster.",
-        x=Axis(label="message size", unit="bytes", log=2, low=ends[0], high=ends[1]),
-        y=Axis(label="", unit="number"),
+        x=Axis("message size", "bytes", log=2, low=ends[0], high=ends[1]),
+        y=Axis("", "number"),
         rows=rows,
         spans=spans,
-        table=ChartTable(
-            columns=("Message", "Policy", "Fastest measured", "Fastest µs", "Default µs"),
-            rows=[
-                (
-                    message.label,
-                    _name_setting(policy.setting_for(message)) if policy is not None else NONE,
-                    label,
-                    format_us(time_us),
-                    format_us(median(default.of[message])),
-                )
-                for message, (label, time_us) in fastest.items()
-            ],
-        ),
+        table=ChartTable(("Message", "Policy", "Fastest measured", "Fastest µs", "Default µs"), figures),
     )
 
 
@@ -449,36 +426,29 @@ def _find_fastest(
     return label, best_us
 
 
-def _rule_spans(policy: Policy, group: Group, row: _SpanRow, ends: tuple[float, float]) -> list[Span]:
-    """Return the setting of the policy in each part of the axis between the ends of rules."""
-    collective, ranks, spans_nodes = group
+def _list_rules(policy: Policy, group: Group, ends: tuple[float, float]) -> Iterator[tuple[float, float, str, str]]:
+    """Yield the setting of the policy in each part of the axis between the ends of rules."""
+    collective, ranks, across = group
     rules = [rule for rule in policy.rules if rule.collective is collective]
     edges = {float(edge) for rule in rules for edge in (rule.min_bytes, (rule.max_bytes or 0) + 1)}
     for start, end in itertools.pairwise(sorted({*ends, *(edge for edge in edges if ends[0] < edge < ends[1])})):
-        inside = Message(
-            collective=collective,
-            dtype="int8",
-            size_bytes=math.ceil(start),
-            group_size=ranks,
-            spans_nodes=spans_nodes,
-        )
+        size = math.ceil(start)
+        inside = Message(collective=collective, dtype="int8", size_bytes=size, group_size=ranks, spans_nodes=across)
         label = _name_setting(policy.setting_for(inside))
-        row.add(start, end, label, "no rule: NCCL default" if label == _DEFAULT else f"rule: {label}")
-    return row.spans
+        yield start, end, label, "no rule: NCCL default" if label == _DEFAULT else f"rule: {label}"
 
 
-def _fastest_spans(
-    fastest: Mapping[Message, tuple[str, float]], default: SizeTimes, row: _SpanRow, ends: tuple[float, float]
-) -> list[Span]:
-    """Return the fastest setting around each size of a group."""
+def _list_fastest(
+    fastest: Mapping[Message, tuple[str, float]], default: SizeTimes, ends: tuple[float, float]
+) -> Iterator[tuple[float, float, str, str]]:
+    """Yield the fastest setting around each size of a group."""
     sizes = [message.size_bytes for message in fastest]
     between = [math.sqrt(smaller * larger) for smaller, larger in itertools.pairwise(sizes)]
     edges = [max(ends[0], sizes[0] / 2), *between, min(ends[1], sizes[-1] * 2)]
     for (message, (label, time_us)), (start, end) in zip(fastest.items(), itertools.pairwise(edges), strict=True):
         default_us = format_us(median(default.of[message]))
         note = f"{format_bytes(message.size_bytes)}: {label}, {format_us(time_us)} µs; NCCL default {default_us} µs"
-        row.add(start, end, label, note, joined_note=True)
-    return row.spans
+        yield start, end, label, note
 
 
 def size_curves(study: Study, shown: Sequence[SizeTimes]) -> dict[str, tuple[Chart, Chart]]:
@@ -497,25 +467,20 @@ def _draw_curves(
     name: str, number: int, messages: Sequence[Message], shown: Sequence[SizeTimes]
 ) -> tuple[Chart, Chart]:
     def table(unit: str, cell: Callable[[Message, Sequence[float]], str]) -> ChartTable:
-        return ChartTable(
-            columns=("Size", *(f"{times.label}, {unit}" for times in shown)),
-            rows=[
-                (
-                    format_bytes(message.size_bytes),
-                    *(cell(message, times.of[message]) if message in times.of else NONE for times in shown),
-                )
-                for message in messages
-            ],
-        )
+        rows = [
+            [format_bytes(m.size_bytes), *(cell(m, times.of[m]) if m in times.of else NONE for times in shown)]
+            for m in messages
+        ]
+        return ChartTable(("Size", *(f"{times.label}, {unit}" for times in shown)), rows)
 
-    x = Axis(label="message size", unit="bytes", log=2)
+    x = Axis("message size", "bytes", log=2)
     return (
         Chart(
             id=f"time-chart-{number}",
             title=f"{name}: time per call",
             description="Median over launches; band: fastest to slowest.",
             x=x,
-            y=Axis(label="time", unit="us", log=10),
+            y=Axis("time", "us", log=10),
             lines=_curve_lines(messages, shown, lambda _, time_us: time_us),
             table=table("µs", lambda _, us: f"{format_us(median(us))} ({format_us(min(us))}–{format_us(max(us))})"),
         ),
@@ -524,8 +489,8 @@ def _draw_curves(
             title=f"{name}: bus bandwidth",
             description="As in nccl-tests.",
             x=x,
-            y=Axis(label="bus bandwidth", unit="gbps", low=0.0),
-            lines=_curve_lines(messages, shown, lambda message, time_us: message.busbw_gbps(time_us)),
+            y=Axis("bus bandwidth", "gbps", low=0.0),
+            lines=_curve_lines(messages, shown, Message.busbw_gbps),
             table=table("GB/s", lambda message, us: format_bandwidth(message.busbw_gbps(median(us)))),
         ),
     )
@@ -535,25 +500,23 @@ def _curve_lines(
     messages: Sequence[Message], shown: Iterable[SizeTimes], convert: Callable[[Message, float], float]
 ) -> list[Line]:
     """Return the median of each by size, and a band between its extremes."""
-    lines = []
-    for times in shown:
-        measured = [(message, times.of.get(message)) for message in messages]
-        ends = [
-            sorted((convert(message, min(us)), convert(message, max(us)))) if us else (None, None)
-            for message, us in measured
-        ]
-        if any(us for _, us in measured):
-            line = Line(
-                label=times.label,
-                tone=times.tone,
-                mark="dashed" if times.tone == "best" else "line",
-                x=[message.size_bytes for message in messages],
-                y=[convert(message, median(us)) if us else None for message, us in measured],
-                low=[low for low, _ in ends],
-                high=[high for _, high in ends],
-            )
-            lines.append(line)
-    return lines
+
+    def point(message: Message, times_us: Sequence[float] | None) -> tuple[object, ...]:
+        if not times_us:
+            return message.size_bytes, None
+        low, high = sorted((convert(message, min(times_us)), convert(message, max(times_us))))
+        return message.size_bytes, convert(message, median(times_us)), "", low, high
+
+    return [
+        Line.through(
+            times.label,
+            times.tone,
+            "dashed" if times.tone == "best" else "line",
+            [point(message, times.of.get(message)) for message in messages],
+        )
+        for times in shown
+        if any(times.of.get(message) for message in messages)
+    ]
 
 
 def proof_charts(
@@ -578,35 +541,22 @@ def proof_charts(
 
 def _pairs_chart(pairs: list[tuple[float, float]], per: str) -> Chart:
     first = max(0, len(pairs) - MOST_PAIRS)
-    numbers = range(first + 1, len(pairs) + 1)
-    shown = pairs[first:]
-    faster = sum(1 for default, policy in pairs if policy < default)
-    ratios = [format_speedup(default / policy) for default, policy in shown]
+    faster = sum(policy < default for default, policy in pairs)
+    shown = [(n, *pair, format_speedup(pair[0] / pair[1])) for n, pair in enumerate(pairs[first:], first + 1)]
     return Chart(
         id="pairs-chart",
         title="A/B test by pair",
         description=f"Interleaved launches: the policy was faster in {faster} of {len(pairs)} pairs.",
-        x=Axis(label="pair", unit="count", low=first + 0.5, high=len(pairs) + 0.5),
-        y=Axis(label=f"time {per}", unit="us"),
+        x=Axis("pair", "count", low=first + 0.5, high=len(pairs) + 0.5),
+        y=Axis(f"time {per}", "us"),
         lines=[
-            Line(label="default", tone="default", mark="ring", x=numbers, y=[us for us, _ in shown], notes=ratios),
-            Line(label="policy", tone="policy", mark="dot", x=numbers, y=[us for _, us in shown], notes=ratios),
-            Line(
-                label="one pair",
-                tone="quiet",
-                mark="stem",
-                x=numbers,
-                y=[None] * len(shown),
-                low=[min(pair) for pair in shown],
-                high=[max(pair) for pair in shown],
-            ),
+            Line.through("default", "default", "ring", [(n, default, ratio) for n, default, _, ratio in shown]),
+            Line.through("policy", "policy", "dot", [(n, policy, ratio) for n, _, policy, ratio in shown]),
+            Line.through("one pair", "quiet", "stem", [(n, None, "", min(a, b), max(a, b)) for n, a, b, _ in shown]),
         ],
         table=ChartTable(
-            columns=("Pair", "Default", "Policy", "Ratio"),
-            rows=[
-                (str(number), format_time(default_us), format_time(policy_us), ratio)
-                for number, (default_us, policy_us), ratio in zip(numbers, shown, ratios, strict=True)
-            ],
+            ("Pair", "Default", "Policy", "Ratio"),
+            [(str(n), format_time(default), format_time(policy), ratio) for n, default, policy, ratio in shown],
         ),
     )
 
@@ -626,33 +576,18 @@ def _interval_chart(looks: Sequence[tuple[int, Interval]], min_effect: float) ->
     ends = [last.low, last.high, *(interval.estimate for _, interval in looks)]
     reach = max(0.03, *(1.6 * abs(end - 1) for end in ends if 0 < end < 3))
     bottom, top = max(0.0, 1 - reach), 1 + reach
-    after = count_noun(blocks, "block")
+    points = [(look, row.estimate, "", max(row.low, bottom), min(row.high, top)) for look, row in looks]
     return Chart(
         id="interval-chart",
         title="95 % CI by block",
-        description=f"{format_interval((last.low, last.high))} after {after}; valid at any time.",
-        x=Axis(label="block", unit="count"),
-        y=Axis(label="speed-up", unit="ratio", low=bottom, high=top),
-        lines=[
-            Line(
-                label="speed-up with 95 % CI",
-                tone="policy",
-                x=[look for look, _ in looks],
-                y=[interval.estimate for _, interval in looks],
-                low=[max(interval.low, bottom) for _, interval in looks],
-                high=[min(interval.high, top) for _, interval in looks],
-            )
-        ],
-        levels=[
-            Level(at=1.0, label="no change"),
-            Level(at=1 + min_effect, label="threshold", tone="warn"),
-        ],
+        description=f"{format_interval((last.low, last.high))} after {count_noun(blocks, 'block')}; valid at any time.",
+        x=Axis("block", "count"),
+        y=Axis("speed-up", "ratio", low=bottom, high=top),
+        lines=[Line.through("speed-up with 95 % CI", "policy", "line", points)],
+        levels=[Level(1.0, "no change"), Level(1 + min_effect, "threshold", "warn")],
         table=ChartTable(
-            columns=("Blocks", "Speed-up", "95 % CI"),
-            rows=[
-                (str(look), format_speedup(interval.estimate), format_interval((interval.low, interval.high)))
-                for look, interval in looks
-            ],
+            ("Blocks", "Speed-up", "95 % CI"),
+            [(str(look), format_speedup(row.estimate), format_interval((row.low, row.high))) for look, row in looks],
         ),
     )
 
@@ -666,23 +601,23 @@ def verification_charts(verification: Verification) -> tuple[Chart, ...]:
     timed = [(launch.order + 1, launch.side, launch.time_us) for launch in launches if launch.time_us is not None]
     if not timed:
         return ()
-    base, tuned = ([(order, time_us, "") for order, of, time_us in timed if of is side] for side in Side)
+    base, tuned = ([(order, time_us) for order, of, time_us in timed if of is side] for side in Side)
     steps = Chart(
         id="steps-chart",
         title="Step time by launch",
         description="Median step of each launch; in live tuning, of each block of steps.",
-        x=Axis(label="launch", unit="count"),
-        y=Axis(label="step time", unit="us"),
+        x=Axis("launch", "count"),
+        y=Axis("step time", "us"),
         lines=[
             Line.through("without", "default", "ring", base),
             Line.through("with", "policy", "dot", tuned),
         ],
         table=ChartTable(
-            columns=("Launch", "Side", "Step time"),
-            rows=[(str(order), side.value, format_time(time_us)) for order, side, time_us in timed],
+            ("Launch", "Side", "Step time"),
+            [(str(order), side.value, format_time(time_us)) for order, side, time_us in timed],
         ),
     )
-    pairs = [(default_us, policy_us) for (_, default_us, _), (_, policy_us, _) in zip(base, tuned, strict=False)]
+    pairs = [(default_us, policy_us) for (_, default_us), (_, policy_us) in zip(base, tuned, strict=False)]
     looks = [
         (launch.order + 1, Interval(estimate=launch.estimate[0], low=launch.estimate[1], high=launch.estimate[2]))
         for launch in launches

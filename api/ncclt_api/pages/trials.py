@@ -300,10 +300,8 @@ def samples_chart(trial: Trial) -> Chart | None:
         id="samples-chart",
         title="Samples by message",
         description="One dot per sample, relative to the median of its message; in the order of the table.",
-        x=Axis(label="message", unit="count", low=0.5, high=len(measured) + 0.5),
-        y=Axis(label="time / median", unit="ratio"),
+        x=Axis("message", "count", low=0.5, high=len(measured) + 0.5),
+        y=Axis("time / median", "ratio"),
         lines=[Line.through("sample", "policy", "dot", points)],
-        table=ChartTable(
-            columns=("Message", "Samples", "Min µs", "Median µs", "Max µs", "Standard deviation"), rows=rows
-        ),
+        table=ChartTable(("Message", "Samples", "Min µs", "Median µs", "Max µs", "Standard deviation"), rows),
     )
