@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
 
 from ncclt.store import open_store
 from ncclt_api.app import create_app
@@ -71,6 +73,45 @@ def client(filled_store):
     """The service on the filled store."""
     with TestClient(create_app(filled_store, fresh_s=0)) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def post_form():
+    """Return a function that posts a form with the token of a browser without a session."""
+
+    def post(browser, path, **fields):
+        token = browser.app.state.sessions.form_token("")
+        return browser.post(path, data={"token": token, **fields}, follow_redirects=False)
+
+    return post
+
+
+@pytest.fixture(scope="session")
+def find_routes():
+    """Return a function that lists every route of every router of an application, however deep it is kept."""
+
+    def find(app):
+        routes, queue = [], list(app.routes)
+        while queue:
+            route = queue.pop()
+            routes += [route] * isinstance(route, APIRoute)
+            queue += getattr(getattr(route, "original_router", None), "routes", [])
+        return routes
+
+    return find
+
+
+@pytest.fixture
+def statements():
+    """The statements that databases are asked from now on."""
+    asked = []
+
+    def note(_connection, _cursor, statement, *_others):
+        asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield asked
+    event.remove(Engine, "before_cursor_execute", note)
 
 
 @pytest.fixture(scope="session")

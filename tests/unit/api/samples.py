@@ -48,24 +48,18 @@ def cluster(name="leonardo", nodes=2):
 def workload(name="bert"):
     sizes = {1 << 12: 2.0, 1 << 16: 12.0, 1 << 20: 1.0, 28_351_488: 14.0, 26_214_400: 2.5}
     messages = [
-        MessageCalls(
-            message=Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size),
-            calls_per_step=calls,
-        )
+        (Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size), calls)
         for size, calls in sizes.items()
     ]
-    barrier = Message(collective=Collective.BROADCAST, dtype="int64", size_bytes=64)
-    messages.append(MessageCalls(message=barrier, calls_per_step=1.0))
-    return Workload(
-        name=name,
-        messages=tuple(messages),
-        provenance=Provenance(
-            source="model",
-            created="2026-11-20",
-            detail={"framework": "DDP", "bucket_cap": "25 MiB"},
-            notes=("The bucket assignment is PyTorch's own.",),
-        ),
+    messages.append((Message(collective=Collective.BROADCAST, dtype="int64", size_bytes=64), 1.0))
+    origin = Provenance(
+        source="model",
+        created="2026-11-20",
+        detail={"framework": "DDP", "bucket_cap": "25 MiB"},
+        notes=("The bucket assignment is PyTorch's own.",),
     )
+    rows = tuple(MessageCalls(message=message, calls_per_step=calls) for message, calls in messages)
+    return Workload(name=name, messages=rows, provenance=origin)
 
 
 def study(id="5e1f00aa", name=None, model="bert", cluster_name="leonardo", **changes):
@@ -187,30 +181,15 @@ def revised(found, id):
 
 def attestation(of, *, differing=3, **changes):
     """Return what a job told of a recommendation given as a table: some calls went otherwise, or none."""
-    table = DeliveredPolicy(
-        recommendation=of.id,
-        cluster=of.cluster,
-        model=of.model,
-        nccl_version=of.fingerprint.nccl_version,
-        nodes=2,
-        ranks=8,
-        form=Form.TABLE,
-        policy=of.table.policy,
-    )
-    applied = ObservedCall(
-        collective=Collective.ALL_REDUCE,
-        size_bytes=1 << 16,
-        group_size=8,
-        choice="tree/ll128/8",
-        outcome=Outcomes.APPLIED,
-        calls=40,
-    )
-    other = replace(
-        applied, size_bytes=28_351_488, choice="ring/simple/16", outcome=Outcomes.UNAVAILABLE, calls=differing
-    )
-    uses = [call for call in (applied, other) if call.calls]
-    source = LogEvidence(kind="plugin-report", nccl_version=table.nccl_version, table=of.id, checksum="0" * 16, count=8)
-    seen = Observed(sources=(source,), calls=tuple(uses), variables={}, hosts=2, **changes)
+    names = {"recommendation": of.id, "cluster": of.cluster, "model": of.model}
+    version, policy = of.fingerprint.nccl_version, of.table.policy
+    table = DeliveredPolicy(**names, nccl_version=version, nodes=2, ranks=8, form=Form.TABLE, policy=policy)
+    call = {"collective": Collective.ALL_REDUCE, "group_size": 8}
+    applied = {"size_bytes": 1 << 16, "choice": "tree/ll128/8", "outcome": Outcomes.APPLIED, "calls": 40}
+    other = {"size_bytes": 28_351_488, "choice": "ring/simple/16", "outcome": Outcomes.UNAVAILABLE, "calls": differing}
+    uses = tuple(ObservedCall(**call, **values) for values in (applied, other) if values["calls"])
+    source = LogEvidence(kind="plugin-report", nccl_version=version, table=of.id, checksum="0" * 16, count=8)
+    seen = Observed(sources=(source,), calls=uses, variables={}, hosts=2, **changes)
     return attest(table, seen, created="2026-11-20T12:00:00+00:00")
 
 
@@ -220,68 +199,61 @@ def verification(of):
         StepLaunch(side=side, order=order, step_us=(time, time * 1.01, time * 0.99))
         for order, (side, time) in enumerate([(Side.BASE, 210_000.0), (Side.TUNED, 200_000.0)])
     )
-    return Verification(
-        id="5e7f1ed0",
-        cluster=of.cluster,
-        model=of.model,
-        recommendation=of.id,
-        argv=("torchrun", "train.py"),
-        base_env=(),
-        tuned_env=(),
-        removed_env=(),
-        warmup=10,
-        steps=3,
-        ranks=8,
-        hosts=2,
-        launches=launches,
-        verdict=verdict(speedup=1.05, interval=(1.031, 1.072)),
-        notes=(),
-        created="2026-11-20T11:00:00+00:00",
-    )
+    names = {"id": "5e7f1ed0", "recommendation": of.id, "cluster": of.cluster, "model": of.model}
+    command = {"argv": ("torchrun", "train.py"), "base_env": (), "tuned_env": (), "removed_env": ()}
+    counts = {"warmup": 10, "steps": 3, "ranks": 8, "hosts": 2}
+    shown = verdict(speedup=1.05, interval=(1.031, 1.072))
+    created = "2026-11-20T11:00:00+00:00"
+    return Verification(**names, **command, **counts, launches=launches, verdict=shown, notes=(), created=created)
+
+
+def add_recheck(store, of, id, freshness, *reasons, created="2026-11-21T10:00:00"):
+    """Store a recheck of a recommendation."""
+    names = {"recommendation": of.id, "cluster": of.cluster, "model": of.model, "launcher": "slurm"}
+    finding = {"freshness": freshness, "reasons": reasons, "changes": (), "launches": 8}
+    store.records.add_recheck(Recheck(id=id, **names, **finding, created=created))
 
 
 def make_stale(store, recommendation, *, reason="the gain is lost"):
     """Store a recheck that found a recommendation stale."""
-    found = store.recommendations.get(recommendation)
-    store.records.add_recheck(
-        Recheck(
-            id="c1",
-            recommendation=recommendation,
-            cluster=found.cluster,
-            model=found.model,
-            freshness=Freshness.STALE,
-            reasons=(reason,),
-            changes=(),
-            launches=8,
-            launcher="slurm",
-            created="2026-11-21T10:00:00",
-        )
-    )
+    add_recheck(store, store.recommendations.get(recommendation), "c1", Freshness.STALE, reason)
+
+
+def open_study(store, of, trials=()):
+    """Store a study with its trials, and return it."""
+    store.studies.open(of)
+    for row in trials:
+        store.trials.add(of.id, row)
+    return of
+
+
+def publish(store, of, *words, **changes):
+    """Store a study with a recommendation, and return that as it is published."""
+    return store.revisions.publish(recommendation(open_study(store, of), *words, **changes))
+
+
+def whole_trials(of):
+    """Return a search and an A/B test."""
+    search = search_trials(of)
+    return [*search, *verify_trials(of, first=len(search))]
 
 
 def fill(store):
     """Store one finished study with all its evidence, one that was searched on a machine, and a hostile one."""
     done = study()
-    store.studies.open(done)
-    search = search_trials(done)
-    for row in [*search, *verify_trials(done, first=len(search))]:
-        store.trials.add(done.id, row)
+    open_study(store, done, whole_trials(done))
     published = store.revisions.publish(recommendation(done))
     store.records.add_verification(verification(published))
     store.records.add_attestation(attestation(published, differing=0))
     store.records.add_attestation(attestation(published, notes=(HOSTILE,), tuner_lines=(HOSTILE,)))
 
     kept = study("7a6bbb02", model="resnet101", simulated=False, launcher="slurm")
-    store.studies.open(kept)
-    for row in search_trials(kept, 12):
-        store.trials.add(kept.id, row)
     table = PolicyVerdict(policy=POLICY, verdict=verdict(Decision.KEEP_DEFAULT, 1.004, (0.988, 1.021)))
+    open_study(store, kept, search_trials(kept, 12))
     store.revisions.publish(recommendation(kept, "0c0ffee2", Decision.KEEP_DEFAULT, plain=False, table=table))
 
     hostile = study("bad00003", name=HOSTILE, model=HOSTILE, cluster_name=HOSTILE, state=StudyState.RUNNING, reason="")
-    store.studies.open(hostile)
-    for row in search_trials(hostile, 8):
-        store.trials.add(hostile.id, row)
+    open_study(store, hostile, search_trials(hostile, 8))
 
 
 def store_profiles(folder):

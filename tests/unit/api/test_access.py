@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from ncclt.core.api_key import PREFIX, ApiKey, Role, hash_secret, new_secret
@@ -26,102 +25,48 @@ from ncclt_api.sign_in import Sessions
 ENV = "/v1/clusters/leonardo/env?model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
 JOB = "00000000000000aa"
 SECRETS = {(role, cluster): f"{PREFIX}{role}-{cluster}" for role in Role for cluster in ("", "leonardo", "elsewhere")}
-VERBS = ("approve", "activate", "rollback", "pin", "unpin", "retire")
-PATHS = {
-    "/healthz": None,
-    "/readyz": None,
-    "/client.py": None,
-    "/metrics": Role.READ,
-    "/v1/openapi.json": Role.READ,
-    "/v1/clusters": Role.READ,
-    "/v1/clusters/{cluster}": Role.READ,
-    "/v1/clusters/{cluster}/env": Role.ENV,
-    "/v1/workloads": Role.READ,
-    "/v1/workloads/{name:path}": Role.READ,
-    "/v1/studies": Role.READ,
-    "/v1/studies/{id}": Role.READ,
-    "/v1/studies/{id}/trials": Role.READ,
-    "/v1/studies/{id}/evidence": Role.READ,
-    "/v1/recommendations": Role.READ,
-    "/v1/recommendations/{id}": Role.READ,
-    "/v1/attestations": Role.READ,
-    "POST /v1/attestations": Role.ENV,
-    "/v1/recommendations/{id}/state": Role.READ,
-    **{f"POST /v1/recommendations/{{id}}/{verb}": Role.APPROVE for verb in VERBS},
-    "/v1/history": Role.READ,
-    "/v1/roll-outs": Role.READ,
-    "/v1/roll-outs/{id}": Role.READ,
-    "/v1/clusters/{cluster}/rules": Role.READ,
-    "PUT /v1/clusters/{cluster}/rules": Role.ADMIN,
-    "POST /v1/step-times": Role.ENV,
-    "POST /v1/workloads": Role.TUNE,
-    "/v1/jobs": Role.READ,
-    "POST /v1/jobs": Role.TUNE,
-    "/v1/jobs/{id}": Role.READ,
-    "/v1/jobs/{id}/events": Role.READ,
-    "POST /v1/jobs/stale": Role.TUNE,
-    "POST /v1/roll-outs/{id}/pause": Role.APPROVE,
-    "POST /v1/roll-outs/{id}/resume": Role.APPROVE,
-    "POST /v1/jobs/{id}/cancel": Role.TUNE,
-    "POST /v1/jobs/{id}/retry": Role.TUNE,
-    "POST /v1/answers": Role.ENV,
-    "/v1/keys": Role.ADMIN,
-    "POST /v1/keys": Role.ADMIN,
-    "DELETE /v1/keys/{id}": Role.ADMIN,
-    "/": Role.READ,
-    "/live": Role.READ,
-    "/studies": Role.READ,
-    "/find": Role.READ,
-    "/studies/{id}": Role.READ,
-    "/studies/{id}/trials": Role.READ,
-    "/studies/{id}/trials/{number}": Role.READ,
-    "/clusters/{name:path}": Role.READ,
-    "/clusters/{name:path}/workloads/{model:path}": Role.READ,
-    "/workloads/{name:path}": Role.READ,
-    "/compare": Role.READ,
-    "/sign-in": None,
-    "POST /sign-in": None,
-    "POST /sign-out": Role.ENV,
-    "/recommendations": Role.READ,
-    "/recommendations/{id}": Role.READ,
-    "POST /recommendations/{id}/{verb}": Role.APPROVE,
-    "/roll-outs": Role.READ,
-    "/roll-outs/{id}": Role.READ,
-    "POST /roll-outs/{id}/{verb}": Role.APPROVE,
-    "POST /clusters/{name:path}/delivery": Role.ADMIN,
-    "/jobs": Role.READ,
-    "POST /jobs": Role.TUNE,
-    "POST /jobs/{id}/cancel": Role.TUNE,
-    "POST /jobs/{id}/retry": Role.TUNE,
+PATHS_BY_ROLE = {
+    None: ("/healthz", "/readyz", "/client.py", "/sign-in", "POST /sign-in"),
+    Role.ENV: (
+        *("/v1/clusters/{cluster}/env", "POST /v1/answers"),
+        *("POST /v1/attestations", "POST /v1/step-times", "POST /sign-out"),
+    ),
+    Role.READ: (
+        *("/metrics", "/v1/openapi.json", "/v1/clusters", "/v1/clusters/{cluster}", "/v1/clusters/{cluster}/rules"),
+        *("/v1/workloads", "/v1/workloads/{name:path}", "/v1/history", "/v1/attestations"),
+        *("/v1/studies", "/v1/studies/{id}", "/v1/studies/{id}/trials", "/v1/studies/{id}/evidence"),
+        *("/v1/recommendations", "/v1/recommendations/{id}", "/v1/recommendations/{id}/state"),
+        *("/v1/roll-outs", "/v1/roll-outs/{id}", "/v1/jobs", "/v1/jobs/{id}", "/v1/jobs/{id}/events"),
+        *("/", "/live", "/studies", "/find", "/compare", "/jobs", "/roll-outs", "/roll-outs/{id}"),
+        *("/studies/{id}", "/studies/{id}/trials", "/studies/{id}/trials/{number}", "/workloads/{name:path}"),
+        *("/clusters/{name:path}", "/clusters/{name:path}/workloads/{model:path}"),
+        *("/recommendations", "/recommendations/{id}"),
+    ),
+    Role.TUNE: (
+        *("POST /v1/workloads", "POST /v1/jobs", "POST /v1/jobs/stale", "POST /jobs"),
+        *(f"POST {api}/jobs/{{id}}/{verb}" for api in ("/v1", "") for verb in ("cancel", "retry")),
+    ),
+    Role.APPROVE: (
+        *(f"POST /v1/recommendations/{{id}}/{verb}" for verb in ("approve", "activate", "rollback", "pin", "unpin")),
+        *("POST /v1/recommendations/{id}/retire", "POST /recommendations/{id}/{verb}"),
+        *("POST /v1/roll-outs/{id}/pause", "POST /v1/roll-outs/{id}/resume", "POST /roll-outs/{id}/{verb}"),
+    ),
+    Role.ADMIN: (
+        *("/v1/keys", "POST /v1/keys", "DELETE /v1/keys/{id}"),
+        *("PUT /v1/clusters/{cluster}/rules", "POST /clusters/{name:path}/delivery"),
+    ),
 }
+PATHS = {path: role for role, paths in PATHS_BY_ROLE.items() for path in paths}
 """What each route needs; None = nothing."""
 
 OF_NO_CLUSTER = (
-    "/v1/workloads",
-    "/v1/workloads/{name:path}",
-    "POST /v1/workloads",
-    "POST /sign-out",
-    "/v1/openapi.json",
-    "/v1/keys",
-    "POST /v1/keys",
-    "POST /v1/answers",
+    *("/v1/workloads", "/v1/workloads/{name:path}", "POST /v1/workloads", "POST /sign-out", "/v1/openapi.json"),
+    *("/v1/keys", "POST /v1/keys", "POST /v1/answers"),
 )
 
 
-def routes(app):
-    """Return every route of every router, however deep the framework keeps it."""
-    found, left = {}, list(app.routes)
-    while left:
-        route = left.pop()
-        if isinstance(route, APIRoute):
-            for method in route.methods:
-                found[(f"{method} " if method != "GET" else "") + route.path] = (method, route)
-        left += getattr(getattr(route, "original_router", None), "routes", [])
-    return found
-
-
 @pytest.fixture(scope="module")
-def service(samples, profiles, tmp_path_factory):
+def service(samples, profiles, find_routes, tmp_path_factory):
     """The service on a filled store with a key of each role, for all clusters, for leonardo and for another one."""
     from ncclt.store import open_store
 
@@ -139,6 +84,11 @@ def service(samples, profiles, tmp_path_factory):
             queue.cancel(JOB)
         with TestClient(create_app(store, fresh_s=0)) as client:
             client.store = store
+            client.routes = {
+                (f"{method} " if method != "GET" else "") + route.path: (method, route)
+                for route in find_routes(client.app)
+                for method in route.methods
+            }
             yield client
 
 
@@ -156,8 +106,8 @@ def ask(service, method, path, secret, **more):
 
 
 def test_every_route_has_an_entry(service):
-    assert set(routes(service.app)) == set(PATHS)
-    assert {name: declared_role(route) for name, (_, route) in routes(service.app).items()} == PATHS
+    assert set(service.routes) == set(PATHS)
+    assert {name: declared_role(route) for name, (_, route) in service.routes.items()} == PATHS
 
 
 def test_a_route_without_a_role_is_refused_when_the_application_is_made(monkeypatch):
@@ -171,7 +121,7 @@ def test_a_route_without_a_role_is_refused_when_the_application_is_made(monkeypa
 def test_the_description_names_the_role_of_each_operation(service):
     document = ask(service, "GET", "/v1/openapi.json", SECRETS[Role.READ, ""]).json()
     for name, role in PATHS.items():
-        method, path = routes(service.app)[name]
+        method, path = service.routes[name]
         operation = document["paths"].get(path.path.replace(":path", ""), {}).get(method.lower())
         if operation is not None:
             assert operation.get("security") == (None if role is None else [{"key": [role.value]}]), name
@@ -180,7 +130,7 @@ def test_the_description_names_the_role_of_each_operation(service):
 
 def test_roles(service):
     wrong = []
-    for name, (method, path) in routes(service.app).items():
+    for name, (method, path) in service.routes.items():
         needed = PATHS[name]
         if (ask(service, method, path, None).status_code == 401) != (needed is not None):
             wrong.append((name, "without a key"))
@@ -204,7 +154,7 @@ def proxied(service):
 
 def test_users_of_a_proxy_read_as_keys_do_and_write_by_forms_alone(service, proxied):
     wrong = []
-    for name, (method, path) in routes(service.app).items():
+    for name, (method, path) in service.routes.items():
         needed = PATHS[name]
         is_for_keys = needed is not None and method != "GET" and path.path.startswith("/v1/")
         for role in Role:
@@ -227,21 +177,16 @@ def test_figures_are_those_of_the_clusters_of_the_key(service):
     assert "ncclt_requests_total" in ask(service, "GET", "/metrics", SECRETS[Role.READ, ""]).text
 
 
-def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service, monkeypatch):
-    monkeypatch.setattr(service.app.state, "optuna_dashboard_url", "http://127.0.0.1:8081")
-    for cluster, is_linked in (("leonardo", False), ("", True)):
-        text = ask(service, "GET", "/studies/5e1f00aa?tab=search", SECRETS[Role.READ, cluster]).text
-        assert ("http://127.0.0.1:8081" in text) == is_linked
+def test_only_readers_of_all_clusters_see_the_link_to_optuna_dashboard(service):
+    link = '<a href="http://127.0.0.1:8081">optuna-dashboard</a>'
+    with TestClient(create_app(service.store, ServiceOptions(optuna_dashboard_url="http://127.0.0.1:8081"))) as linked:
+        for client, cluster, count in ((linked, "leonardo", 0), (linked, "", 1), (service, "", 0)):
+            text = ask(client, "GET", "/studies/5e1f00aa?tab=search", SECRETS[Role.READ, cluster]).text
+            assert text.count(link) == count
 
 
 QUERIES = {
-    "/v1/clusters/{cluster}/env": {
-        "model": "bert",
-        "nodes": 2,
-        "gpus_per_node": 4,
-        "nccl_version": "2.22.3",
-        "simulated": "allow",
-    },
+    "/v1/clusters/{cluster}/env": dict(part.split("=") for part in ENV.partition("?")[2].split("&")),
     "/v1/attestations": {"recommendation": "0c0ffee1"},
     "POST /v1/workloads": {"name": "uploaded"},
     "/recommendations": {"cluster": "leonardo", "model": "bert"},
@@ -267,7 +212,7 @@ def test_a_key_of_another_cluster_finds_nothing(service, samples, subtests):
 
 
 def find_nothing(service, samples, name):
-    method, path = routes(service.app)[name]
+    method, path = service.routes[name]
     ticket = {"ticket": "any"}
     report = samples.attestation(service.store.recommendations.get("0c0ffee1")).to_document() | ticket
     time = {"rollout": service.store.revisions.rollouts()[0].id, "job": "1", "step_us": 1.0, "steps": 1} | ticket
@@ -301,7 +246,7 @@ def find_nothing(service, samples, name):
 
 def test_a_key_of_one_cluster_reads_what_is_of_it(service):
     for name in [name for name in PATHS if PATHS[name] and not name.startswith(("POST", "PUT", "DELETE"))]:
-        method, path = routes(service.app)[name]
+        method, path = service.routes[name]
         answer = ask(service, method, path, SECRETS[Role.ADMIN, "leonardo"], params=QUERIES.get(name, {}))
         assert answer.status_code == 200, (name, answer.text)
         if name not in (*OF_NO_CLUSTER, "/live"):  # nothing runs
@@ -319,7 +264,7 @@ def test_a_launcher_s_key_gets_answers_and_reports_and_reads_nothing_else(servic
     secret = SECRETS[Role.ENV, ""]
     assert ask(service, "GET", ENV, secret).status_code == 200
     read = [name for name, role in PATHS.items() if role and not name.startswith(("POST", "PUT", "DELETE"))]
-    allowed = [name for name in read if ask(service, *routes(service.app)[name], secret).status_code != 403]
+    allowed = [name for name in read if ask(service, *service.routes[name], secret).status_code != 403]
     assert allowed == ["/v1/clusters/{cluster}/env"]
 
 
@@ -382,82 +327,74 @@ def test_the_pages_of_a_key_of_one_cluster_link_only_to_what_it_may_see(service)
             assert status == (404 if link == "/workloads/resnet101" else 200), (page, link)  # not in the catalogue
 
 
-def test_what_is_no_key_is_401_and_says_how_to_get_one(service, subtests):
-    for authorization in [
-        "",
-        "Bearer",
-        "Bearer ",
-        f"Bearer {PREFIX}wrong",
-        "Basic abc",
-        f"Bearer {'x' * 100_000}",
-        "Bearer \u00fc".encode(),
-        f"bearer {hash_secret(SECRETS[Role.ADMIN, ''])}",
-        "Bearer a b c",
-    ]:
-        with subtests.test(authorization=authorization):
-            answer = service.get(ENV, headers={"Authorization": authorization})
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="ncclt"')
-            assert answer.json()["type"] == "urn:ncclt:problem:unauthorized"
-            assert "POST /v1/keys creates one" in answer.json()["hint"]
-            assert "x" * 300 not in answer.text
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        *("", "Bearer", "Bearer ", f"Bearer {PREFIX}wrong", "Basic abc", f"Bearer {'x' * 100_000}", "Bearer a b c"),
+        *("Bearer \u00fc".encode(), f"bearer {hash_secret(SECRETS[Role.ADMIN, ''])}"),
+    ],
+)
+def test_what_is_no_key_is_401_and_says_how_to_get_one(service, authorization):
+    answer = service.get(ENV, headers={"Authorization": authorization})
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer realm="ncclt"')
+    assert answer.json()["type"] == "urn:ncclt:problem:unauthorized"
+    assert "POST /v1/keys creates one" in answer.json()["hint"]
+    assert "x" * 300 not in answer.text
 
 
-def test_a_kept_answer_needs_a_key_too_and_a_revoked_one_gets_nothing(service):
-    secret = new_secret()
-    key = ApiKey(id="short", role=Role.READ, expires="2999-01-01")
-    service.store.keys.add(key, digest=hash_secret(secret))
-    assert ask(service, "GET", ENV, secret).status_code == 200
+def test_a_kept_answer_needs_a_key_too_and_a_revoked_or_expired_one_gets_nothing(service):
+    for name, expires in (("short", "2999-01-01"), ("old", "2020-01-01")):
+        service.store.keys.add(ApiKey(id=name, role=Role.READ, expires=expires), digest=hash_secret(name))
+    assert ask(service, "GET", ENV, "short").status_code == 200
     assert service.get(ENV).status_code == 401
     service.store.keys.revoke("short", now="2026-11-22")
-    refused = ask(service, "GET", ENV, secret)
-    assert (refused.status_code, refused.json()["detail"]) == (401, "the key short was revoked")
-
-
-def test_an_expired_key_is_refused(service):
-    service.store.keys.add(ApiKey(id="old", role=Role.READ, expires="2020-01-01"), digest=hash_secret("old"))
-    assert ask(service, "GET", ENV, "old").json()["detail"] == "the key old has expired"
+    for name, reason in (("short", "was revoked"), ("old", "has expired")):
+        refused = ask(service, "GET", ENV, name)
+        assert (refused.status_code, refused.json()["detail"]) == (401, f"the key {name} {reason}")
 
 
 def test_a_page_of_another_host_may_not_write(service):
-    headers = {"Authorization": f"Bearer {SECRETS[Role.ADMIN, '']}", "Origin": "https://elsewhere.example"}
-    assert service.post("/v1/attestations", json={}, headers=headers).status_code == 403
-    assert (
-        service.post("/v1/attestations", json={}, headers={**headers, "Origin": "http://testserver"}).status_code == 422
-    )
+    headers = {"Authorization": f"Bearer {SECRETS[Role.ADMIN, '']}"}
+    for origin, status in (("https://elsewhere.example", 403), ("http://testserver", 422)):
+        assert service.post("/v1/attestations", json={}, headers=headers | {"Origin": origin}).status_code == status
 
 
 def test_without_keys_only_known_names_are_answered_to(filled_store):
-    expected = {
-        "127.0.0.1:8080": 200,
-        "localhost": 200,
-        "[::1]:9": 200,
-        "rebound.example": 421,
-        "127.0.0.1.evil": 421,
-        "": 421,
-    }
+    known, unknown = ("127.0.0.1:8080", "localhost", "[::1]:9"), ("rebound.example", "127.0.0.1.evil", "")
     options = ServiceOptions(hosts=("127.0.0.1", "localhost", "[::1]"))
     with TestClient(create_app(filled_store, options)) as service:
-        found = {host: service.get("/v1/studies", headers={"Host": host}).status_code for host in expected}
-    assert found == expected
+        for host in (*known, *unknown):
+            status = service.get("/v1/studies", headers={"Host": host}).status_code
+            assert status == (200 if host in known else 421), host
 
 
-def test_the_last_known_keys_hold_while_the_database_is_away():
-    class Keys:
-        away = False
+class Keys:
+    """Keys of a store that can be away."""
 
-        def find(self):
-            if self.away:
-                raise StoreError("away")
-            return {hash_secret("mine"): ApiKey(id="a", role=Role.READ)}
+    asked, away = 0, False
+
+    def find(self):
+        self.asked += 1
+        if self.away:
+            raise StoreError("away")
+        return {hash_secret("mine"): ApiKey(id="a", role=Role.READ)}
+
+
+@pytest.fixture
+def stored():
+    """Return the keys of a store, a clock, and the function that makes the known keys of a service."""
+    keys, now = Keys(), [0.0]
+    store = SimpleNamespace(keys=keys)
+    return keys, now, lambda fresh_s: KnownKeys(lambda: store, fresh_s=fresh_s, clock=lambda: now[0])
+
+
+def test_the_last_known_keys_hold_while_the_database_is_away(stored):
+    keys, now, known = stored
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
 
-    keys, now = Keys(), [0.0]
-    store = SimpleNamespace(keys=keys)
-    known = KnownKeys(lambda: store, fresh_s=0, clock=lambda: now[0])
-    access = AccessMiddleware(app, keys=known, sessions=Sessions())
+    access = AccessMiddleware(app, keys=known(0), sessions=Sessions())
 
     async def status(secret):
         sent = []
@@ -481,25 +418,15 @@ def test_the_last_known_keys_hold_while_the_database_is_away():
     asyncio.run(test())
 
 
-def test_a_database_that_is_away_is_not_asked_for_keys_at_every_request():
-    class Keys:
-        asked, away = 0, False
-
-        def find(self):
-            self.asked += 1
-            if self.away:
-                raise StoreError("away")
-            return {hash_secret("mine"): ApiKey(id="a", role=Role.READ)}
-
-    keys, now = Keys(), [0.0]
-    store = SimpleNamespace(keys=keys)
-    known = KnownKeys(lambda: store, fresh_s=0.5, clock=lambda: now[0])
+def test_a_database_that_is_away_is_not_asked_for_keys_at_every_request(stored):
+    keys, now, known = stored
+    known = known(0.5)
 
     async def test():
         await asyncio.gather(*(known.current() for _ in range(20)))
         keys.away, now[0] = True, 10.0
-        found = await asyncio.gather(*(known.current() for _ in range(100)))
-        assert all(hash_secret("mine") in keys for keys in found)
+        for answer in await asyncio.gather(*(known.current() for _ in range(100))):
+            assert hash_secret("mine") in answer
         for _ in range(100):
             assert hash_secret("mine") in await known.current()
         assert keys.asked == 2

@@ -1,6 +1,7 @@
 """Answers to jobs are made once, dropped when they change, and served while the database is away."""
 
 import asyncio
+import functools
 import threading
 from dataclasses import replace
 from urllib.parse import parse_qs
@@ -13,7 +14,7 @@ from ncclt.core.rollout import SAME_START_S, draw
 from ncclt.errors import StoreError
 from ncclt.store import open_store
 from ncclt_api import answers
-from ncclt_api.answers import LAST_GOOD_S, MADE, Answers, AnswersMiddleware, KeptReply, split_job
+from ncclt_api.answers import LAST_GOOD_S, MADE, Answers, KeptReply, give_answers, split_job
 from ncclt_api.app import create_app
 
 ENV = "/v1/clusters/leonardo/env"
@@ -94,7 +95,7 @@ class Service:
     def __init__(self, app=None, fresh_s=0.0, key=None):
         self.app, self.store, self.now_s, self.key = app or Application(), Store(), 100.0, key
         self.answers = Answers(lambda: self.store, fresh_s=fresh_s, clock=lambda: self.now_s)
-        self.asks = AnswersMiddleware(self.app, answers=self.answers)
+        self.asks = give_answers(self.app, answers=self.answers)
 
     async def get(self, cluster="a", model="m", if_none_match=None, job=""):
         sent = []
@@ -118,8 +119,9 @@ class Service:
         return sent[0]["status"], b"".join(message.get("body", b"") for message in sent), dict(sent[0]["headers"])
 
 
-def run(test):
-    asyncio.run(test())
+def in_loop(test):
+    """Make a test of a coroutine function."""
+    return functools.wraps(test)(lambda *fixtures, **named: asyncio.run(test(*fixtures, **named)))
 
 
 async def until(holds):
@@ -129,167 +131,143 @@ async def until(holds):
             await asyncio.sleep(0.01)
 
 
-def test_a_burst_is_answered_by_one():
-    async def test():
-        service = Service()
-        service.app.held = asyncio.Event()
-        waiting = [asyncio.create_task(service.get()) for _ in range(200)]
-        await until(lambda: service.app.made)
-        service.app.held.set()
-        assert {body for _, body, _ in await asyncio.gather(*waiting)} == {b"answer 1"}
-        assert (await service.get())[1] == b"answer 1"
-        assert service.app.made == 1
-
-    run(test)
+@in_loop
+async def test_a_burst_is_answered_by_one():
+    service = Service()
+    service.app.held = asyncio.Event()
+    waiting = [asyncio.create_task(service.get()) for _ in range(200)]
+    await until(lambda: service.app.made)
+    service.app.held.set()
+    assert {body for _, body, _ in await asyncio.gather(*waiting)} == {b"answer 1"}
+    assert (await service.get())[1] == b"answer 1"
+    assert service.app.made == 1
 
 
-def test_a_change_drops_the_answers_of_its_pair(subtests):
-    for pair, dropped in [(("a", "m"), True), (("", "m"), True), (("a", "other"), False), (("b", "m"), False)]:
-        with subtests.test(pair=pair):
-
-            async def test(pair=pair, dropped=dropped):
-                service = Service()
-                assert (await service.get())[1] == b"answer 1"
-                service.store.change(*pair)
-                assert (await service.get())[1] == (b"answer 2" if dropped else b"answer 1")
-
-            run(test)
+@pytest.mark.parametrize(
+    ("pair", "is_dropped"), [(("a", "m"), True), (("", "m"), True), (("a", "other"), False), (("b", "m"), False)]
+)
+@in_loop
+async def test_a_change_drops_the_answers_of_its_pair(pair, is_dropped):
+    service = Service()
+    assert (await service.get())[1] == b"answer 1"
+    service.store.change(*pair)
+    assert (await service.get())[1] == (b"answer 2" if is_dropped else b"answer 1")
 
 
-def test_a_change_is_noticed_in_time_and_not_looked_for_at_every_request():
-    async def test():
-        service = Service(fresh_s=0.5)
-        await service.get()
-        service.store.change("a", "m")
-        service.now_s += 0.4
-        assert (await service.get())[1] == b"answer 1"
-        service.now_s += 0.2
-        assert (await service.get())[1] == b"answer 2"
-
-    run(test)
+@in_loop
+async def test_a_change_is_noticed_in_time_and_not_looked_for_at_every_request():
+    service = Service(fresh_s=0.5)
+    await service.get()
+    service.store.change("a", "m")
+    service.now_s += 0.4
+    assert (await service.get())[1] == b"answer 1"
+    service.now_s += 0.2
+    assert (await service.get())[1] == b"answer 2"
 
 
-def test_a_database_that_is_away_is_not_looked_for_at_every_request():
-    async def test():
-        service = Service(fresh_s=0.5)
-        await service.get(job="first")
-        service.store.away = True
-        service.now_s += 10
-        for n in range(100):
-            assert (await service.get(job=f"j{n}"))[0] == 200
-        assert service.store.looks == 2
-
-    run(test)
+@in_loop
+async def test_a_database_that_is_away_is_not_looked_for_at_every_request():
+    service = Service(fresh_s=0.5)
+    await service.get(job="first")
+    service.store.away = True
+    service.now_s += 10
+    for n in range(100):
+        assert (await service.get(job=f"j{n}"))[0] == 200
+    assert service.store.looks == 2
 
 
-def test_an_answer_from_before_a_change_is_not_kept():
-    async def test():
-        service = Service()
-        held = service.app.held = asyncio.Event()
-        first = asyncio.create_task(service.get())
-        await until(lambda: service.app.made)
-        service.store.change("a", "m")
-        service.app.held = None
-        await service.get("b")  # notices the change while the first is still being made
-        held.set()
-        assert (await first)[1] == b"answer 1"
-        assert (await service.get())[1] == b"answer 3"
-
-    run(test)
+@in_loop
+async def test_an_answer_from_before_a_change_is_not_kept():
+    service = Service()
+    held = service.app.held = asyncio.Event()
+    first = asyncio.create_task(service.get())
+    await until(lambda: service.app.made)
+    service.store.change("a", "m")
+    service.app.held = None
+    await service.get("b")  # notices the change while the first is still being made
+    held.set()
+    assert (await first)[1] == b"answer 1"
+    assert (await service.get())[1] == b"answer 3"
 
 
-def test_while_the_database_is_away_the_last_good_answer_is_served_with_its_age():
-    async def test():
-        service = Service()
-        await service.get()
-        service.store.away = True
-        service.now_s += 3600
-        status, body, headers = await service.get()
-        assert (status, body, headers[b"age"]) == (200, b"answer 1", b"3600")
-        assert headers[b"warning"].startswith(b"110")
-        service.now_s += LAST_GOOD_S
-        assert (await service.get())[1] == b"answer 2"
-        service.store.away = False
-        assert b"age" not in (await service.get())[2]
-
-    run(test)
+@in_loop
+async def test_while_the_database_is_away_the_last_good_answer_is_served_with_its_age():
+    service = Service()
+    await service.get()
+    service.store.away = True
+    service.now_s += 3600
+    status, body, headers = await service.get()
+    assert (status, body, headers[b"age"]) == (200, b"answer 1", b"3600")
+    assert headers[b"warning"].startswith(b"110")
+    service.now_s += LAST_GOOD_S
+    assert (await service.get())[1] == b"answer 2"
+    service.store.away = False
+    assert b"age" not in (await service.get())[2]
 
 
-def test_a_database_that_hangs_counts_as_away(monkeypatch):
+@in_loop
+async def test_a_database_that_hangs_counts_as_away(monkeypatch):
     monkeypatch.setattr(answers, "_LOOK_S", 0.05)
-
-    async def test():
-        service = Service()
-        await service.get()
-        service.store.answering.clear()
-        service.now_s += 100
-        assert (await service.get())[2][b"age"] == b"100"
-        service.now_s += 100
-        assert (await service.get())[2][b"age"] == b"200"  # without waiting for the first look
-        service.store.answering.set()
-        await until(lambda: service.answers._look is None)
-        monkeypatch.setattr(answers, "_LOOK_S", PATIENT_S)
-        assert b"age" not in (await service.get())[2]
-
-    run(test)
+    service = Service()
+    await service.get()
+    service.store.answering.clear()
+    service.now_s += 100
+    assert (await service.get())[2][b"age"] == b"100"
+    service.now_s += 100
+    assert (await service.get())[2][b"age"] == b"200"  # without waiting for the first look
+    service.store.answering.set()
+    await until(lambda: service.answers._look is None)
+    monkeypatch.setattr(answers, "_LOOK_S", PATIENT_S)
+    assert b"age" not in (await service.get())[2]
 
 
-def test_jobs_that_were_never_seen_are_answered_while_the_database_is_away():
-    async def test():
-        service = Service(Application(variants=2))
-        await service.get(job="first")
-        service.store.away = True
-        service.now_s += 3600
-        answers = [await service.get(job=f"job{n}") for n in range(1000)]
-        assert {status for status, _, _ in answers} == {200}
-        assert {body for _, body, _ in answers} == {b"answer 1, variant 0", b"answer 1, variant 1"}
-        assert service.app.made == 1
-
-    run(test)
+@in_loop
+async def test_jobs_that_were_never_seen_are_answered_while_the_database_is_away():
+    service = Service(Application(variants=2))
+    await service.get(job="first")
+    service.store.away = True
+    service.now_s += 3600
+    answers = [await service.get(job=f"job{n}") for n in range(1000)]
+    assert {status for status, _, _ in answers} == {200}
+    assert {body for _, body, _ in answers} == {b"answer 1, variant 0", b"answer 1, variant 1"}
+    assert service.app.made == 1
 
 
-def test_a_job_is_given_one_answer_whatever_is_published_meanwhile():
-    async def test():
-        service = Service()
-        first = (await service.get(job="mine"))[1]
-        service.store.change("a", "m")
-        service.now_s += SAME_START_S / 2
-        assert (await service.get(job="other"))[1] == b"answer 2"
-        assert (await service.get(job="mine"))[1] == first == b"answer 1"
-        service.app.status = 404  # it was retired: a node that comes late still gets what the others have
-        service.store.change("a", "m")
-        assert (await service.get(job="mine"))[1] == b"answer 1"
-        assert (await service.get(job="new"))[0] == 404
-        service.now_s += SAME_START_S / 2
-        assert (await service.get(job="mine"))[0] == 404
-
-    run(test)
+@in_loop
+async def test_a_job_is_given_one_answer_whatever_is_published_meanwhile():
+    service = Service()
+    first = (await service.get(job="mine"))[1]
+    service.store.change("a", "m")
+    service.now_s += SAME_START_S / 2
+    assert (await service.get(job="other"))[1] == b"answer 2"
+    assert (await service.get(job="mine"))[1] == first == b"answer 1"
+    service.app.status = 404  # it was retired: a node that comes late still gets what the others have
+    service.store.change("a", "m")
+    assert (await service.get(job="mine"))[1] == b"answer 1"
+    assert (await service.get(job="new"))[0] == 404
+    service.now_s += SAME_START_S / 2
+    assert (await service.get(job="mine"))[0] == 404
 
 
-def test_what_jobs_were_given_does_not_fill_the_memory(monkeypatch):
+@in_loop
+async def test_what_jobs_were_given_does_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(answers, "_MOST_JOBS", 10)
-
-    async def test():
-        service = Service()
-        for n in range(30):
-            await service.get(job=f"j{n}")
-        assert len(service.answers._given) == 10
-        service.now_s += SAME_START_S
-        await service.get(job="last")
-        assert len(service.answers._given) == 1
-
-    run(test)
+    service = Service()
+    for n in range(30):
+        await service.get(job=f"j{n}")
+    assert len(service.answers._given) == 10
+    service.now_s += SAME_START_S
+    await service.get(job="last")
+    assert len(service.answers._given) == 1
 
 
-def test_a_key_of_another_cluster_is_passed_on_to_the_route():
-    async def test():
-        service = Service(key=ApiKey(id="k", role=Role.ENV, clusters=("b",)))
-        service.app.status = 404
-        with pytest.raises(KeyError):  # the route makes its own answer
-            await service.get("a")
-        assert (await service.get("b"))[0] == 404
-
-    run(test)
+@in_loop
+async def test_a_key_of_another_cluster_is_passed_on_to_the_route():
+    service = Service(key=ApiKey(id="k", role=Role.ENV, clusters=("b",)))
+    service.app.status = 404
+    with pytest.raises(KeyError):  # the route makes its own answer
+        await service.get("a")
+    assert (await service.get("b"))[0] == 404
 
 
 def test_the_job_is_taken_out_of_the_query(subtests):
@@ -306,42 +284,35 @@ def test_the_job_is_taken_out_of_the_query(subtests):
             assert split_job(query) == split
 
 
-def test_errors_and_what_an_old_store_says_are_not_kept():
-    async def test():
-        broken = Service(Application(status=404))
-        assert [(await broken.get())[:2] for _ in range(2)] == [(404, b"answer 1"), (404, b"answer 2")]
-        old = Service()
-        old.store.old = True
-        assert [(await old.get())[1] for _ in range(2)] == [b"answer 1", b"answer 2"]
-
-    run(test)
+@in_loop
+async def test_errors_and_what_an_old_store_says_are_not_kept():
+    broken = Service(Application(status=404))
+    assert [(await broken.get())[:2] for _ in range(2)] == [(404, b"answer 1"), (404, b"answer 2")]
+    old = Service()
+    old.store.old = True
+    assert [(await old.get())[1] for _ in range(2)] == [b"answer 1", b"answer 2"]
 
 
-def test_many_answers_do_not_fill_the_memory(monkeypatch):
+@in_loop
+async def test_many_answers_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(answers, "_MOST_BYTES", 10 * (answers._ENTRY_BYTES + 10))
-
-    async def test():
-        service = Service()
-        for n in range(30):
-            await service.get(model=f"m{n}")
-        assert len(service.answers._kept) == 10
-        assert (await service.get(model="m29"))[1] == b"answer 30"
-        assert (await service.get(model="m0"))[1] == b"answer 31"
-
-    run(test)
+    service = Service()
+    for n in range(30):
+        await service.get(model=f"m{n}")
+    assert len(service.answers._kept) == 10
+    assert (await service.get(model="m29"))[1] == b"answer 30"
+    assert (await service.get(model="m0"))[1] == b"answer 31"
 
 
-def test_a_known_tag_costs_no_new_answer():
-    async def test():
-        service = Service()
-        assert (await service.get(if_none_match=b'"1"'))[:2] == (304, b"")
-        status, body, headers = await service.get(if_none_match=b'W/"1"')
-        assert (status, body, headers[b"etag"]) == (304, b"", b'"1"')
-        assert b"content-length" not in headers
-        assert (await service.get(if_none_match=b'"2"'))[:2] == (200, b"answer 1")
-        assert service.app.made == 1
-
-    run(test)
+@in_loop
+async def test_a_known_tag_costs_no_new_answer():
+    service = Service()
+    assert (await service.get(if_none_match=b'"1"'))[:2] == (304, b"")
+    status, body, headers = await service.get(if_none_match=b'W/"1"')
+    assert (status, body, headers[b"etag"]) == (304, b"", b'"1"')
+    assert b"content-length" not in headers
+    assert (await service.get(if_none_match=b'"2"'))[:2] == (200, b"answer 1")
+    assert service.app.made == 1
 
 
 def test_another_process_publishes_and_the_next_job_is_given_it(samples, empty_store):

@@ -106,27 +106,19 @@ JOB = "model=bert&nodes=2&gpus_per_node=4&nccl_version=2.22.3&simulated=allow"
 
 REFUSED = {"slurm-taskprolog": 404, "pg-options": 404, "megatron-yaml": 422}
 
+READ = (
+    *("/", "/studies/5e1f00aa", "/studies/7a6bbb02", "/studies/bad00003", "/v1/studies/5e1f00aa/evidence"),
+    *("/v1/clusters", "/v1/clusters/mine", "/v1/workloads", "/v1/workloads/ours", "/v1/studies"),
+    *(f"/v1/studies/{id}{part}" for id in ("5e1f00aa", "bad00003") for part in ("", "/trials")),
+    *("/v1/recommendations", "/v1/recommendations/0c0ffee1", "/v1/recommendations/0c0ffee2"),
+    "/v1/attestations?recommendation=0c0ffee1",
+)
 ANSWERS = [
-    ("/", 200),
-    ("/studies/5e1f00aa", 200),
-    ("/studies/7a6bbb02", 200),
-    ("/studies/bad00003", 200),
-    ("/v1/clusters", 200),
-    ("/v1/clusters/mine", 200),
-    ("/v1/workloads", 200),
-    ("/v1/workloads/ours", 200),
-    ("/v1/studies", 200),
-    *((f"/v1/studies/{id}{part}", 200) for id in ("5e1f00aa", "bad00003") for part in ("", "/trials")),
-    ("/v1/studies/5e1f00aa/evidence", 200),
-    ("/v1/recommendations", 200),
-    ("/v1/recommendations/0c0ffee1", 200),
-    ("/v1/recommendations/0c0ffee2", 200),
-    ("/v1/attestations?recommendation=0c0ffee1", 200),
+    *((path, 200) for path in READ),
     # A TaskProlog would set nothing: what was proven needs a table. No process group was measured by itself.
     *((f"/v1/clusters/leonardo/env?{JOB}&format={name}", REFUSED.get(name, 200)) for name in FORMATS),
     (f"/v1/clusters/leonardo/env?{JOB.replace('bert', 'resnet101')}", 410),
-    ("/v1/studies/%ED%B2%80", 404),  # a lone surrogate
-    ("/studies/%ED%B2%80", 404),
+    *((f"{api}/studies/%ED%B2%80", 404) for api in ("/v1", "")),  # a lone surrogate
 ]
 """(path, status)"""
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ncclt.core.trial import Outcome
-from ncclt_api.pages.charts import Axis, Chart, Level, Line, Span
+from ncclt_api.pages.charts import Axis, Chart, Line, Span
 from ncclt_api.pages.environment import build_environment, render_page
 from ncclt_api.pages.study_charts import LEAST_RATIO, MOST_POINTS, search_chart
 
@@ -83,15 +83,9 @@ def test_without_a_measurement_there_is_no_chart(trials):
 
 
 def test_what_is_not_a_number_is_a_gap():
-    chart = Chart(
-        id="a",
-        title="A",
-        description="",
-        x=Axis(label="size", unit="bytes", log=2),
-        y=Axis(label="", unit="us"),
-        lines=[Line(label="one", tone="policy", x=[1, 2], y=[math.inf, 1.23456789], low=[1, 1], high=[2, math.nan])],
-        levels=[Level(at=1.0, label="here")],
-    )
+    points = [(1, math.inf, "", 1, 2), (2, 1.23456789, "", 1, math.nan)]
+    x, y = Axis("size", "bytes", log=2), Axis("", "us")
+    chart = Chart(id="a", title="A", description="", x=x, y=y, lines=[Line.through("one", "policy", "line", points)])
     only = line(chart, "one")
     assert only["y"] == [None, 1.2346]
     assert only["high"] == [2, None]

@@ -21,17 +21,9 @@ from ncclt_api.app import create_app
 
 DEPLOY = Path(__file__).parents[3] / "api" / "deploy"
 FIGURES = {
-    "ncclt_requests_total",
-    "ncclt_request_seconds_bucket",
-    "ncclt_served_total",
-    "ncclt_database_up",
-    "ncclt_studies",
-    "ncclt_trials",
-    "ncclt_recommendations",
-    "ncclt_records",
-    "ncclt_rollouts",
-    "ncclt_jobs",
-    "ncclt_jobs_waiting_seconds",
+    *("ncclt_requests_total", "ncclt_request_seconds_bucket", "ncclt_served_total", "ncclt_database_up"),
+    *("ncclt_studies", "ncclt_trials", "ncclt_recommendations", "ncclt_records"),
+    *("ncclt_rollouts", "ncclt_jobs", "ncclt_jobs_waiting_seconds"),
 }
 
 

@@ -19,18 +19,13 @@ def browser(empty_store):
         yield opened
 
 
-def send(browser, path, **fields):
-    token = browser.app.state.sessions.form_token("")
-    return browser.post(path, data={"token": token, **fields}, follow_redirects=False)
-
-
 def jobs(browser, **query):
     return browser.get("/jobs", params={**query, "format": "json"}).json()["jobs"]
 
 
-def test_a_study_is_started_cancelled_and_tried_again(browser):
+def test_a_study_is_started_cancelled_and_tried_again(browser, post_form):
     assert "No jobs." in browser.get("/jobs").text
-    answer = send(browser, "/jobs", **JOB, trials="7", nodes="", priority="2")
+    answer = post_form(browser, "/jobs", **JOB, trials="7", nodes="", priority="2")
     assert (answer.status_code, answer.headers["location"]) == (303, "/jobs")
     (row,) = jobs(browser)
     job = row["job"]
@@ -41,27 +36,27 @@ def test_a_study_is_started_cancelled_and_tried_again(browser):
     cancel = f"/jobs/{job['id']}/cancel"
     assert f'action="{cancel}"' in page
     assert browser.post(cancel, data={"token": "wrong"}).status_code == 403
-    assert send(browser, cancel).status_code == 303
+    assert post_form(browser, cancel).status_code == 303
     assert jobs(browser)[0]["state"] == "cancelled"
     assert 'hx-trigger="every 5s"' not in browser.get("/jobs").text
     retry = f"/jobs/{job['id']}/retry"
     assert browser.post(retry, data={"token": "wrong"}).status_code == 403
-    assert send(browser, retry).status_code == 303
+    assert post_form(browser, retry).status_code == 303
     assert [one["state"] for one in jobs(browser)] == ["queued", "cancelled"]
     assert [one["state"] for one in jobs(browser, state="queued")] == ["queued"]
     assert jobs(browser, cluster="elsewhere") == []
 
 
-def test_the_part_that_lives_is_answered_alone(browser):
-    send(browser, "/jobs", **JOB)
+def test_the_part_that_lives_is_answered_alone(browser, post_form):
+    post_form(browser, "/jobs", **JOB)
     part = browser.get("/jobs", headers={"HX-Request": "true"}).text
     assert "<html" not in part
     assert 'id="queue"' in part
 
 
-def test_an_invalid_job_is_refused_with_a_page(browser):
+def test_an_invalid_job_is_refused_with_a_page(browser, post_form):
     for wrong in ({"trials": "0"}, {"trials": "x"}, {"priority": "10"}, {"nodes": "-1"}, {"model": "nothing-like-it"}):
-        answer = send(browser, "/jobs", **{**JOB, **wrong})
+        answer = post_form(browser, "/jobs", **{**JOB, **wrong})
         assert answer.status_code in (404, 422), wrong
         assert answer.headers["content-type"].startswith("text/html"), wrong
     assert jobs(browser) == []

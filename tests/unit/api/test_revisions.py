@@ -33,6 +33,25 @@ def client(store):
         yield opened
 
 
+@pytest.fixture
+def rollout(store):
+    """A roll-out of the revision b to half of the jobs, whose control is a."""
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
+    store.revisions.publish(sample_recommendation("b"))
+    return store.revisions.rollouts()[0]
+
+
+def report(rollout, job, **fields):
+    """Return the step time of a job, as it is sent."""
+    revision = rollout.start(job, issued_s=0.0).recommendation
+    values = {"rollout": rollout.id, "job": job, "recommendation": revision, "step_us": 1e5, "steps": 20}
+    return values | fields
+
+
+def ask(client, job):
+    return client.get(ENV, params=JOB | {"job": job}).json()
+
+
 def given(client, job=""):
     answer = client.get(ENV, params=JOB | ({"job": job} if job else {}))
     assert answer.status_code == 200, answer.text
@@ -114,101 +133,64 @@ def test_a_roll_out_is_the_same_for_every_rank_and_ends_by_itself(store, client)
         assert (head["cache-control"], head["x-ncclt-variant"]) == ("no-store", variant.value)
         table = client.get(ENV, params=JOB | {"job": job, "format": "tuner-csv"}).text
         assert f"id={wanted} " in table
-        told = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 20}
-        told |= {"ticket": document["ticket"], "step_us": 10 * (1.1 if wanted == "b" else 1)}
-        said = client.post("/v1/step-times", json=told)
-        assert said.status_code == 200, said.text
-        again = client.post("/v1/step-times", json=told | {"step_us": 1.0}).json()
-        assert (again["state"], again["gpu_h"]) == (said.json()["state"], said.json()["gpu_h"])
-        if said.json()["state"] != "running":
+        reported = report(rollout, job, ticket=document["ticket"], step_us=10 * (1.1 if wanted == "b" else 1))
+        answer = client.post("/v1/step-times", json=reported)
+        assert answer.status_code == 200, answer.text
+        progress, again = answer.json(), client.post("/v1/step-times", json=reported | {"step_us": 1.0}).json()
+        assert (again["state"], again["gpu_h"]) == (progress["state"], progress["gpu_h"])
+        if progress["state"] != "running":
             break
-    assert said.json()["state"] == "lost"
+    assert progress["state"] == "lost"
     assert number < 80
     assert {given(client, f"later {n}") for n in range(20)} == {"a"}
     assert client.get("/v1/history?recommendation=b").json()["items"][0]["who"] == "guard"
     assert 'ncclt_rollouts{cluster="pair",state="lost"} 1.0' in client.get("/metrics").text
 
 
-def revision_for(rollout, job):
-    return rollout.start(job, issued_s=0.0).recommendation
-
-
-def test_a_step_time_that_cannot_be_is_refused(store, client, subtests):
-    for change, status in [
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
         ({"rollout": "x"}, 404),
         ({"recommendation": "z"}, 409),
-        ({"step_us": -1}, 422),
+        *(({"step_us": step_us}, 422) for step_us in (-1, 6e7)),
+        *(({"job": job}, 422) for job in ("", "a\nb", "2")),
+        *(({"ticket": ticket}, 422) for ticket in ("", "a.b")),
         ({"steps": 0}, 422),
-        ({"job": ""}, 422),
-        ({"job": "a\nb"}, 422),
         ({"more": 1}, 422),
-        ({"ticket": ""}, 422),
-        ({"ticket": "a.b"}, 422),
-        ({"job": "2"}, 422),
-        ({"step_us": 6e7}, 422),
-    ]:
-        with subtests.test(change=change):
-            store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-            store.revisions.publish(sample_recommendation("b"))
-            (rollout,) = store.revisions.rollouts()
-            ticket = client.get(ENV, params=JOB | {"job": "1"}).json()["ticket"]
-            told = {"ticket": ticket, "rollout": rollout.id, "job": "1", "recommendation": revision_for(rollout, "1")}
-            told |= {"step_us": 1.0, "steps": 1}
-            assert client.post("/v1/step-times", json=told | change).status_code == status
-            assert store.revisions.job_times(rollout.id) == ()
+    ],
+)
+def test_a_step_time_that_cannot_be_is_refused(store, client, rollout, change, status):
+    document = report(rollout, "1", ticket=ask(client, "1")["ticket"]) | change
+    assert client.post("/v1/step-times", json=document).status_code == status
+    assert store.revisions.job_times(rollout.id) == ()
 
 
-def test_made_up_jobs_end_no_roll_out(store, client):
+def test_made_up_jobs_end_no_roll_out(store, client, rollout):
     """22 names that never asked were enough to give a candidate to all jobs."""
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
     for number in range(22):
         job = f"made up {number}"
-        answer = client.get(ENV, params=JOB | {"job": job}).json()
-        wanted = answer["recommendation"]
-        told = {"rollout": rollout.id, "job": job, "recommendation": wanted, "steps": 10**6}
-        told |= {"step_us": 1e5 if wanted == "b" else 2e5}
-        assert client.post("/v1/step-times", json=told).status_code == 422
-        told |= {"ticket": answer["ticket"]}
-        refused = client.post("/v1/step-times", json=told)
+        answer = ask(client, job)
+        made_up = report(rollout, job, steps=10**6, step_us=1e5 if answer["recommendation"] == "b" else 2e5)
+        assert client.post("/v1/step-times", json=made_up).status_code == 422
+        refused = client.post("/v1/step-times", json=made_up | {"ticket": answer["ticket"]})
         assert (refused.status_code, "the job started" in refused.json()["detail"]) == (422, True)
-    assert (store.revisions.rollout(rollout.id).state, store.revisions.job_times(rollout.id)) == (
-        RollOutState.RUNNING,
-        (),
-    )
+    assert store.revisions.rollout(rollout.id).state is RollOutState.RUNNING
+    assert store.revisions.job_times(rollout.id) == ()
 
 
-def test_a_report_is_kept_with_key_and_address(store, client):
+def test_a_report_is_kept_with_key_and_address(store, client, rollout):
     store.keys.add(ApiKey(id="one", role=Role.ENV), digest=hash_secret("one"))
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
-    ticket = sample_ticket(
-        store.ticket_secret(),
-        "1",
-        issued_s=time.time() - 100,
-        recommendation=revision_for(rollout, "1"),
-        rollout=rollout.id,
-    )
-    told = {
-        "ticket": ticket,
-        "rollout": rollout.id,
-        "job": "1",
-        "recommendation": revision_for(rollout, "1"),
-        "steps": 20,
-    }
-    answer = client.post("/v1/step-times", json=told | {"step_us": 1e5}, headers={"Authorization": "Bearer one"})
+    document, issued_s = report(rollout, "1"), time.time() - 100
+    ids = {"recommendation": document["recommendation"], "rollout": rollout.id}
+    document["ticket"] = sample_ticket(store.ticket_secret(), "1", issued_s=issued_s, **ids)
+    answer = client.post("/v1/step-times", json=document, headers={"Authorization": "Bearer one"})
     assert answer.status_code == 200, answer.text
-    (kept,) = store.revisions.job_times(rollout.id)
-    assert (kept.who, kept.address, 100 <= kept.waited_s < 200) == ("key one", "testclient", True)
+    (time_kept,) = store.revisions.job_times(rollout.id)
+    assert (time_kept.who, time_kept.address, 100 <= time_kept.waited_s < 200) == ("key one", "testclient", True)
 
 
-def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
+def test_starts_are_stored_once_the_database_is_back(store, rollout, monkeypatch):
     """Answers go on while it is away; what they began is noted later."""
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
     monkeypatch.setattr("ncclt_api.tickets._RETRY_S", 0.01)
     tried, really = threading.Event(), store.revisions.add_job_starts
 
@@ -219,7 +201,7 @@ def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
     with TestClient(create_app(store, fresh_s=0)) as client:
         monkeypatch.setattr(store.revisions, "add_job_starts", away)
         one, two, *_ = [job for job in map(str, range(30)) if rollout.find_arm(job) is None]
-        tickets = [client.get(ENV, params=JOB | {"job": job}).json()["ticket"] for job in (one, two, one)]
+        tickets = [ask(client, job)["ticket"] for job in (one, two, one)]
         assert tickets[0] == tickets[2] != tickets[1]
         assert tried.wait(10)
         assert store.revisions.job_starts(rollout.id) == ()
@@ -228,52 +210,43 @@ def test_starts_are_stored_once_the_database_is_back(store, monkeypatch):
     assert started == [(one, "a"), (two, "a")]
 
 
-def test_a_job_of_an_arm_gets_the_control_while_the_database_is_away(store, monkeypatch):
+def test_a_job_of_an_arm_gets_the_control_while_the_database_is_away(store, rollout, monkeypatch):
     """A start that cannot be noted gets the control, because a hang would go unseen; earlier starts keep their arm."""
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
     early, late, *_ = [job for job in map(str, range(30)) if rollout.find_arm(job) == 0]
     with TestClient(create_app(store, fresh_s=0)) as client:
 
-        def ask(job):
-            document = client.get(ENV, params=JOB | {"job": job}).json()
+        def served(job):
+            document = ask(client, job)
             return document["recommendation"], document["rollout"], document["variant"]
 
-        assert ask(early) == ("b", rollout.id, "candidate")
+        assert served(early) == ("b", rollout.id, "candidate")
 
         def away(*_, **__):
             raise StoreError("away")
 
         monkeypatch.setattr(store.revisions, "claim_start", away)
-        assert ask(late) == ("a", "", "active")
-        assert ask(early) == ("b", rollout.id, "candidate")
+        assert served(late) == ("a", "", "active")
+        assert served(early) == ("b", rollout.id, "candidate")
 
 
-def test_replicas_give_a_job_one_arm_whatever_happens_to_it(store):
+def test_replicas_give_a_job_one_arm_whatever_happens_to_it(store, rollout):
     """A rank that asks another replica after the arm was dropped must not get the control."""
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
     jobs = [job for job in map(str, range(30)) if rollout.find_arm(job) == 0]
     with TestClient(create_app(store, fresh_s=0)) as one, TestClient(create_app(store, fresh_s=0)) as two:
-        given = [client.get(ENV, params=JOB | {"job": job}).json() for job in jobs for client in (one, two)]
+        given = [ask(client, job) for job in jobs for client in (one, two)]
     assert [document["ticket"] for document in given[::2]] == [document["ticket"] for document in given[1::2]]
     assert [document["recommendation"] for document in given[::2]] == ["b", "b"] + ["a"] * (len(jobs) - 2)
 
 
 def test_only_jobs_of_a_roll_out_with_a_name_start(store, client):
     assert "ticket" not in client.get(ENV, params=JOB).json()
-    document = client.get(ENV, params=JOB | {"job": "1"}).json()
+    document = ask(client, "1")
     found = read_ticket(document["ticket"], store.ticket_secret(), now_s=time.time())
     assert (found.job, found.cluster, found.model, found.nodes, found.gpus_per_node) == ("1", "pair", "toy", 2, 4)
     assert (found.recommendation, found.rollout, found.nccl_version) == ("a", "", "2.28.9")
 
 
-def test_a_win_awaits_approval_which_gives_it_to_all(store, client):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=25), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
+def test_a_win_awaits_approval_which_gives_it_to_all(store, client, rollout):
     settle(store, rollout, ArmState.WON, "faster")
     life = client.get("/v1/recommendations/b/state").json()
     assert (life["state"], life["rollouts"][0]["state"]) == ("candidate", "won")
@@ -292,9 +265,8 @@ def test_approval_gives_what_the_rules_say(store, client):
     assert (life["state"], life["rollouts"][0]["arms"][0]["share"]) == ("candidate", 0.25)
 
 
-def test_roll_outs_are_listed_with_their_state_and_shown_with_their_progress(store, client):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
+@pytest.mark.usefixtures("rollout")
+def test_roll_outs_are_listed_with_their_state_and_shown_with_their_progress(client):
     (listed,) = client.get("/v1/roll-outs?cluster=pair&state=running").json()["items"]
     shown = client.get(f"/v1/roll-outs/{listed['id']}").json()
     assert {**shown, "progress": None} == {**listed, "progress": None}
@@ -305,18 +277,12 @@ def test_roll_outs_are_listed_with_their_state_and_shown_with_their_progress(sto
     assert client.get("/v1/roll-outs/none").status_code == 404
 
 
-def test_an_answer_names_the_roll_outs_that_the_request_ended(store, client):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
+def test_an_answer_names_the_roll_outs_that_the_request_ended(store, client, rollout):
     assert client.post("/v1/recommendations/a/pin", json={}).json()["ended_rollouts"] == [rollout.id]
     assert client.get("/v1/recommendations/a/state").json()["ended_rollouts"] == []
 
 
-def test_a_roll_out_is_paused_and_resumed(store, client):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    store.revisions.publish(sample_recommendation("b"))
-    (rollout,) = store.revisions.rollouts()
+def test_a_roll_out_is_paused_and_resumed(store, client, rollout):
     job = next(f"job {n}" for n in range(50) if rollout.start(f"job {n}", issued_s=0.0).recommendation == "b")
     path = f"/v1/roll-outs/{rollout.id}"
     assert client.post(f"{path}/pause", json={"why": "rack 7"}).json()["state"] == "paused"

@@ -26,17 +26,8 @@ OPERATIONS = [
     for operation in schemathesis.openapi.from_dict(create_app("sqlite://").openapi()).get_all_operations()
 ]
 INJECTED = (
-    "..%2f..%2fetc%2fpasswd",
-    "%00",
-    "%ff%fe",
-    "'%20OR%201=1--",
-    "%22%3E%3Cscript%3E",
-    "%0d%0aX-Evil:%201",
-    "%E2%80%AE",
-    "$(id)",
-    "{{7*7}}",
-    "%25s%25n",
-    "a" * 4000,
+    *("..%2f..%2fetc%2fpasswd", "%00", "%ff%fe", "'%20OR%201=1--", "%22%3E%3Cscript%3E", "%0d%0aX-Evil:%201"),
+    *("%E2%80%AE", "$(id)", "{{7*7}}", "%25s%25n", "a" * 4000),
 )
 
 

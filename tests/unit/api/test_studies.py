@@ -3,31 +3,19 @@
 import math
 from dataclasses import replace
 
+import pytest
 from fastapi.testclient import TestClient
 
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt_api.app import create_app
 
 
-def test_paging_visits_every_study_once(client):
-    seen, url = [], "/v1/studies?limit=1"
-    while url:
-        answer = client.get(url)
-        seen += [item["id"] for item in answer.json()["items"]]
-        assert ("link" in answer.headers) == (answer.json()["next_cursor"] is not None)
-        url = answer.links.get("next", {}).get("url")
-    assert sorted(seen) == ["5e1f00aa", "7a6bbb02", "bad00003"]
-
-
-def test_filters_are_kept_by_the_link_to_the_next_page(client):
-    answer = client.get("/v1/studies", params={"cluster": "leonardo", "limit": 1})
-    assert "cluster=leonardo" in answer.links["next"]["url"]
-
-
 def test_studies_are_filtered_by_cluster_and_model(client):
     items = client.get("/v1/studies?model=resnet101").json()["items"]
     assert [item["model"] for item in items] == ["resnet101"]
     assert client.get("/v1/studies?cluster=elsewhere").json()["items"] == []
+    answer = client.get("/v1/studies", params={"cluster": "leonardo", "limit": 1})
+    assert "cluster=leonardo" in answer.links["next"]["url"]
 
 
 def test_everything_about_a_study_says_whether_it_is_simulated(client):
@@ -72,9 +60,7 @@ def test_a_page_of_recommendations_reads_those_that_it_shows(empty_store, sample
     ids = [f"r{number:02}" for number in range(40)]
     for number, id in enumerate(ids):
         cluster = replace(samples.cluster(), nodes=4 if number % 8 == 7 else 2)
-        study = replace(samples.study(f"s{number:02}"), cluster=cluster)
-        empty_store.studies.open(study)
-        empty_store.revisions.publish(samples.recommendation(study, id))
+        samples.publish(empty_store, replace(samples.study(f"s{number:02}"), cluster=cluster), id)
     read, kind = [], type(empty_store.recommendations)
     find = kind.find
 
@@ -104,18 +90,16 @@ def test_a_recommendation_asked_for_with_an_unknown_name_is_not_an_empty_list(cl
     assert (bad["status"], bad["hint"]) == (422, "write it as 2.28.9")
 
 
-def test_an_interval_without_bound_is_still_json(empty_store, samples):
+def test_an_interval_without_bound_is_still_json(empty_store, empty_client, samples):
     """Too few blocks give an interval from 0 to infinity."""
-    study = samples.study()
-    empty_store.studies.open(study)
     unbounded = samples.verdict(Decision.KEEP_DEFAULT, 1.0, (0.0, math.inf))
     table = PolicyVerdict(policy=samples.POLICY, verdict=unbounded)
-    empty_store.revisions.publish(samples.recommendation(study, table=table))
-    with TestClient(create_app(empty_store)) as client:
-        document = client.get("/v1/recommendations").json()
-        assert document["items"][0]["table"]["verdict"]["interval"] == [0.0, None]
-        assert "unknown" in client.get("/").text
-        assert "unknown" in client.get(f"/studies/{study.id}").text
+    study = samples.publish(empty_store, samples.study(), plain=False, table=table).study
+    (item,) = empty_client.get("/v1/recommendations").json()["items"]
+    (cell,) = empty_client.get("/?format=json").json()["map"]["cells"]
+    assert item["table"]["verdict"]["interval"] == cell["verdict"]["interval"] == [0.0, None]
+    for page in ("/", f"/studies/{study}"):
+        assert "unknown" in empty_client.get(page).text
 
 
 def test_the_evidence_is_judged_again_from_the_trials(client, samples):
@@ -132,20 +116,6 @@ def test_a_study_without_a_verdict_has_no_evidence(client):
     assert "no verdict yet" in answer.json()["detail"]
 
 
-def test_trials_come_in_pages_that_lead_to_the_next(client):
-    whole = client.get("/v1/studies/5e1f00aa/trials?limit=500").json()
-    assert whole["next_cursor"] is None
-    seen, path = [], "/v1/studies/5e1f00aa/trials?limit=7"
-    while path:
-        answer = client.get(path)
-        seen += answer.json()["items"]
-        assert len(answer.json()["items"]) <= 7
-        path = answer.links.get("next", {}).get("url")
-    assert seen == whole["items"]
-    for wrong in ("limit=0", "limit=501", "cursor=-2", "page=2"):
-        assert client.get(f"/v1/studies/5e1f00aa/trials?{wrong}").status_code == 422
-
-
 def test_everything_about_recorded_times_names_system_and_source(filled_store, samples):
     there = replace(samples.cluster(), description="8 x A100, lab", sources=("a paper", "its tables"))
     recorded = replace(samples.study(id="4ec04ded", name="replayed"), simulated=False, launcher="replay", cluster=there)
@@ -157,27 +127,29 @@ def test_everything_about_recorded_times_names_system_and_source(filled_store, s
         assert f'title="{label}">recorded</span>' in client.get("/").text
 
 
-def test_every_list_has_pages_with_the_same_parameters(client):
-    for path in (
-        "/v1/clusters",
-        "/v1/workloads",
-        "/v1/studies",
-        "/v1/studies/5e1f00aa/trials",
-        "/v1/recommendations",
-        "/v1/history",
-        "/v1/history?cluster=leonardo",
-    ):
-        whole = client.get(f"{path}{'&' if '?' in path else '?'}limit=500").json()
-        assert whole["next_cursor"] is None, path
-        assert len(whole["items"]) >= 1, path
-        seen, following = [], f"{path}{'&' if '?' in path else '?'}limit=1"
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/clusters", "/v1/workloads", "/v1/studies", "/v1/studies/5e1f00aa/trials", "/v1/recommendations"),
+        *("/v1/history", "/v1/history?cluster=leonardo"),
+    ],
+)
+def test_every_list_has_pages_with_the_same_parameters(client, path):
+    path += "&" if "?" in path else "?"
+    whole = client.get(f"{path}limit=500").json()
+    assert whole["next_cursor"] is None
+    assert len(whole["items"]) >= 1
+    for limit in (1, 7):
+        seen, following = [], f"{path}limit={limit}"
         while following:
             answer = client.get(following)
             seen += answer.json()["items"]
+            assert len(answer.json()["items"]) <= limit
             following = answer.links.get("next", {}).get("url")
             assert bool(following) == (answer.json()["next_cursor"] is not None)
-        assert seen == whole["items"], path
-        assert client.get(f"{path}{'&' if '?' in path else '?'}cursor=no").status_code == 422, path
+        assert seen == whole["items"]
+    for wrong in ("cursor=no", "cursor=-2", "limit=0", "limit=501", "page=2"):
+        assert client.get(f"{path}{wrong}").status_code == 422, wrong
 
 
 def test_a_list_of_recommendations_has_their_states(client):

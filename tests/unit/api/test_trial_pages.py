@@ -25,14 +25,11 @@ NUMBER = re.compile(r'aria-label="Trial (\d+)"')
 
 
 @pytest.fixture
-def long_client(empty_store, samples):
+def long_client(empty_store, empty_client, samples):
     """A service with a study of two pages of trials."""
     study = samples.study()
-    empty_store.studies.open(study)
-    for trial in samples.search_trials(study, TRIALS_PER_PAGE + 5):
-        empty_store.trials.add(study.id, trial)
-    with TestClient(create_app(empty_store, fresh_s=0)) as client:
-        yield client
+    samples.open_study(empty_store, study, samples.search_trials(study, TRIALS_PER_PAGE + 5))
+    return empty_client
 
 
 def numbers(page):
@@ -48,31 +45,27 @@ def test_every_page_of_the_list_leads_to_every_trial(long_client):
 
 def test_the_list_is_filtered_and_sorted_by_the_store(empty_store, long_client):
     every = empty_store.trials.outline(ID)
+    by_time = sorted(every, key=lambda t: (t.score_us is None, t.score_us or 0, t.number))
     asked = {
-        "outcome=crashed": [t.number for t in every if t.result.outcome is Outcome.CRASHED],
-        "algorithm=tree": [t.number for t in every if t.setting.algorithm is Algorithm.TREE],
+        "outcome=crashed": [t for t in every if t.result.outcome is Outcome.CRASHED],
+        "algorithm=tree": [t for t in every if t.setting.algorithm is Algorithm.TREE],
         "phase=prove": [],
-        "phase=&outcome=timeout&message=&algorithm=": [9],
-        "sort=-number": [t.number for t in reversed(every)][:TRIALS_PER_PAGE],
-        "sort=time": [t.number for t in sorted(every, key=lambda t: (t.score_us is None, t.score_us or 0, t.number))][
-            :TRIALS_PER_PAGE
-        ],
+        "phase=&outcome=timeout&message=&algorithm=": [every[9]],
+        "sort=-number": every[: -TRIALS_PER_PAGE - 1 : -1],
+        "sort=time": by_time[:TRIALS_PER_PAGE],
     }
     for query, expected in asked.items():
-        assert numbers(long_client.get(f"/studies/{ID}?tab=trials&{query}").text) == expected, query
+        page = long_client.get(f"/studies/{ID}?tab=trials&{query}").text
+        assert numbers(page) == [t.number for t in expected], query
     assert "No trial matches" in long_client.get(f"/studies/{ID}?tab=trials&phase=prove").text
 
 
 def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
     message = empty_store.studies.get(ID).workload.messages[0].message
     part = empty_store.trials.select(ID, TrialFilter(message=message), limit=3)
-    expected = [
-        next(
-            m.time_us for m in empty_store.trials.get(ID, one.trial.number).result.measurements if m.message == message
-        )
-        for one in part.items
-    ]
-    assert [one.call_us for one in part.items] == expected
+    for item in part.items:
+        measured = empty_store.trials.get(ID, item.trial.number).result.measurements
+        assert [item.call_us] == [row.time_us for row in measured if row.message == message]
     assert (part.matching, part.total, part.failed) == (TRIALS_PER_PAGE + 3, TRIALS_PER_PAGE + 5, 2)
     page = long_client.get(f"/studies/{ID}", params={"tab": "trials", "message": message_key(message)}).text
     assert "Per call of all_reduce" in page
@@ -89,13 +82,7 @@ def test_links_keep_what_was_chosen(long_client):
 
 def test_the_page_of_a_trial(client, filled_store):
     page = client.get(f"/studies/{ID}/trials/0").text
-    for words in (
-        "Trial 0",
-        "SIMULATED",
-        "Samples by message as a table",
-        "Requested and used",
-        "as forced (simulated)",
-    ):
+    for words in ("Trial 0", "SIMULATED", "Samples by message as a table", "as forced (simulated)"):
         assert words in page
     failed = client.get(f"/studies/{ID}/trials/4").text
     assert "rank 3: &lt;script&gt;" in failed
@@ -105,27 +92,16 @@ def test_the_page_of_a_trial(client, filled_store):
     assert len(twin["messages"]) == len(filled_store.studies.get(ID).workload.messages)
 
 
-def test_no_page_of_a_whole_file_speaks_of_a_step(empty_store, samples):
+def test_no_page_of_a_whole_file_speaks_of_a_step(empty_store, empty_client, samples):
     study = samples.study()
     origin = replace(study.workload.provenance, whole_file=True)
     study = replace(study, workload=replace(study.workload, provenance=origin))
-    empty_store.studies.open(study)
-    search = samples.search_trials(study)
-    for row in [*search, *samples.verify_trials(study, first=len(search))]:
-        empty_store.trials.add(ID, row)
-    first = empty_store.revisions.publish(samples.recommendation(study))
-    second = empty_store.revisions.publish(samples.recommendation(study, id="0c0ffee2"))
-    with TestClient(create_app(empty_store)) as client:
-        pages = {
-            path: client.get(path).text
-            for path in (
-                f"/studies/{ID}",
-                f"/studies/{ID}?tab=search",
-                f"/studies/{ID}/trials/0",
-                f"/compare?revision={first.id}&revision={second.id}",
-            )
-        }
-    for path, page in pages.items():
+    samples.open_study(empty_store, study, samples.whole_trials(study))
+    for id in ("a", "b"):
+        empty_store.revisions.publish(samples.recommendation(study, id))
+    of_study = (f"/studies/{ID}{part}" for part in ("", "?tab=search", "/trials/0"))
+    for path in (*of_study, "/compare?revision=a&revision=b"):
+        page = empty_client.get(path).text
         assert "for the whole file" in page, path
         assert not re.findall(r"Calls / step|µs/step|\bper step\b|\bof the step\b|\ba step\b", page), path
 
@@ -139,43 +115,30 @@ def test_an_unknown_trial_is_a_404_and_an_invalid_number_refused(client):
         assert client.get(f"/studies/{ID}/trials/{number}").status_code == 422
 
 
-def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, samples):
+def test_a_launched_trial_shows_its_commands_and_repeats(empty_store, empty_client, samples):
     study = samples.study(launcher="slurm", simulated=False)
-    empty_store.studies.open(study)
     line = "env NCCL_ALGO=Ring srun all_reduce_perf --token '[removed]'"
-    for number in range(2):
-        one = samples.trial(number, samples.RING, study)
-        empty_store.trials.add(study.id, replace(one, repeat=number, result=replace(one.result, commands=(line,))))
+    one = samples.trial(0, samples.RING, study)
+    one = replace(one, result=replace(one.result, commands=(line,)))
+    samples.open_study(empty_store, study, [one, replace(one, number=1, repeat=1)])
     assert empty_store.trials.get(study.id, 1).result.commands == (line,)
-    with TestClient(create_app(empty_store, fresh_s=0)) as client:
-        page = client.get(f"/studies/{ID}/trials/1").text
+    page = empty_client.get(f"/studies/{ID}/trials/1").text
     assert "srun all_reduce_perf <span>--token</span> &#39;[removed]&#39;" in page
     assert f'<a href="/studies/{ID}/trials/0" aria-label="Trial 0">' in page
     assert "SIMULATED" not in page
 
 
-def test_a_table_that_was_confirmed_is_drawn_and_is_no_launch_of_the_default(empty_store, samples):
+def test_a_table_that_was_confirmed_is_drawn_and_is_no_launch_of_the_default(empty_store, empty_client, samples):
     study = samples.study(launcher="slurm", simulated=False)
-    empty_store.studies.open(study)
     rule = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING)
-    for number, setting in enumerate((DEFAULT, samples.RING, DEFAULT)):
-        phase = Phase.CONFIRM if number == 2 else Phase.SEARCH
-        one = samples.trial(number, setting, study, phase=phase, wobble=0.25 if number == 2 else 1.0)
-        empty_store.trials.add(study.id, replace(one, policy=Policy(rules=(rule,)) if number == 2 else None))
-    with TestClient(create_app(empty_store, fresh_s=0)) as client:
-        page = client.get(f"/studies/{ID}?tab=trials").text
-        view = client.get(f"/studies/{ID}?format=json").json()["view"]
+    confirmed = samples.trial(2, DEFAULT, study, phase=Phase.CONFIRM, wobble=0.25)
+    searched = [samples.trial(number, setting, study) for number, setting in enumerate((DEFAULT, samples.RING))]
+    samples.open_study(empty_store, study, [*searched, replace(confirmed, policy=Policy(rules=(rule,)))])
+    view = empty_client.get(f"/studies/{ID}?format=json").json()["view"]
     entries = {one["event"]: one["detail"] for one in view["log"]}
     assert "median of 1" in entries["NCCL default measured"]
     assert entries["Candidates confirmed"].startswith("the best policy (1 launch), because")
-    assert "policy of 1 rule" in page
-
-
-def test_the_study_has_a_json_twin(client):
-    twin = client.get(f"/studies/{ID}?format=json").json()
-    assert twin["view"]["study"]["id"] == ID
-    assert twin["view"]["study"]["simulated"] is True
-    assert twin["trials"]["part"]["items"][0].keys() == {"trial", "call_us"}
+    assert "policy of 1 rule" in empty_client.get(f"/studies/{ID}?tab=trials").text
 
 
 def test_all_trials_are_exported(client, filled_store):
@@ -199,13 +162,11 @@ def test_all_trials_are_exported(client, filled_store):
     assert len(list(csv.DictReader(io.StringIO(failed, newline="")))) == 1
 
 
-def test_a_cell_is_no_formula(empty_store, samples):
+def test_a_cell_is_no_formula(empty_store, empty_client, samples):
     study = samples.study()
-    empty_store.studies.open(study)
     one = samples.trial(0, samples.RING, study, outcome=Outcome.CRASHED)
-    empty_store.trials.add(study.id, replace(one, result=replace(one.result, detail="=HYPERLINK(1)\udc80")))
-    with TestClient(create_app(empty_store, fresh_s=0)) as client:
-        text = client.get(f"/studies/{ID}/trials?format=csv").text
+    samples.open_study(empty_store, study, [replace(one, result=replace(one.result, detail="=HYPERLINK(1)\udc80"))])
+    text = empty_client.get(f"/studies/{ID}/trials?format=csv").text
     (row,) = csv.DictReader(io.StringIO(text, newline=""))
     assert row["detail"] == "'=HYPERLINK(1)\\udc80"
 
@@ -220,8 +181,7 @@ def test_what_the_store_lists_is_bounded_and_whole(filled_store):
 
 def test_kept_outlines_belong_to_their_application(filled_store, empty_store, samples):
     """Two services of one process must not answer from each other's store."""
-    other = samples.study(reason="another store")
-    empty_store.studies.open(other)
+    samples.open_study(empty_store, samples.study(reason="another store"))
     with TestClient(create_app(filled_store)) as full, TestClient(create_app(empty_store)) as empty:
         assert "No trials yet." not in full.get(f"/studies/{ID}?tab=trials").text
         assert "No trials yet." in empty.get(f"/studies/{ID}?tab=trials").text
