@@ -101,7 +101,7 @@ class TestSqlite(StoreContract, *CONTRACTS):
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         assert {name for (name,) in self.execute(store_url, query)} == OUR_TABLES
         assert {name for (name,) in self.execute(store.optuna_url, query)} >= OPTUNA_TABLES
-        store.ping()
+        store.migration()
 
     def test_nothing_is_made_where_nothing_is_to_be_made(self, store_url, tmp_path):
         for way in READING:
@@ -249,7 +249,7 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         assert self.tables(store_url, "ncclt") == OUR_TABLES
         assert self.tables(store_url, "optuna") >= OPTUNA_TABLES
         assert self.tables(store_url, "public") == set()
-        store.ping()
+        store.migration()
 
     def test_another_programs_schema_is_left_alone(self, store_url):
         self.execute(store_url, "CREATE SCHEMA ncclt")
@@ -268,7 +268,7 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         for ask in asks:
             with pytest.raises(UsageError, match="no store can hold"):
                 ask()
-        store.ping()
+        store.migration()
 
     def test_before_the_migration_there_is_nothing(self, store_url):
         for way in READING:
@@ -311,10 +311,10 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         database.close()
 
     def test_a_lost_server_connection_is_an_error_and_then_mended(self, store, store_url):
-        store.ping()
+        store.migration()
         mine = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = "
         self.execute(store_url, f"{mine} current_database()")
-        store.ping()
+        store.migration()
         assert store.studies.page().items == ()
 
     def test_a_database_or_user_that_is_not_there_is_an_error(self, store_url):

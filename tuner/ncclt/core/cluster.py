@@ -108,14 +108,6 @@ class Cluster(Documented):
         return self.nodes * self.gpus_per_node
 
     @property
-    def pcie_gbps(self) -> float:
-        """Return the nominal bandwidth between one GPU and the ports, 1e9 bytes/s in one direction.
-
-        PCIe x16 of generation 3 before Ampere, 4 up to Ada, 5 from Hopper on.
-        """
-        return 16.0 if self.compute_capability < 80 else 32.0 if self.compute_capability < 90 else 64.0
-
-    @property
     def recorded_label(self) -> str:
         """Return the mark of results that were recorded here: system and source."""
         return ", ".join((f"recorded: {self.description or self.name}", *self.sources[:1]))

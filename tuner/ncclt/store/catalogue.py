@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic
 
@@ -12,7 +11,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.revision import Action, Actor
 from ncclt.core.workload import Workload
 from ncclt.errors import DuplicateError
-from ncclt.store.documents import stored, to_text
+from ncclt.store.documents import read_stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.history import note_event
 from ncclt.store.names import unknown_name
@@ -76,8 +75,7 @@ class Catalogue(StorePart, Generic[Entry]):
         return self.kind != "cluster" or self._is_visible(name)
 
     def _read(self, name: str, text: str) -> Entry:
-        with stored(f"the {self.kind} {name!r}"):
-            return self._record.from_document(json.loads(text))
+        return read_stored(self._record, f"the {self.kind} {name!r}", text)
 
     def _add(self, connection: Connection, entry: Entry, *, replace: bool) -> None:
         name = entry.name

@@ -11,14 +11,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from ncclt.core.documents import Documented
 from ncclt.errors import NccltError, StoreError
+
+Record = TypeVar("Record", bound=Documented)
 
 
 def to_text(document: Any) -> str:
     """Write a document as compact ASCII."""
     return json.dumps(document, separators=(",", ":"))
+
+
+def read_stored(record: type[Record], name: str, text: str, /, **columns: object) -> Record:
+    """Return the record of a stored document and of the fields that are columns; see `stored`."""
+    with stored(name):
+        return record.from_document(json.loads(text) | columns)
 
 
 @contextmanager

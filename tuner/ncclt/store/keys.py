@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from sqlalchemy import insert, select, update
@@ -10,7 +9,7 @@ from sqlalchemy import insert, select, update
 from ncclt.core.api_key import ApiKey
 from ncclt.core.revision import Action, Actor, shorten_reason
 from ncclt.errors import NotFoundError
-from ncclt.store.documents import stored, to_text
+from ncclt.store.documents import read_stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.history import note_event
 from ncclt.store.part import StorePart
@@ -73,5 +72,4 @@ class Keys(StorePart):
 
 
 def _read(id: str, document: str) -> ApiKey:
-    with stored(f"the key {id}"):
-        return ApiKey.from_document(json.loads(document))
+    return read_stored(ApiKey, f"the key {id}", document)

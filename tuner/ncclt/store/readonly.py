@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from ncclt.core.cluster import Cluster
 from ncclt.core.recommendation import Recommendation, changed_cluster, replaced_workload
 from ncclt.core.rollout import OPEN_STATES
 from ncclt.errors import StoreError, UsageError
-from ncclt.store.documents import stored
+from ncclt.store.documents import read_stored, stored
 from ncclt.store.location import BUSY_TIMEOUT_S, Location, no_store
 from ncclt.store.schema import VERSION_QUERY, known_revision
 
@@ -66,12 +67,7 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
     Raises:
         StoreError: the named file does not exist or cannot be read, or has another program's schema.
     """
-    rows: list[_Row] = _rows(location, _PUBLISHED, cluster, model)
-    with stored("a recommendation"):
-        published = [(Recommendation.from_document(json.loads(text)), check) for text, check, _, _ in rows]
-        digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in published) else ""
-        place = _cluster(rows[0][3]) if rows else None
-        return tuple(_with_staleness(r, check, digest, place) for r, check in published)
+    return _read_recommendations(model, _rows(location, _PUBLISHED, cluster, model))
 
 
 def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
@@ -87,14 +83,8 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[Roll
         return ()
     from ncclt.core.rollout import RollOut, group_arms
 
-    with stored("a roll-out"):
-        digest = _workload_digest(model, rows[0][2])
-        arms = [
-            (RollOut.from_document(json.loads(rollout)), Recommendation.from_document(json.loads(text)), check)
-            for text, check, _, _, rollout in rows
-        ]
-        place = _cluster(rows[0][3])
-        return group_arms((rollout, _with_staleness(r, check, digest, place)) for rollout, r, check in arms)
+    running = [read_stored(RollOut, "a roll-out", rollout) for *_, rollout in rows]
+    return group_arms(zip(running, _read_recommendations(model, [row[:4] for row in rows]), strict=True))
 
 
 def read_rules(location: Location, cluster: str) -> ClusterRules:
@@ -108,8 +98,7 @@ def read_rules(location: Location, cluster: str) -> ClusterRules:
     rows: list[tuple[str]] = _rows(location, _RULES, cluster)
     if not rows:
         return ClusterRules(cluster=cluster)
-    with stored(f"what the cluster {cluster} requires"):
-        return ClusterRules.from_document(json.loads(rows[0][0]))
+    return read_stored(ClusterRules, f"what the cluster {cluster} requires", rows[0][0])
 
 
 def read_ticket_secret(location: Location) -> str:
@@ -133,22 +122,24 @@ def read_names(location: Location) -> list[tuple[str, str]]:
     return _rows(location, _NAMES)
 
 
-def _with_staleness(
-    recommendation: Recommendation, check: str | None, digest: str, place: Cluster | None
-) -> Recommendation:
-    stale = ""
-    if check is not None:
-        from ncclt.core.recheck import Recheck
-
-        stale = Recheck.from_document(json.loads(check)).staleness
-    return replace(
-        recommendation,
-        stale=stale or replaced_workload(recommendation, digest) or changed_cluster(recommendation, place),
-    )
+def _read_recommendations(model: str, rows: Sequence[_Row]) -> tuple[Recommendation, ...]:
+    """Return the recommendations of the rows of one pair, each with the reason why it is stale."""
+    with stored("a recommendation"):
+        published = [(Recommendation.from_document(json.loads(text)), check) for text, check, _, _ in rows]
+        digest = _workload_digest(model, rows[0][2]) if any(r.source_digest for r, _ in published) else ""
+        place = Cluster.from_document(json.loads(rows[0][3])) if rows and rows[0][3] is not None else None
+        return tuple(
+            replace(r, stale=_staleness(check) or replaced_workload(r, digest) or changed_cluster(r, place))
+            for r, check in published
+        )
 
 
-def _cluster(document: str | None) -> Cluster | None:
-    return None if document is None else Cluster.from_document(json.loads(document))
+def _staleness(check: str | None) -> str:
+    if check is None:
+        return ""
+    from ncclt.core.recheck import Recheck
+
+    return Recheck.from_document(json.loads(check)).staleness
 
 
 def _workload_digest(name: str, added: str | None) -> str:
@@ -164,19 +155,19 @@ def _workload_digest(name: str, added: str | None) -> str:
 
 
 def _rows(location: Location, query: str, *values: str) -> list[Any]:
-    """Return the answer to a query; none where the user has no store yet."""
+    """Return the answer to a query, no rows where the user has no store yet; refuse a named one that does not exist."""
     assert location.path is not None
     location.require_database_file()
-    if not location.path.exists():
-        return _nothing(location)
+    rows = None
     try:
         try:
-            return _select(location, "ro", query, values)
+            if location.path.exists():
+                rows = _select(location, "ro", query, values)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode not in _RECOVERY_NEEDED:
                 raise
             # A process was killed while it wrote: only a writable connection can roll its transaction back.
-            return _select(location, "rw", query, values)
+            rows = _select(location, "rw", query, values)
     except UnicodeEncodeError as error:
         raise UsageError(f"no store can hold such a name: {error}", hint="check names and ids") from error
     except sqlite3.Error as error:
@@ -184,9 +175,13 @@ def _rows(location: Location, query: str, *values: str) -> list[Any]:
             f"{location.path} cannot be read as a store of ncclt: {error}",
             hint="check the path and its permissions, or name another store with --storage",
         ) from error
+    if rows is None and not location.is_default:
+        raise no_store(location)
+    return rows or []
 
 
-def _select(location: Location, mode: str, query: str, values: tuple[str, ...]) -> list[Any]:
+def _select(location: Location, mode: str, query: str, values: tuple[str, ...]) -> list[Any] | None:
+    """Return the answer to a query; None where there are no tables yet."""
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
         connection.execute("BEGIN")  # no migration may come between the two queries
@@ -196,13 +191,5 @@ def _select(location: Location, mode: str, query: str, values: tuple[str, ...]) 
             row = connection.execute(VERSION_QUERY).fetchone()
             return row and str(row[0])
 
-        if known_revision(str(location.path), tables=tables, read=read):
-            return connection.execute(query, values).fetchall()
-    return _nothing(location)
-
-
-def _nothing(location: Location) -> list[Any]:
-    """Return no rows for the user's own store; refuse a named one that does not exist."""
-    if not location.is_default:
-        raise no_store(location)
-    return []
+        is_made = known_revision(str(location.path), tables=tables, read=read)
+        return connection.execute(query, values).fetchall() if is_made else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from ncclt.core.revision import RevisionState
 from ncclt.core.rollout import OPEN_STATES, RolledOut, RollOut, group_arms
 from ncclt.core.trial import TimesOrigin
 from ncclt.core.workload import Workload
-from ncclt.store.documents import stored
+from ncclt.store.documents import read_stored
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned, is_running
 from ncclt.store.names import unknown_recommendation
@@ -162,8 +161,7 @@ class Recommendations(StorePart):
         query = select(*columns).select_from(joined).where(*_is_open_rollout(cluster, model))
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(rollouts.c.sequence)).all()
-            with stored("a roll-out"):
-                running = [RollOut.from_document(json.loads(row.rollout)) for row in rows]
+            running = [read_stored(RollOut, "a roll-out", row.rollout) for row in rows]
             return group_arms(zip(running, self._read(connection, rows), strict=True))
 
     @unscoped
@@ -361,31 +359,26 @@ def _read_all(connection: Connection, sequences: Iterable[int]) -> tuple[Recomme
 @lru_cache(maxsize=2048)
 def read_recommendation(id: str, document: str) -> Recommendation:
     """Return the recommendation of a stored document, which never changes; an overview needs hundreds of them."""
-    with stored(f"the recommendation {id}"):
-        return Recommendation.from_document(json.loads(document))
+    return read_stored(Recommendation, f"the recommendation {id}", document)
 
 
 def with_staleness(
     connection: Connection, published: Sequence[Recommendation], shipped: Shipped
 ) -> tuple[Recommendation, ...]:
     """Return recommendations with the reason why they are no longer served, in their order."""
-    stale = [
-        row
+    checked = {
+        row.recommendation: read_stored(Recheck, f"the recheck {row.id}", row.document).staleness
         for row in newest_records(connection, "recheck", [r.id for r in published])
         if row.word == Freshness.STALE.value
-    ]
-    checked = {}
-    for row in stale:
-        with stored(f"the recheck {row.id}"):
-            checked[row.recommendation] = Recheck.from_document(json.loads(row.document)).staleness
+    }
     digests = {
         name: _workload_digest(connection, shipped, name) for name in {r.model for r in published if r.source_digest}
     }
     added = clusters.c.name.in_(sorted({r.cluster for r in published}))  # shipped ones never change
-    places = {}
-    for name, text in connection.execute(select(clusters.c.name, clusters.c.document).where(added)):
-        with stored(f"the cluster {name!r}"):
-            places[name] = Cluster.from_document(json.loads(text))
+    places = {
+        name: read_stored(Cluster, f"the cluster {name!r}", text)
+        for name, text in connection.execute(select(clusters.c.name, clusters.c.document).where(added))
+    }
     shapes = {(r.cluster, r.fingerprint): r for r in published}
     changed = {shape: changed_cluster(r, places.get(r.cluster)) for shape, r in shapes.items()}
     answers = []
@@ -412,7 +405,4 @@ def _workload_digest(connection: Connection, shipped: Shipped, name: str) -> str
     if name in shipped.workloads:
         return shipped.workloads[name].digest()
     text = connection.execute(select(workloads.c.document).where(workloads.c.name == name)).scalar()
-    if text is None:
-        return ""
-    with stored(f"the workload {name!r}"):
-        return Workload.from_document(json.loads(text)).digest()
+    return "" if text is None else read_stored(Workload, f"the workload {name!r}", text).digest()

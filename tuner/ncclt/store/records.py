@@ -5,7 +5,6 @@ All are rows of one table: a kind, the columns that are searched by, and the doc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import TypeVar
 
@@ -18,7 +17,7 @@ from ncclt.core.revision import Actor
 from ncclt.core.ticket import Ticket
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError
-from ncclt.store.documents import stored, to_text
+from ncclt.store.documents import read_stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.names import unknown_recommendation
 from ncclt.store.part import StorePart, unscoped
@@ -199,11 +198,8 @@ def _find(
         query = query.where(records.c.recommendation.in_(list(of)))
     for column, names in wanted.items():
         query = query.where(*is_named(records.c[column], names))
-    documents = []
-    for row in connection.execute(query.order_by(records.c.sequence.desc()).limit(limit)):
-        with stored(f"the {KINDS[kind]} {row.id}"):
-            documents.append(kind.from_document(json.loads(row.document)))
-    return tuple(documents)
+    rows = connection.execute(query.order_by(records.c.sequence.desc()).limit(limit))
+    return tuple(read_stored(kind, f"the {KINDS[kind]} {row.id}", row.document) for row in rows)
 
 
 def _use_ticket(connection: Connection, ticket: Ticket, attestation: str, sent_by: dict[str, str]) -> None:

@@ -6,7 +6,6 @@ the change go its entry in the history and the note that answers changed.
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -46,7 +45,7 @@ from ncclt.core.rollout import (
 from ncclt.core.study import Study
 from ncclt.core.verification import Verification
 from ncclt.errors import ConflictError, StoreError, UsageError
-from ncclt.store.documents import stored, to_text
+from ncclt.store.documents import read_stored, stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.history import note_event
 from ncclt.store.names import unknown_recommendation, unknown_rollout
@@ -1064,8 +1063,7 @@ def _rules(connection: Connection, cluster: str) -> ClusterRules:
 
 
 def _read_rules(cluster: str, document: str) -> ClusterRules:
-    with stored(f"what the cluster {cluster} requires"):
-        return ClusterRules.from_document(json.loads(document))
+    return read_stored(ClusterRules, f"what the cluster {cluster} requires", document)
 
 
 def _open_rollouts(connection: Connection, cluster: str, model: str) -> tuple[RollOut, ...]:
@@ -1077,8 +1075,7 @@ def _open_rollouts(connection: Connection, cluster: str, model: str) -> tuple[Ro
 
 def _read_rollout(id: str, document: str) -> RollOut:
     """Return the roll-out of a stored document."""
-    with stored(f"the roll-out {id}"):
-        return RollOut.from_document(json.loads(document))
+    return read_stored(RollOut, f"the roll-out {id}", document)
 
 
 def _find_job_decision(connection: Connection, cluster: str, job: str) -> tuple[str, str] | None:

@@ -138,12 +138,6 @@ class Store:
 
     @unscoped
     @repeatable
-    def ping(self) -> None:
-        """Query the database; StoreError if it cannot be reached."""
-        migration(self._database)
-
-    @unscoped
-    @repeatable
     def require_writable(self) -> None:
         """Raise StoreError unless a row can be written now; for callers that measure first and store at the end."""
         self._database.try_writing()

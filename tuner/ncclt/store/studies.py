@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, lit
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Study, StudyEntry, StudyPage, StudyState
 from ncclt.errors import NotFoundError, UsageError
-from ncclt.store.documents import stored, to_text
+from ncclt.store.documents import read_stored, stored, to_text
 from ncclt.store.failures import repeatable
 from ncclt.store.leases import ABANDONED, abandoned, is_running, register
 from ncclt.store.names import unknown_name
@@ -277,8 +277,8 @@ def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Study]:
     dead = abandoned(connection) if any(row.state == running for row in rows) else frozenset()
     studies_read = []
     for row in rows:
-        with stored(f"the study {row.name!r}"):
-            study = Study.from_document(json.loads(row.document) | {name: getattr(row, name) for name in _COLUMNS})
+        columns = {name: getattr(row, name) for name in _COLUMNS}
+        study = read_stored(Study, f"the study {row.name!r}", row.document, **columns)
         if study.state is StudyState.RUNNING and study.id in dead:
             study = replace(study, state=StudyState.INTERRUPTED, reason=ABANDONED)
         studies_read.append(study)

@@ -13,11 +13,10 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, not_, or_, select, update
 
 from ncclt.core.algorithms import Algorithm
-from ncclt.core.message import Collective, Message
-from ncclt.core.policy import Policy
-from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, Trial
-from ncclt.core.trial import Measurement, Outcome, TrialResult
+from ncclt.core.message import Message
+from ncclt.core.setting import DEFAULT
+from ncclt.core.study import Phase, Trial
+from ncclt.core.trial import Measurement, Outcome
 from ncclt.errors import NotFoundError
 from ncclt.store.documents import stored, to_text
 from ncclt.store.failures import repeatable
@@ -200,10 +199,9 @@ class Trials(StorePart):
             matching = connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
             items = []
             for row in connection.execute(query.order_by(*_sort_columns(order)).offset(skip).limit(limit)):
-                with stored(f"trial {row.number} of study {study_id}"):
-                    samples = json.loads(row.samples_us) if only.message is not None else ()
-                    call_us = statistics.median(samples) if samples else None
-                    items.append(ListedTrial(trial=_trial(row), call_us=call_us))
+                samples = json.loads(row.samples_us) if only.message is not None else ()
+                call_us = statistics.median(samples) if samples else None
+                items.append(ListedTrial(trial=_read_trial(row), call_us=call_us))
             return TrialPart(items=tuple(items), matching=matching, total=total, failed=total - scored)
 
     @contextmanager
@@ -226,22 +224,13 @@ class Trials(StorePart):
             return ()
         between = measurements.c.number.between(rows[0].number, rows[-1].number)
         measured = self._measured(connection, study_id, between)
-        trials_read = []
-        for row in rows:
-            with stored(f"trial {row.number} of study {study_id}"):
-                trials_read.append(_trial(row, tuple(measured[row.number])))
-        return tuple(trials_read)
+        return tuple(_read_trial(row, tuple(measured[row.number])) for row in rows)
 
     def _outline(
         self, connection: Connection, study_id: str, *only: ColumnElement[bool], limit: int | None = None
     ) -> tuple[Trial, ...]:
         query = select(trials).where(trials.c.study == study_id, *only)
-        settings: dict[str, Setting] = {}
-        outline = []
-        for row in connection.execute(query.order_by(trials.c.number).limit(limit)):
-            with stored(f"trial {row.number} of study {study_id}"):
-                outline.append(_trial(row, (), settings))
-        return tuple(outline)
+        return tuple(map(_read_trial, connection.execute(query.order_by(trials.c.number).limit(limit))))
 
     def _with_measurements(
         self, connection: Connection, study_id: str, outline: Collection[Trial]
@@ -261,86 +250,44 @@ class Trials(StorePart):
         measured: dict[int, list[Measurement]] = defaultdict(list)
         query = select(measurements).where(measurements.c.study == study_id, numbers)
         for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
-            with stored(f"trial {row.number} of study {study_id}"):
-                measured[row.number].append(_measurement(row))
+            measured[row.number].append(_read_measurement(row))
         return measured
 
 
-_OF_TRIAL = ("repeat", "block", "proof")
-_OF_RESULT = ("detail", "wall_s", "place", "by_plugin")
-_OF_MEASUREMENT = ("wrong", "interpolated", "measured_bytes", "bits")
-"""Fields in the document of a trial, and in columns of a measurement, as they are."""
+_COLUMNS = ("number", "phase", "outcome", "score_us", "started")
+_MESSAGE_COLUMNS = ("collective", "dtype", "size_bytes", "group_size", "spans_nodes")
+_MEASURED_COLUMNS = ("wrong", "interpolated", "measured_bytes", "bits")
+"""Fields of a trial, a message and a measurement that are columns."""
 
 
 def trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
     """Return the row of a trial."""
-    result = trial.result
-    document = {
-        "setting": trial.setting.to_document(),
-        "arm": trial.arm,
-        **{name: getattr(trial, name) for name in _OF_TRIAL},
-        **{name: getattr(result, name) for name in _OF_RESULT},
-        "warm": result.persistent,
-        **({"commands": result.commands} if result.commands else {}),
-        **({"policy": trial.policy.to_document()} if trial.policy is not None else {}),
-    }
-    return {
-        "study": study_id,
-        "number": trial.number,
-        "phase": trial.phase.value,
-        "setting": trial.setting.digest(),
-        "outcome": result.outcome.value,
-        "score_us": trial.score_us,
-        "started": trial.started,
-        "document": to_text(document),
-    }
+    document = replace(trial, result=replace(trial.result, measurements=())).to_document()
+    columns = {name: document.pop(name) for name in _COLUMNS}
+    return {"study": study_id, "setting": trial.setting.digest(), "document": to_text(document), **columns}
 
 
-def _trial(row: Row[Any], measured: tuple[Measurement, ...] = (), settings: dict[str, Setting] | None = None) -> Trial:
-    """Read a trial; `settings` keeps each setting by its digest where many trials share a few."""
-    document = json.loads(row.document)
-    settings = {} if settings is None else settings
-    if row.setting not in settings:
-        settings[row.setting] = Setting.from_document(document["setting"])
-    result = TrialResult(
-        outcome=Outcome(row.outcome),
-        measurements=measured,
-        persistent=document["warm"],
-        commands=tuple(document.get("commands", ())),  # only where something was launched
-        **{name: document[name] for name in _OF_RESULT},
-    )
-    return Trial(
-        number=row.number,
-        phase=Phase(row.phase),
-        setting=settings[row.setting],
-        result=result,
-        score_us=row.score_us,
-        arm=Arm(document["arm"]) if document["arm"] else None,
-        started=row.started,
-        policy=Policy.from_document(document["policy"]) if "policy" in document else None,
-        **{name: document[name] for name in _OF_TRIAL},
-    )
+def _read_trial(row: Row[Any], measured: tuple[Measurement, ...] = ()) -> Trial:
+    columns = {name: row._mapping[name] for name in _COLUMNS}
+    with stored(f"trial {row.number} of study {row.study}"):
+        document = json.loads(row.document)
+        document.setdefault("persistent", document["warm"])  # as older versions stored it
+        trial = Trial.from_document(document | columns)
+        return replace(trial, result=replace(trial.result, measurements=measured))
 
 
 def measurement_row(study_id: str, number: int, position: int, measurement: Measurement) -> dict[str, Any]:
     """Return the row of a measurement."""
-    columns = {name: getattr(measurement, name) for name in _OF_MEASUREMENT}
+    columns = {name: getattr(measurement, name) for name in _MEASURED_COLUMNS}
     samples = {"samples_us": to_text(measurement.samples_us)}
     place = {"study": study_id, "number": number, "position": position}
     return place | measurement.message.to_document() | columns | samples
 
 
-def _measurement(row: Row[Any]) -> Measurement:
-    message = Message(
-        collective=Collective(row.collective),
-        dtype=row.dtype,
-        size_bytes=row.size_bytes,
-        group_size=row.group_size,
-        spans_nodes=row.spans_nodes,
-    )
-    samples_us = tuple(float(sample) for sample in json.loads(row.samples_us))
-    columns = {name: row._mapping[name] for name in _OF_MEASUREMENT}
-    return Measurement(message=message, samples_us=samples_us, **columns)
+def _read_measurement(row: Row[Any]) -> Measurement:
+    columns = {name: row._mapping[name] for name in (*_MESSAGE_COLUMNS, *_MEASURED_COLUMNS)}
+    with stored(f"trial {row.number} of study {row.study}"):
+        return Measurement.from_document({**columns, "samples_us": json.loads(row.samples_us)})
 
 
 def _filter_trials(study_id: str, only: TrialFilter) -> Select[Any]:
