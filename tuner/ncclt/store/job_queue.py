@@ -25,7 +25,7 @@ from dbos import error as dbos_error
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.recommendation import Recommendation
+from ncclt.core.recommendation import SHAPE_PARTS, Recommendation
 from ncclt.core.tuning_job import JobEvent, JobResult, JobState, JobStatus, StaleJob, TuningJob
 from ncclt.errors import (
     ConflictError,
@@ -196,13 +196,7 @@ class JobQueue:
         listed: list[JobStatus] = []
         start = 0
         while after is not None or len(listed) < offset + limit:
-            page = self._listed(
-                name=_WORKFLOW,
-                status=named or None,
-                sort_desc=True,
-                limit=_PAGE,
-                offset=start,
-            )
+            page = self._listed(name=_WORKFLOW, status=named or None, sort_desc=True, limit=_PAGE, offset=start)
             # A cancelled job is in no queue any more, so that DBOS cannot look for a cluster's.
             listed += [
                 status
@@ -390,14 +384,8 @@ def _submit_stale(
     unfinished: Sequence[JobStatus],
     now: str,
 ) -> StaleJob:
-    measured = recommendation.fingerprint
-    shape: dict[str, Any] = {
-        "cluster": recommendation.cluster,
-        "model": recommendation.model,
-        "nodes": measured.nodes,
-        "gpus_per_node": measured.gpus_per_node,
-        "nccl_version": measured.nccl_version,
-    }
+    shape: dict[str, Any] = {part: getattr(recommendation.fingerprint, part) for part in SHAPE_PARTS}
+    shape |= {"cluster": recommendation.cluster, "model": recommendation.model}
     renewal = StaleJob(recommendation=recommendation.id, stale=recommendation.stale, **shape)
     try:
         place = store.clusters.get(recommendation.cluster)

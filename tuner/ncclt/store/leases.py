@@ -12,7 +12,6 @@ import socket
 import uuid
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, inser
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, StudyState
 from ncclt.core.trial import Outcome
+from ncclt.store.clock import utc_now
 from ncclt.store.database import now_s
 from ncclt.store.documents import to_text
 from ncclt.store.failures import repeatable
@@ -194,9 +194,8 @@ def _end_if_abandoned(connection: Connection, study_id: str) -> None:
     text = connection.execute(select(studies.c.document).where(*running)).scalar()
     if text is not None and not connection.scalar(select(_of(study_id).exists())):
         document = to_text(json.loads(text) | {"reason": ABANDONED})
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         state = StudyState.INTERRUPTED.value
-        connection.execute(update(studies).where(*running).values(state=state, updated=now, document=document))
+        connection.execute(update(studies).where(*running).values(state=state, updated=utc_now(), document=document))
 
 
 def close_claim(connection: Connection, study_id: str, number: int, *, worker: str) -> int:

@@ -34,21 +34,24 @@ _COLUMNS = """
     (SELECT document FROM workloads WHERE name = r.model), (SELECT document FROM clusters WHERE name = r.cluster)
 """
 _OPEN = ", ".join(f"'{state}'" for state in OPEN_STATES)
-_PUBLISHED = f"""
-    SELECT {_COLUMNS} FROM recommendations AS r WHERE r.sequence IN (
-        SELECT sequence FROM recommendations WHERE cluster = ?1 AND model = ?2 AND state = 'active'
+NEWEST = f"""
+    FROM recommendations AS r WHERE r.sequence IN (
+        SELECT sequence FROM recommendations WHERE cluster = :cluster AND model = :model AND state = 'active'
         UNION ALL SELECT c.sequence FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id
         JOIN recommendations AS c ON c.id = a.recommendation
-        WHERE o.cluster = ?1 AND o.model = ?2 AND o.state IN ({_OPEN}) AND o.control = '')
+        WHERE o.cluster = :cluster AND o.model = :model AND o.state IN ({_OPEN}) AND o.control = '')
     ORDER BY r.sequence DESC
 """  # noqa: S608  no input
-_ROLLED_OUT = f"""
-    SELECT {_COLUMNS}, o.document FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id
-    JOIN recommendations AS r ON r.id = a.recommendation
-    WHERE o.cluster = ? AND o.model = ? AND o.state IN ({_OPEN}) ORDER BY o.sequence
-"""  # noqa: S608  no input
+"""The revisions of a pair that jobs can be given, as of `Recommendations.newest`, which reads them by it too."""
+
+ROLLED_OUT = f"""
+    FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id JOIN recommendations AS r ON r.id = a.recommendation
+    WHERE o.cluster = :cluster AND o.model = :model AND o.state IN ({_OPEN}) ORDER BY o.sequence
+"""
+"""The arms of the open roll-outs of a pair, as of `Recommendations.rolled_out`."""
+
 _TICKET_SECRET = "SELECT value FROM secrets WHERE name = 'tickets'"  # noqa: S105  a query
-_RULES = "SELECT document FROM cluster_rules WHERE cluster = ?"
+_RULES = "SELECT document FROM cluster_rules WHERE cluster = :cluster"
 
 _NAMES = """
     SELECT 'cluster', name FROM clusters UNION SELECT 'cluster', cluster FROM recommendations
@@ -67,7 +70,7 @@ def read_published(location: Location, *, cluster: str, model: str) -> tuple[Rec
     Raises:
         StoreError: the named file does not exist or cannot be read, or has another program's schema.
     """
-    return _read_recommendations(model, _rows(location, _PUBLISHED, cluster, model))
+    return _read_recommendations(model, _rows(location, f"SELECT {_COLUMNS} {NEWEST}", cluster=cluster, model=model))
 
 
 def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
@@ -78,7 +81,10 @@ def read_rollouts(location: Location, *, cluster: str, model: str) -> tuple[Roll
     Raises:
         StoreError: as for `read_published`.
     """
-    rows: list[tuple[str, str | None, str | None, str | None, str]] = _rows(location, _ROLLED_OUT, cluster, model)
+    query = f"SELECT {_COLUMNS}, o.document {ROLLED_OUT}"
+    rows: list[tuple[str, str | None, str | None, str | None, str]] = _rows(
+        location, query, cluster=cluster, model=model
+    )
     if not rows:
         return ()
     from ncclt.core.rollout import RollOut, group_arms
@@ -95,7 +101,7 @@ def read_rules(location: Location, cluster: str) -> ClusterRules:
     """
     from ncclt.core.revision import ClusterRules
 
-    rows: list[tuple[str]] = _rows(location, _RULES, cluster)
+    rows: list[tuple[str]] = _rows(location, _RULES, cluster=cluster)
     if not rows:
         return ClusterRules(cluster=cluster)
     return read_stored(ClusterRules, f"what the cluster {cluster} requires", rows[0][0])
@@ -154,7 +160,7 @@ def _workload_digest(name: str, added: str | None) -> str:
     return Workload.from_document(json.loads(text)).digest() if text is not None else ""
 
 
-def _rows(location: Location, query: str, *values: str) -> list[Any]:
+def _rows(location: Location, query: str, **values: str) -> list[Any]:
     """Return the answer to a query, no rows where the user has no store yet; refuse a named one that does not exist."""
     assert location.path is not None
     location.require_database_file()
@@ -180,7 +186,7 @@ def _rows(location: Location, query: str, *values: str) -> list[Any]:
     return rows or []
 
 
-def _select(location: Location, mode: str, query: str, values: tuple[str, ...]) -> list[Any] | None:
+def _select(location: Location, mode: str, query: str, values: dict[str, str]) -> list[Any] | None:
     """Return the answer to a query; None where there are no tables yet."""
     uri = location.sqlite_uri(mode)
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, func, insert, select, text
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import SHAPE_PARTS, Recommendation, changed_cluster, replaced_workload
 from ncclt.core.revision import RevisionState
-from ncclt.core.rollout import OPEN_STATES, RolledOut, RollOut, group_arms
+from ncclt.core.rollout import RolledOut, RollOut, group_arms
 from ncclt.core.trial import TimesOrigin
 from ncclt.core.workload import Workload
 from ncclt.store.documents import read_stored
@@ -22,6 +22,7 @@ from ncclt.store.failures import repeatable
 from ncclt.store.leases import abandoned, is_running
 from ncclt.store.names import unknown_recommendation
 from ncclt.store.part import Shipped, StorePart, unscoped
+from ncclt.store.readonly import NEWEST, ROLLED_OUT
 from ncclt.store.tables import (
     Names,
     changes,
@@ -29,8 +30,6 @@ from ncclt.store.tables import (
     is_named,
     recommendations,
     records,
-    rollout_arms,
-    rollouts,
     split_named,
     studies,
     workloads,
@@ -138,29 +137,18 @@ class Recommendations(StorePart):
         """
         if not self._is_visible(cluster):
             return ()
-        table = recommendations.c
-        of = (table.cluster == cluster, table.model == model)
-        alone = (*_is_open_rollout(cluster, model), rollouts.c.control == "")
-        wanted = union_all(
-            select(table.sequence).where(*of, table.state == RevisionState.ACTIVE.value),
-            select(table.sequence).where(
-                *of, table.id.in_(select(rollout_arms.c.recommendation).select_from(_ARMS_JOINED).where(*alone))
-            ),
-        )
-        query = select(table.id, table.document).where(table.sequence.in_(wanted)).order_by(table.sequence.desc())
+        query = text(f"SELECT r.id, r.document {NEWEST}")
         with self._database.reading() as connection:
-            return self._read(connection, connection.execute(query).all())
+            return self._read(connection, connection.execute(query, {"cluster": cluster, "model": model}).all())
 
     @repeatable
     def rolled_out(self, *, cluster: str, model: str) -> tuple[RolledOut, ...]:
         """Return the open roll-outs of a pair, each with the revisions of its arms."""
         if not self._is_visible(cluster):
             return ()
-        joined = _ARMS_JOINED.join(recommendations, recommendations.c.id == rollout_arms.c.recommendation)
-        columns = (recommendations.c.id, recommendations.c.document, rollouts.c.document.label("rollout"))
-        query = select(*columns).select_from(joined).where(*_is_open_rollout(cluster, model))
+        query = text(f"SELECT r.id, r.document, o.document AS rollout {ROLLED_OUT}")
         with self._database.reading() as connection:
-            rows = connection.execute(query.order_by(rollouts.c.sequence)).all()
+            rows = connection.execute(query, {"cluster": cluster, "model": model}).all()
             running = [read_stored(RollOut, "a roll-out", row.rollout) for row in rows]
             return group_arms(zip(running, self._read(connection, rows), strict=True))
 
@@ -307,14 +295,6 @@ def note_change(connection: Connection, *, cluster: str = "", model: str) -> Non
     connection.execute(insert(changes).values(cluster=cluster, model=model, number=last + 1))
 
 
-_ARMS_JOINED = rollouts.join(rollout_arms, rollout_arms.c.rollout == rollouts.c.id)
-
-
-def _is_open_rollout(cluster: str, model: str) -> tuple[ColumnElement[bool], ...]:
-    table = rollouts.c
-    return (table.cluster == cluster, table.model == model, table.state.in_(OPEN_STATES))
-
-
 def find_active(
     connection: Connection, *, model: str | None = None, cluster: str | None = None
 ) -> tuple[Recommendation, ...]:
@@ -376,8 +356,8 @@ def with_staleness(
     }
     added = clusters.c.name.in_(sorted({r.cluster for r in published}))  # shipped ones never change
     places = {
-        name: read_stored(Cluster, f"the cluster {name!r}", text)
-        for name, text in connection.execute(select(clusters.c.name, clusters.c.document).where(added))
+        name: read_stored(Cluster, f"the cluster {name!r}", document)
+        for name, document in connection.execute(select(clusters.c.name, clusters.c.document).where(added))
     }
     shapes = {(r.cluster, r.fingerprint): r for r in published}
     changed = {shape: changed_cluster(r, places.get(r.cluster)) for shape, r in shapes.items()}
@@ -404,5 +384,5 @@ def _workload_digest(connection: Connection, shipped: Shipped, name: str) -> str
     """Return the digest of a workload; empty for one that was removed, which is not a replacement."""
     if name in shipped.workloads:
         return shipped.workloads[name].digest()
-    text = connection.execute(select(workloads.c.document).where(workloads.c.name == name)).scalar()
-    return "" if text is None else read_stored(Workload, f"the workload {name!r}", text).digest()
+    added = connection.execute(select(workloads.c.document).where(workloads.c.name == name)).scalar()
+    return "" if added is None else read_stored(Workload, f"the workload {name!r}", added).digest()

@@ -29,7 +29,6 @@ from ncclt.core.revision import (
 )
 from ncclt.core.rollout import (
     MAX_COST,
-    MOST_ARMS,
     OPEN_STATES,
     ArmState,
     JobStart,
@@ -210,7 +209,7 @@ class Revisions(StorePart):
         the arms of one roll-out, with equal shares; where the rules set none, the control gets as many jobs as an arm.
 
         Args:
-            arms: ids of further candidates, up to `MOST_ARMS` together.
+            arms: ids of further candidates, up to `ncclt.core.rollout.MOST_ARMS` together.
             by: who approves, and why; where the cluster requires it, another person than the publisher.
             percent: of the jobs that get one of them; None = as the rules of their cluster say.
             loss_limit: loss of step time beyond which an arm is dropped, likewise.
@@ -219,7 +218,6 @@ class Revisions(StorePart):
         Raises:
             UsageError: a number is out of range, or the candidates are for different jobs.
         """
-        _require_shares((id, *arms), percent=percent, loss_limit=loss_limit)
         with self._changing(by) as change:
             connection = change.connection
             rows = [self._candidate(connection, id) for id in (id, *arms)]
@@ -254,24 +252,23 @@ class Revisions(StorePart):
     def activate(self, id: str, by: Actor) -> tuple[str, ...]:
         """Give a candidate that awaits nothing to all jobs; return the ids of the roll-outs that this ends."""
         with self._changing(by) as change:
-            connection = change.connection
-            row = self._candidate(connection, id)
+            row = self._candidate(change.connection, id)
             if row.unverified:
                 raise ConflictError(
                     f"the revision {id} must be verified before jobs get it", hint="see `ncclt verify --help`"
                 )
-            if _rules(connection, row.cluster).require_approval and not _has_done(connection, id, (Action.APPROVED,)):
+            rules = _rules(change.connection, row.cluster)
+            if rules.require_approval and not _has_done(change.connection, id, (Action.APPROVED,)):
                 raise ConflictError(
                     f"the revision {id} is not approved",
                     hint=f"another person: `ncclt admin recommendations approve {id}`",
                 )
-            _require_no_pin(connection, row)
+            _require_no_pin(change.connection, row)
             return _activate(change, row, Action.ACTIVATED)
 
     def roll_back(self, id: str, by: Actor) -> tuple[str, ...]:
         """Make an earlier revision active again; return the ids of the roll-outs that this ends."""
-        with self._changing(by) as change:
-            row = self._row(change.connection, id)
+        with self._changing_row(id, by) as (change, row):
             if stale := _fresh(change.connection, id, self._shipped).stale:
                 raise ConflictError(
                     f"the revision {id} is stale: {stale}",
@@ -281,9 +278,7 @@ class Revisions(StorePart):
 
     def pin(self, id: str, by: Actor) -> tuple[str, ...]:
         """Give jobs this active or retired revision, whatever is published later; return the ids of ended roll-outs."""
-        with self._changing(by) as change:
-            connection = change.connection
-            row = self._row(connection, id)
+        with self._changing_row(id, by) as (change, row):
             if row.state == RevisionState.CANDIDATE:
                 raise ConflictError(
                     f"the revision {id} is a candidate", hint=f"first `ncclt admin recommendations approve {id}`"
@@ -292,25 +287,22 @@ class Revisions(StorePart):
                 raise ConflictError(f"the revision {id} is pinned already")
             ended = _roll_back(change, row) if row.state == RevisionState.RETIRED else ()
             ended += _end_rollouts(change, row, f"{id} was pinned")
-            _set(connection, row, pinned=True)
+            _set(change.connection, row, pinned=True)
             _note(change, row, Action.PINNED)
             return ended
 
     def unpin(self, id: str, by: Actor) -> None:
         """Let later revisions replace this one again."""
-        with self._changing(by) as change:
-            connection = change.connection
-            row = self._row(connection, id)
+        with self._changing_row(id, by) as (change, row):
             if not row.pinned:
                 raise ConflictError(f"the revision {id} is not pinned")
-            _set(connection, row, pinned=False)
+            _set(change.connection, row, pinned=False)
             _note(change, row, Action.UNPINNED)
 
     def retire(self, id: str, by: Actor) -> tuple[str, ...]:
         """Give a revision to no job any more; return the ids of the roll-outs that this ends."""
-        with self._changing(by) as change:
+        with self._changing_row(id, by) as (change, row):
             connection = change.connection
-            row = self._row(connection, id)
             if row.state == RevisionState.RETIRED:
                 raise ConflictError(f"the revision {id} is retired already")
             if row.pinned:
@@ -318,7 +310,7 @@ class Revisions(StorePart):
                     f"the revision {id} is pinned", hint=f"first `ncclt admin recommendations pin {id} --off`"
                 )
             ended = []
-            for rollout in _open_rollouts(connection, row.cluster, row.model):
+            for rollout in _open_rollouts(connection, row):
                 ending, after = change.because(f"{id} was retired"), rollout
                 if rollout.control == id:
                     after = _end_rollout(ending, rollout)
@@ -420,11 +412,13 @@ class Revisions(StorePart):
             cluster, model, id: names; None = any.
             limit: how many at most, up to `MOST_LISTED`.
         """
-        query = select(recommendations).order_by(recommendations.c.sequence.desc()).limit(min(limit, MOST_LISTED))
         table = recommendations.c
-        query = query.where(
-            *is_named(table.cluster, self._within(cluster)), *is_named(table.model, model), *is_named(table.id, id)
+        where = (
+            *is_named(table.cluster, self._within(cluster)),
+            *is_named(table.model, model),
+            *is_named(table.id, id),
         )
+        query = select(recommendations).where(*where).order_by(table.sequence.desc()).limit(min(limit, MOST_LISTED))
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
             published = [read_recommendation(row.id, row.document) for row in rows]
@@ -523,8 +517,7 @@ class Revisions(StorePart):
         """Store the step time of a job; return whether it is its first, which alone counts."""
         with self._database.alone() as connection:
             self._rollout(connection, time.rollout)
-            of = (job_times.c.rollout == time.rollout, job_times.c.job == time.job)
-            if connection.scalar(select(exists().where(*of))):
+            if _has_job(connection, job_times, time):
                 return False
             connection.execute(insert(job_times).values(asdict(replace(time, created=self._clock()))))
             return True
@@ -580,8 +573,7 @@ class Revisions(StorePart):
             rows = connection.execute(select(rollouts.c.id, rollouts.c.document).where(rollouts.c.id.in_(ids)))
             is_open = {row.id for row in rows if _read_rollout(row.id, row.document).is_open}
             for start in starts:
-                of = (job_starts.c.rollout == start.rollout, job_starts.c.job == start.job)
-                if start.rollout in is_open and not connection.scalar(select(exists().where(*of))):
+                if start.rollout in is_open and not _has_job(connection, job_starts, start):
                     _add_start(change, start)
             for id in is_open:
                 _settle(change, self._rollout(connection, id), ())
@@ -617,15 +609,8 @@ class Revisions(StorePart):
     @repeatable
     def count_jobs(self, ids: Collection[str]) -> dict[tuple[str, str], tuple[int, int]]:
         """Return the numbers of starts and of reports by roll-out and revision; an empty one is none."""
-        visible = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
-        counts: list[dict[tuple[str, str], int]] = []
         with self._database.reading() as connection:
-            for table in (job_starts, job_times):
-                key = (table.c.rollout, table.c.recommendation)
-                query = select(*key, func.count()).where(table.c.rollout.in_(visible)).group_by(*key)
-                counts.append({(row[0], row[1]): row[2] for row in connection.execute(query)})
-        starts, reports = counts
-        return {key: (starts.get(key, 0), reports.get(key, 0)) for key in starts | reports}
+            return _count_jobs(connection, self._visible_rollouts(ids))
 
     @repeatable
     def keep_job_decision(self, cluster: str, job: str, *, question: str, document: str) -> tuple[str, str]:
@@ -651,11 +636,19 @@ class Revisions(StorePart):
         with self._database.alone(conflict=conflict) as connection:
             yield RevisionChange(connection, self._shipped, by or Actor(who=account_name()), self._clock())
 
+    @contextmanager
+    def _changing_row(self, id: str, by: Actor) -> Iterator[tuple[RevisionChange, Row[Any]]]:
+        """Open the transaction of a change of one revision, and read its row."""
+        with self._changing(by) as change:
+            yield change, self._row(change.connection, id)
+
     def _require_roll_outs(self, connection: Connection, ids: Collection[str]) -> None:
         """Raise NotFoundError for a roll-out that does not exist or may not be seen."""
-        visible = select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
-        if missing := sorted({*ids} - {*connection.scalars(visible)}):
+        if missing := sorted({*ids} - {*connection.scalars(self._visible_rollouts(ids))}):
             raise unknown_rollout(missing[0])
+
+    def _visible_rollouts(self, ids: Collection[str]) -> Select[Any]:
+        return select(rollouts.c.id).where(rollouts.c.id.in_(ids), *is_named(rollouts.c.cluster, self._within(None)))
 
     def _row(self, connection: Connection, id: str) -> Row[Any]:
         row = _row(connection, id)
@@ -669,12 +662,8 @@ class Revisions(StorePart):
             of = select(history).where(history.c.recommendation == id).order_by(history.c.sequence.desc())
             last = connection.execute(of.limit(1)).first()
             change = f": {last.who} did that at {last.created}" if last else ""
-            hint = (
-                f"`ncclt admin recommendations activate {id}`"
-                if row.state == RevisionState.RETIRED
-                else "there is nothing to do"
-            )
-            raise ConflictError(f"the revision {id} is {row.state} and no candidate any more{change}", hint=hint)
+            message = f"the revision {id} is {row.state} and no candidate any more{change}"
+            raise ConflictError(message, hint=_name_next_command(row))
         return row
 
     def _rollout(self, connection: Connection, id: str) -> RollOut:
@@ -716,18 +705,14 @@ def noting_stale(
         model, cluster: whose revisions; None = any.
     """
     active = find_active(connection, model=model, cluster=cluster)
-    fresh = {
-        recommendation.id for recommendation in with_staleness(connection, active, shipped) if not recommendation.stale
-    }
+    fresh = {r.id for r in with_staleness(connection, active, shipped) if not r.stale}
+    change = RevisionChange(connection, shipped, by or Actor(who=account_name()), now)
     yield
     for pair in sorted({(recommendation.cluster, recommendation.model) for recommendation in active}):
         note_change(connection, cluster=pair[0], model=pair[1])
     for recommendation in with_staleness(connection, active, shipped):
         if recommendation.stale and recommendation.id in fresh:
-            change = RevisionChange(connection, shipped, by or Actor(who=account_name()), now).because(
-                recommendation.stale
-            )
-            _note(change, _row(connection, recommendation.id), Action.STALE)
+            _note(change.because(recommendation.stale), _row(connection, recommendation.id), Action.STALE)
 
 
 def _find_equal(connection: Connection, recommendation: Recommendation) -> Recommendation | None:
@@ -771,15 +756,13 @@ def _go_on(change: RevisionChange, row: Row[Any]) -> None:
     Evidence that is too weak to replace what jobs get leaves it a candidate, until a person approves it.
     """
     rules = _rules(change.connection, row.cluster)
-    pinned = select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)
-    is_pinned = change.connection.execute(pinned).first() is not None
     rolled_out = [
         arm.recommendation
-        for rollout in _open_rollouts(change.connection, row.cluster, row.model)
-        if _is_for_same_jobs(change.connection, row, rollout)
+        for rollout in _open_rollouts(change.connection, row)
         for arm in rollout.arms
         if arm.is_open or arm.is_served
     ]
+    is_pinned = _find_pinned(change.connection, row) is not None
     if row.unverified or rules.require_approval or is_pinned or (rolled_out and rules.percent < 100):
         return
     new = get_recommendation(change.connection, row.id)
@@ -832,27 +815,26 @@ def _roll_out(change: RevisionChange, rows: Sequence[Row[Any]], rules: ClusterRu
 def _roll_back(change: RevisionChange, row: Row[Any]) -> tuple[str, ...]:
     """Make an earlier revision active again."""
     if row.state != RevisionState.RETIRED:
-        hint = (
-            f"`ncclt admin recommendations approve {row.id}`"
-            if row.state == RevisionState.CANDIDATE
-            else "there is nothing to do"
-        )
-        raise ConflictError(f"the revision {row.id} is {row.state}, and only a retired one can come back", hint=hint)
+        message = f"the revision {row.id} is {row.state}, and only a retired one can come back"
+        raise ConflictError(message, hint=_name_next_command(row))
     if not _has_done(change.connection, row.id, _MADE_ACTIVE):  # it may not have been approved
         raise ConflictError(f"the revision {row.id} was never active", hint="publish it again with `ncclt tune`")
     _require_no_pin(change.connection, row)
     return _activate(change, row, Action.ROLLED_BACK)
 
 
+def _name_next_command(row: Row[Any]) -> str:
+    verb = {RevisionState.CANDIDATE.value: "approve", RevisionState.RETIRED.value: "activate"}.get(row.state)
+    return f"`ncclt admin recommendations {verb} {row.id}`" if verb else "there is nothing to do"
+
+
 def _settle(
     change: RevisionChange, rollout: RollOut, arms: Iterable[RollOutArm], gain: PairedGain | None = None
 ) -> RollOut:
     """Store new states of arms of an open roll-out, with what follows from them; see `Revisions.settle_arms`."""
-    unreported = {
-        arm.recommendation: _count_jobs(change.connection, job_starts, rollout, arm)
-        - _count_jobs(change.connection, job_times, rollout, arm)
-        for arm in rollout.arms
-    }
+    counts = _count_jobs(change.connection, [rollout.id])
+    jobs = {arm.recommendation: counts.get((rollout.id, arm.recommendation), (0, 0)) for arm in rollout.arms}
+    unreported = {recommendation: starts - reports for recommendation, (starts, reports) in jobs.items()}
     changed = rollout.settle(arms, unreported, gain=gain, now=change.now)
     if changed == rollout:
         return rollout
@@ -877,9 +859,15 @@ def _settle(
     return changed
 
 
-def _count_jobs(connection: Connection, table: Table, rollout: RollOut, arm: RollOutArm) -> int:
-    of = (table.c.rollout == rollout.id, table.c.recommendation == arm.recommendation)
-    return connection.scalar(select(func.count()).select_from(table).where(*of)) or 0
+def _count_jobs(connection: Connection, wanted: Any) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the numbers of starts and of reports by roll-out and revision, of ids or a query of ids."""
+    counts: list[dict[tuple[str, str], int]] = []
+    for table in (job_starts, job_times):
+        key = (table.c.rollout, table.c.recommendation)
+        query = select(*key, func.count()).where(table.c.rollout.in_(wanted)).group_by(*key)
+        counts.append({(row[0], row[1]): row[2] for row in connection.execute(query)})
+    starts, reports = counts
+    return {key: (starts.get(key, 0), reports.get(key, 0)) for key in starts | reports}
 
 
 def _rollout_columns(rollout: RollOut) -> dict[str, str]:
@@ -901,8 +889,8 @@ def _hold_rollout(change: RevisionChange, rollout: RollOut, action: Action) -> N
 
 def _promote_winner(change: RevisionChange, row: Row[Any], percent: int | None) -> bool:
     """Give a revision that won its roll-out to all jobs; False = it did not."""
-    open_rollouts = _open_rollouts(change.connection, row.cluster, row.model)
-    rollout = next((rollout for rollout in open_rollouts if rollout.winner == row.id), None)
+    rolling = _open_rollouts(change.connection, row)
+    rollout = next((rollout for rollout in rolling if rollout.winner == row.id), None)
     if rollout is None:
         return False
     if percent not in (None, 100):
@@ -919,22 +907,13 @@ def _promote(change: RevisionChange, rollout: RollOut, row: Row[Any]) -> None:
     """Give the winner of a roll-out to all jobs, one without evidence with that of the roll-out's jobs."""
     recommendation = get_recommendation(change.connection, row.id)
     if recommendation.is_untried and rollout.gain is not None:
-        steps = {
-            id: statistics.median(
-                change.connection.scalars(
-                    select(job_times.c.step_us).where(
-                        job_times.c.rollout == rollout.id, job_times.c.recommendation == id
-                    )
-                ).all()
-            )
+        of_rollout = select(job_times.c.step_us).where(job_times.c.rollout == rollout.id)
+        default_us, policy_us = (
+            statistics.median(change.connection.scalars(of_rollout.where(job_times.c.recommendation == id)).all())
             for id in (rollout.control, recommendation.id)
-        }
+        )
         proven = prove_by_jobs(
-            recommendation,
-            rollout.gain,
-            min_effect=rollout.min_effect,
-            default_us=steps[rollout.control],
-            policy_us=steps[recommendation.id],
+            recommendation, rollout.gain, min_effect=rollout.min_effect, default_us=default_us, policy_us=policy_us
         )
         _set(change.connection, row, document=to_text(proven.to_document()))
     reason = next(arm.reason for arm in rollout.arms if arm.recommendation == row.id)
@@ -970,14 +949,8 @@ def _activate(change: RevisionChange, row: Row[Any], action: Action) -> tuple[st
 
 
 def _end_rollouts(change: RevisionChange, row: Row[Any], reason: str) -> tuple[str, ...]:
-    rolling = _open_rollouts(change.connection, row.cluster, row.model)
-    ending = [rollout for rollout in rolling if _is_for_same_jobs(change.connection, row, rollout)]
-    return tuple(_end_rollout(change.because(reason), rollout).id for rollout in ending)
-
-
-def _is_for_same_jobs(connection: Connection, row: Row[Any], rollout: RollOut) -> bool:
-    """Compare the jobs of a roll-out with those of a revision."""
-    return _jobs(_row(connection, rollout.arms[0].recommendation)) == _jobs(row)
+    rolling = _open_rollouts(change.connection, row)
+    return tuple(_end_rollout(change.because(reason), rollout).id for rollout in rolling)
 
 
 def _jobs(row: Row[Any]) -> tuple[str, ...]:
@@ -994,21 +967,17 @@ def _select_active(row: Row[Any]) -> Select[Any]:
     return select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.state == RevisionState.ACTIVE.value)
 
 
+def _find_pinned(connection: Connection, row: Row[Any]) -> str | None:
+    return connection.scalar(select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned))
+
+
 def _require_no_pin(connection: Connection, row: Row[Any]) -> None:
-    pinned = connection.execute(select(recommendations.c.id).where(*_same_jobs(row), recommendations.c.pinned)).scalar()
+    pinned = _find_pinned(connection, row)
     if pinned is not None and pinned != row.id:
         raise ConflictError(
             f"these jobs are pinned to the revision {pinned}",
             hint=f"first `ncclt admin recommendations pin {pinned} --off`",
         )
-
-
-def _require_shares(ids: Sequence[str], *, percent: int | None, loss_limit: float | None) -> None:
-    checked = ClusterRules(cluster="", percent=percent or 100, loss_limit=loss_limit or 0.0)
-    if percent is not None and percent != checked.percent:
-        raise UsageError(f"a roll-out is for 1 to 100 % of the jobs, not {percent}")
-    if len(ids) > MOST_ARMS or len(set(ids)) < len(ids):
-        raise UsageError(f"a roll-out has 1 to {MOST_ARMS} different revisions, not {len(ids)}")
 
 
 def _require_approvable(connection: Connection, row: Row[Any], rules: ClusterRules, by: Actor) -> None:
@@ -1026,16 +995,15 @@ def _require_approvable(connection: Connection, row: Row[Any], rules: ClusterRul
 
 
 def _require_no_rollout(connection: Connection, row: Row[Any]) -> None:
-    for rollout in _open_rollouts(connection, row.cluster, row.model):
-        if _is_for_same_jobs(connection, row, rollout):
-            first = rollout.winner or rollout.arms[0].recommendation
-            state = f"in the roll-out {rollout.id}, which is paused"
-            if rollout.running:
-                state = f"being rolled out to {rollout.percent:g} % of these jobs"
-            raise ConflictError(
-                f"the revision {first} is {state}",
-                hint=f"end that first: `ncclt admin recommendations activate {first}`, or `retire`",
-            )
+    for rollout in _open_rollouts(connection, row):
+        first = rollout.winner or rollout.arms[0].recommendation
+        state = f"in the roll-out {rollout.id}, which is paused"
+        if rollout.running:
+            state = f"being rolled out to {rollout.percent:g} % of these jobs"
+        raise ConflictError(
+            f"the revision {first} is {state}",
+            hint=f"end that first: `ncclt admin recommendations activate {first}`, or `retire`",
+        )
 
 
 def _has_done(connection: Connection, id: str, actions: tuple[Action, ...]) -> bool:
@@ -1066,11 +1034,15 @@ def _read_rules(cluster: str, document: str) -> ClusterRules:
     return read_stored(ClusterRules, f"what the cluster {cluster} requires", document)
 
 
-def _open_rollouts(connection: Connection, cluster: str, model: str) -> tuple[RollOut, ...]:
-    """Return the open roll-outs of a pair."""
+def _open_rollouts(connection: Connection, row: Row[Any]) -> list[RollOut]:
+    """Return the open roll-outs for the same jobs as a revision."""
     column = rollouts.c
-    wanted = (column.cluster == cluster, column.model == model, column.state.in_(OPEN_STATES))
-    return tuple(_read_rollout(row.id, row.document) for row in connection.execute(select(rollouts).where(*wanted)))
+    of_pair = (column.cluster == row.cluster, column.model == row.model, column.state.in_(OPEN_STATES))
+    rolling = [
+        _read_rollout(stored_row.id, stored_row.document)
+        for stored_row in connection.execute(select(rollouts).where(*of_pair))
+    ]
+    return [rollout for rollout in rolling if _jobs(_row(connection, rollout.arms[0].recommendation)) == _jobs(row)]
 
 
 def _read_rollout(id: str, document: str) -> RollOut:
@@ -1083,6 +1055,10 @@ def _find_job_decision(connection: Connection, cluster: str, job: str) -> tuple[
     query = select(columns.question, columns.document).where(columns.cluster == cluster, columns.job == job)
     row = connection.execute(query).one_or_none()
     return None if row is None else (row.question, row.document)
+
+
+def _has_job(connection: Connection, table: Table, of: JobStart | JobTime) -> bool:
+    return bool(connection.scalar(select(exists().where(table.c.rollout == of.rollout, table.c.job == of.job))))
 
 
 def _add_start(change: RevisionChange, start: JobStart) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -132,15 +132,14 @@ class Trials(StorePart):
                 return ()
             query = select(trials).where(trials.c.study == study_id, trials.c.number >= first)
             rows = [row for row in connection.execute(query.order_by(trials.c.number)) if row.number not in without]
-            return self._read(connection, study_id, rows)
+            return self._with_measurements(connection, study_id, [_read_trial(row) for row in rows])
 
     @repeatable
     def page(self, study_id: str, *, after: int = -1, limit: int) -> tuple[Trial, ...]:
         """Return the next trials of a study behind a number, with their measurements; `limit` at most."""
-        query = select(trials).where(trials.c.study == study_id, trials.c.number > after)
         with self._reading(study_id) as connection:
-            rows = connection.execute(query.order_by(trials.c.number).limit(limit)).all()
-            return self._read(connection, study_id, rows)
+            outline = self._outline(connection, study_id, trials.c.number > after, limit=limit)
+            return self._with_measurements(connection, study_id, outline)
 
     @repeatable
     def get(self, study_id: str, number: int) -> Trial:
@@ -218,14 +217,6 @@ class Trials(StorePart):
             if cluster not in self._scope:
                 raise unknown_name("study", study_id, ())
 
-    def _read(self, connection: Connection, study_id: str, rows: Sequence[Row[Any]]) -> tuple[Trial, ...]:
-        """Read trials, which are sorted by number, with their measurements."""
-        if not rows:
-            return ()
-        between = measurements.c.number.between(rows[0].number, rows[-1].number)
-        measured = self._measured(connection, study_id, between)
-        return tuple(_read_trial(row, tuple(measured[row.number])) for row in rows)
-
     def _outline(
         self, connection: Connection, study_id: str, *only: ColumnElement[bool], limit: int | None = None
     ) -> tuple[Trial, ...]:
@@ -237,21 +228,13 @@ class Trials(StorePart):
     ) -> tuple[Trial, ...]:
         measured: dict[int, list[Measurement]] = defaultdict(list)
         for numbers in split_named(trial.number for trial in outline):
-            measured |= self._measured(connection, study_id, measurements.c.number.in_(numbers))
+            query = select(measurements).where(measurements.c.study == study_id, measurements.c.number.in_(numbers))
+            for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
+                measured[row.number].append(_read_measurement(row))
         return tuple(
             replace(trial, result=replace(trial.result, measurements=tuple(measured[trial.number])))
             for trial in outline
         )
-
-    def _measured(
-        self, connection: Connection, study_id: str, numbers: ColumnElement[bool]
-    ) -> dict[int, list[Measurement]]:
-        """Return the measurements of some trials of a study, by number."""
-        measured: dict[int, list[Measurement]] = defaultdict(list)
-        query = select(measurements).where(measurements.c.study == study_id, numbers)
-        for row in connection.execute(query.order_by(measurements.c.number, measurements.c.position)):
-            measured[row.number].append(_read_measurement(row))
-        return measured
 
 
 _COLUMNS = ("number", "phase", "outcome", "score_us", "started")
@@ -267,13 +250,12 @@ def trial_row(study_id: str, trial: Trial) -> dict[str, Any]:
     return {"study": study_id, "setting": trial.setting.digest(), "document": to_text(document), **columns}
 
 
-def _read_trial(row: Row[Any], measured: tuple[Measurement, ...] = ()) -> Trial:
+def _read_trial(row: Row[Any]) -> Trial:
     columns = {name: row._mapping[name] for name in _COLUMNS}
     with stored(f"trial {row.number} of study {row.study}"):
         document = json.loads(row.document)
         document.setdefault("persistent", document["warm"])  # as older versions stored it
-        trial = Trial.from_document(document | columns)
-        return replace(trial, result=replace(trial.result, measurements=measured))
+        return Trial.from_document(document | columns)
 
 
 def measurement_row(study_id: str, number: int, position: int, measurement: Measurement) -> dict[str, Any]:
