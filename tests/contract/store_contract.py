@@ -182,9 +182,6 @@ class StoreContract:
         assert names == ["s4", "s3", "s2", "s1", "s0"]
         assert [item.study.name for item in store.studies.page(cluster="other", model="toy").items] == ["s5"]
         assert store.studies.page(model="none").items == ()
-        for wrong in ({"limit": 0}, {"cursor": "x"}, {"cursor": "-1"}):
-            with pytest.raises(UsageError):
-                store.studies.page(**wrong)
 
     def test_a_summary_compares_medians_outside_the_verification(self, store: Store) -> None:
         """One lucky launch is not the best, and trials of the verification count only as trials."""
@@ -338,15 +335,6 @@ class StoreContract:
         with open_store(store_url):
             answers = [run.communicate(timeout=60)[0].strip() for run in runs]
             assert answers == [HEAD] * 3
-
-    def test_a_newer_store_is_refused(self, store_url: str) -> None:
-        """Both ways of reading say which revision they do not know."""
-        open_store(store_url).close()
-        self.execute(store_url, "UPDATE ncclt_alembic_version SET version_num = '9999'")
-        with pytest.raises(StoreError, match="9999"):
-            open_store(store_url)
-        with pytest.raises(StoreError, match="9999"):
-            published(store_url, cluster="pair", model="toy")
 
     def test_a_damaged_document_is_an_error_of_the_store(self, store: Store, store_url: str) -> None:
         """Both ways of reading refuse it without crashing."""

@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 
 import pytest
+from full_records import fill_record
 from sqlalchemy import text
 
 from ncclt.core.attestation import CallOutcome as Chosen
 from ncclt.core.attestation import Form, LogEvidence, Observed, ObservedCall
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy
-from ncclt.core.rollout import Variant
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.ticket import Ticket
@@ -29,24 +29,9 @@ def sample_verification(id, *, cluster="pair", model="toy", recommendation="rec1
         StepLaunch(side=Side.BASE, order=0, step_us=(0.1 + 0.2, 1e5 / 3)),
         StepLaunch(side=Side.TUNED, order=1, failure="exit code 1\nno µ \x00 \udc80"),
     )
-    return Verification(
-        id=id,
-        cluster=cluster,
-        model=model,
-        recommendation=recommendation,
-        argv=("torchrun", "train.py"),
-        base_env=(),
-        tuned_env=(("NCCL_ALGO", "Ring"),),
-        removed_env=("NCCL_DEBUG",),
-        warmup=10,
-        steps=2,
-        ranks=2,
-        hosts=1,
-        launches=launches,
-        verdict=replace(verdict, interval=(0.0, math.inf)),
-        notes=("one",),
-        created="2026-01-01",
-    )
+    verdict = replace(verdict, interval=(0.0, math.inf))
+    names = {"id": id, "cluster": cluster, "model": model, "recommendation": recommendation}
+    return fill_record(Verification, **names, launches=launches, verdict=verdict)
 
 
 def sample_attestation(recommendation, *, right=1.0):
@@ -117,20 +102,7 @@ class AttestationsContract:
 
     def test_a_ticket_brings_one_attestation(self, store):
         store.revisions.publish(sample_recommendation("a"))
-        ticket = Ticket(
-            job="1",
-            cluster="pair",
-            model="toy",
-            nodes=2,
-            gpus_per_node=4,
-            nccl_version="2.28.9",
-            recommendation="a",
-            variant=Variant.ACTIVE,
-            rollout="",
-            running=(),
-            issued_s=1.0,
-            expires_s=2.0,
-        )
+        ticket = fill_record(Ticket, job="1")
         sender = {"who": "key one", "address": "10.0.0.7"}
         first, second = sample_attestation("a"), sample_attestation("a", right=0.5)
         assert store.records.add_attestation(first, ticket=ticket, **sender)

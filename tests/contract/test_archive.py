@@ -4,8 +4,8 @@ import gzip
 import json
 from dataclasses import replace
 
-import psycopg
 import pytest
+from postgresql import new_database
 
 from ncclt.core.api_key import Role, hash_secret, new_secret
 from ncclt.errors import InputError, StoreError, UsageError
@@ -35,11 +35,7 @@ def empty(request, tmp_path):
     def made(kind):
         if kind == "sqlite":
             return f"sqlite:///{tmp_path}/{kind}.db"
-        postgresql = request.getfixturevalue("postgresql")
-        name = f"archive_{abs(hash(request.node.nodeid))}"
-        with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return postgresql.get_uri(database=name)
+        return new_database(request.getfixturevalue("postgresql"))
 
     return made
 

@@ -5,80 +5,15 @@ import json
 import pickle
 import sqlite3
 import struct
-from contextlib import closing, suppress
-from typing import ClassVar
+from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from plugin_report import APPLIED, line, write_report
 
 from ncclt.core.message import Collective, Message
-from ncclt.errors import TraceError
 from ncclt.profile import READERS, get_reader
 from ncclt.testing.reader_contract import ReaderContract
 
 TWO_KINDS = {("all_reduce", "float32", 4000, 2): 2.0, ("all_gather", "bfloat16", 2048, 2): 1.0}
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-def _replace(part, draw):
-    """Return a JSON document with any other value in the place of one of its own."""
-    keys = list(part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ())
-    if not keys or not draw(st.integers(0, 5)):
-        return draw(JSON)
-    part, key = part.copy(), draw(st.sampled_from(keys))
-    part[key] = _replace(part[key], draw)
-    return part
-
-
-class Contract(ReaderContract):
-    """The contract, and that no other reader takes the sample for its own."""
-
-    source: ClassVar[str]
-    table: ClassVar[dict[tuple[str, str, int, int], float]] = TWO_KINDS
-
-    @pytest.fixture
-    def reader(self):
-        return get_reader(self.source)
-
-    @pytest.fixture
-    def expected(self):
-        return {
-            Message(collective=Collective(collective), dtype=dtype, size_bytes=size, group_size=group): calls
-            for (collective, dtype, size, group), calls in self.table.items()
-        }
-
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(data=st.data())
-    def test_any_damage_is_read_or_refused(self, reader, sample, tmp_path, data):
-        """Bytes that are lost, added or overwritten, and any value of a JSON document in the place of another."""
-        content = data.draw(st.sampled_from(sample)).read_bytes()
-        start, length = data.draw(st.integers(0, len(content))), data.draw(st.integers(0, 40))
-        filler = data.draw(st.binary(max_size=20) | st.sampled_from([b"nan", b"9" * 400, b"{}", b"\n", b'"']))
-        damaged = content[:start] + filler + content[start + length :]
-        with suppress(ValueError):
-            document = _replace(json.loads(content), data.draw)
-            damaged = data.draw(st.sampled_from([damaged, json.dumps(document).encode()]))
-        path = tmp_path / "damaged"
-        path.write_bytes(damaged)
-        reader.recognises(path)
-        with suppress(TraceError):
-            assert reader.read([path], name="damaged").messages
-
-    def test_no_other_reader_recognises_the_sample(self, reader, sample):
-        others = [name for name in READERS if name != reader.name and get_reader(name).recognises(sample[0])]
-        assert others == []
-
-
-def test_every_reader_has_its_contract():
-    assert {contract.source for contract in Contract.__subclasses__()} == set(READERS)
 
 
 def _comm(ts, name, into, out, dtype):
@@ -100,15 +35,11 @@ def _rank(rank):
     return {"schemaVersion": 1, "deviceProperties": [], "distributedInfo": info, "traceEvents": steps + comms}
 
 
-class TestKineto(Contract):
-    source = "kineto"
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        plain, packed = tmp_path / "rank0.json", tmp_path / "rank1.json.gz"
-        plain.write_text(json.dumps(_rank(0)))
-        packed.write_bytes(gzip.compress(json.dumps(_rank(1)).encode()))
-        return [plain, packed]
+def write_kineto(folder):
+    plain, packed = folder / "rank0.json", folder / "rank1.json.gz"
+    plain.write_text(json.dumps(_rank(0)))
+    packed.write_bytes(gzip.compress(json.dumps(_rank(1)).encode()))
+    return [plain, packed]
 
 
 def _node(number, name, rank, into=None, out=None, dtype="float"):
@@ -131,15 +62,11 @@ def _trace(rank):
     return {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "2025-01-31 10:00:00", "start_ts": 1, "nodes": nodes}
 
 
-class TestExecutionTrace(Contract):
-    source = "execution_trace"
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        plain, packed = tmp_path / "et0.json", tmp_path / "et1.json.gz"
-        plain.write_text(json.dumps(_trace(0)))
-        packed.write_bytes(gzip.compress(json.dumps(_trace(1)).encode()))
-        return [plain, packed]
+def write_execution_trace(folder):
+    plain, packed = folder / "et0.json", folder / "et1.json.gz"
+    plain.write_text(json.dumps(_trace(0)))
+    packed.write_bytes(gzip.compress(json.dumps(_trace(1)).encode()))
+    return [plain, packed]
 
 
 def _entry(number, name, into, out, dtype):
@@ -167,112 +94,84 @@ def _dump():
     return {"version": "2.10", "pg_config": groups, "comm_lib_version": "2.28.9", "entries": entries}
 
 
-class TestFlightRecorder(Contract):
-    source = "flight_recorder"
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        pickled, text = tmp_path / "nccl_trace_rank_0", tmp_path / "nccl_trace_rank_1"
-        pickled.write_bytes(pickle.dumps(_dump(), protocol=2))
-        text.write_text(json.dumps(_dump()))
-        return [pickled, text]
+def write_flight_recorder(folder):
+    pickled, text = folder / "nccl_trace_rank_0", folder / "nccl_trace_rank_1"
+    pickled.write_bytes(pickle.dumps(_dump(), protocol=2))
+    text.write_text(json.dumps(_dump()))
+    return [pickled, text]
 
 
-class TestParamComms(Contract):
-    source = "param_comms"
+def write_param_comms(folder):
+    group = {"pg_id": 0, "global_ranks": [0, 1], "world_size": 2}
+    rows = [
+        {"comms": "init", **group},
+        *[{"comms": "all_reduce", "in_msg_size": 1000, "out_msg_size": 1000, "dtype": "Float", **group}] * 2,
+        {"comms": "all_gather_base", "in_msg_size": 512, "out_msg_size": 1024, "dtype": "bfloat16", **group},
+        {"comms": "wait", "req": 3},
+    ]
+    paths = [folder / "0.json", folder / "1.json"]
+    for path in paths:
+        path.write_text(json.dumps(rows))
+    return paths
 
-    @pytest.fixture
-    def sample(self, tmp_path):
-        group = {"pg_id": 0, "global_ranks": [0, 1], "world_size": 2}
-        rows = [
-            {"comms": "init", **group},
-            *[{"comms": "all_reduce", "in_msg_size": 1000, "out_msg_size": 1000, "dtype": "Float", **group}] * 2,
-            {"comms": "all_gather_base", "in_msg_size": 512, "out_msg_size": 1024, "dtype": "bfloat16", **group},
-            {"comms": "wait", "req": 3},
+
+def write_nccl_log(folder):
+    paths = []
+    for rank in (0, 1):
+        origin = f"node{rank}:10{rank}:200 [0] NCCL INFO"
+        tail = f"op 0 root 0 comm 0xab{rank} [nranks=2] stream 0x1"
+        rows = [f"{origin} NCCL version 2.27.3+cuda12.9"]
+        rows += [
+            f"{origin} AllReduce: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 1000 datatype 7 {tail}" for n in (9, 10)
         ]
-        paths = [tmp_path / "0.json", tmp_path / "1.json"]
-        for path in paths:
-            path.write_text(json.dumps(rows))
-        return paths
+        rows += [f"{origin} AllGather: opCount b sendbuff 0x1 recvbuff 0x2 count 512 datatype 9 {tail}"]
+        paths.append(folder / f"log.{rank}")
+        paths[-1].write_text("\n".join(rows))
+    paths[1].write_bytes(gzip.compress(paths[1].read_bytes()))
+    return paths
 
 
-class TestNcclLog(Contract):
-    source = "nccl_log"
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        paths = []
-        for rank in (0, 1):
-            origin = f"node{rank}:10{rank}:200 [0] NCCL INFO"
-            tail = f"op 0 root 0 comm 0xab{rank} [nranks=2] stream 0x1"
-            rows = [f"{origin} NCCL version 2.27.3+cuda12.9"]
-            rows += [
-                f"{origin} AllReduce: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 1000 datatype 7 {tail}"
-                for n in (9, 10)
-            ]
-            rows += [f"{origin} AllGather: opCount b sendbuff 0x1 recvbuff 0x2 count 512 datatype 9 {tail}"]
-            paths.append(tmp_path / f"log.{rank}")
-            paths[-1].write_text("\n".join(rows))
-        paths[1].write_bytes(gzip.compress(paths[1].read_bytes()))
-        return paths
+def write_inspector(folder):
+    paths = []
+    for rank in (0, 1):
+        head = {
+            "header": {"id": "0x7", "comm_name": "dp", "rank": rank, "n_ranks": 2, "nnodes": 1},
+            "metadata": {"inspector_output_format_version": "v4.0", "hostname": "n", "pid": 10 + rank},
+        }
+        calls = [("AllReduce", 0, 65536), ("AllReduce", 1, 65536), ("ReduceScatter", 0, 1 << 20)]
+        rows = [
+            {**head, "coll_perf": {"coll": c, "coll_sn": sn, "coll_msg_size_bytes": size, "coll_exec_time_us": 9}}
+            for c, sn, size in calls
+        ]
+        paths.append(folder / f"n-pid{rank}.log")
+        paths[-1].write_text("\n".join(map(json.dumps, rows)))
+    return paths
 
 
-class TestInspector(Contract):
-    source = "inspector"
-    table: ClassVar = {("all_reduce", "uint8", 65536, 2): 2.0, ("reduce_scatter", "uint8", 2 << 20, 2): 1.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        paths = []
-        for rank in (0, 1):
-            head = {
-                "header": {"id": "0x7", "comm_name": "dp", "rank": rank, "n_ranks": 2, "nnodes": 1},
-                "metadata": {"inspector_output_format_version": "v4.0", "hostname": "n", "pid": 10 + rank},
-            }
-            calls = [("AllReduce", 0, 65536), ("AllReduce", 1, 65536), ("ReduceScatter", 0, 1 << 20)]
-            rows = [
-                {**head, "coll_perf": {"coll": c, "coll_sn": sn, "coll_msg_size_bytes": size, "coll_exec_time_us": 9}}
-                for c, sn, size in calls
-            ]
-            paths.append(tmp_path / f"n-pid{rank}.log")
-            paths[-1].write_text("\n".join(map(json.dumps, rows)))
-        return paths
+def write_deepspeed(folder):
+    facts = {"count": 3, "avg_latency_ms": 1.5, "tput_avg_gbps": 100.0, "busbw_avg_gbps": 75.0}
+    paths = []
+    for rank in (0, 1):
+        summary = {"all_gather_into_tensor": {"1000": facts}, "all_reduce": {"4096": facts}}
+        document = {
+            "summary": summary,
+            "metadata": {"world_size": 4, "rank": rank, "timestamp": "2026-01-02T03:04:05"},
+        }
+        paths.append(folder / f"comms{rank}.json")
+        paths[-1].write_text(json.dumps(document))
+    return paths
 
 
-class TestDeepspeed(Contract):
-    source = "deepspeed"
-    table: ClassVar = {("all_gather", "uint8", 4000, 0): 3.0, ("all_reduce", "uint8", 4096, 0): 3.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        facts = {"count": 3, "avg_latency_ms": 1.5, "tput_avg_gbps": 100.0, "busbw_avg_gbps": 75.0}
-        paths = []
-        for rank in (0, 1):
-            summary = {"all_gather_into_tensor": {"1000": facts}, "all_reduce": {"4096": facts}}
-            document = {
-                "summary": summary,
-                "metadata": {"world_size": 4, "rank": rank, "timestamp": "2026-01-02T03:04:05"},
-            }
-            paths.append(tmp_path / f"comms{rank}.json")
-            paths[-1].write_text(json.dumps(document))
-        return paths
-
-
-class TestMegatronLog(Contract):
-    source = "megatron_log"
-    table: ClassVar = {("all_reduce", "float32", 4000, 0): 1.0, ("all_reduce", "float32", 2048, 0): 1.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        path = tmp_path / "train.log"
-        path.write_text(
-            "INFO:x:Setting up with config DistributedDataParallelConfig(grad_reduce_in_fp32=True, "
-            "use_distributed_optimizer=False)\n"
-            "INFO:y:Number of buckets for gradient all-reduce / reduce-scatter: 2\n"
-            "Params for bucket 1 (1000 elements):\n\tlayer.weight\n"
-            "Params for bucket 2 (500 elements, 512 padded size):\n"
-        )
-        return [path]
+def write_megatron_log(folder):
+    path = folder / "train.log"
+    path.write_text(
+        "INFO:x:Setting up with config DistributedDataParallelConfig(grad_reduce_in_fp32=True, "
+        "use_distributed_optimizer=False)\n"
+        "INFO:y:Number of buckets for gradient all-reduce / reduce-scatter: 2\n"
+        "Params for bucket 1 (1000 elements):\n\tlayer.weight\n"
+        "Params for bucket 2 (500 elements, 512 padded size):\n"
+    )
+    return [path]
 
 
 _EXPORT = """
@@ -302,126 +201,180 @@ def _export(path, rank):
     return path
 
 
-class TestNsys(Contract):
-    source = "nsys"
-    table: ClassVar = {("all_gather", "uint8", 1024, 2): 2.0}
+def write_nsys(folder):
+    return [_export(folder / f"rank{rank}.sqlite", rank) for rank in (0, 1)]
+
+
+def write_nccl_profiler(folder):
+    paths = [folder / f"profile-7-{rank}.txt" for rank in (0, 1)]
+    for rank, path in enumerate(paths):
+        rows = []
+        for number in range(2):
+            args = {"SeqNum": number, "CommHash": 2**63 + 7, "Rank": rank, "Count": 64, "Datatype": "ncclInt8"}
+            args |= {"Algorithm": "RING", "Protocol": "LL", "nMaxChannels": 2}
+            base = {
+                "name": "AllGather",
+                "cat": "COLL",
+                "id": number,
+                "pid": 40 + rank,
+                "tid": 1,
+                "ts": 5.0 + number,
+            }
+            rows += [{**base, "ph": "b", "args": args}, {**base, "ph": "e"}]
+        path.write_text("[\n" + "".join(f"{json.dumps(row)},\n" for row in rows) + "{}]\n")
+    return paths
+
+
+def write_horovod(folder):
+    rows = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "allreduce.w"}}]
+    for at in (100, 200):
+        rows.append({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": at, "pid": 1})
+        rows += [{"ph": "X", "name": rank, "ts": at, "pid": 1, "dur": 0} for rank in "01"]
+        rows.append({"ph": "E", "ts": at, "pid": 1})
+        rows += [{"ph": "B", "name": n, "ts": at, "pid": 1} for n in ("ALLREDUCE", "NCCL_ALLREDUCE")]
+        rows.append({"ph": "E", "ts": at + 50, "pid": 1})
+        rows.append({"ph": "E", "ts": at + 51, "pid": 1, "args": {"dtype": "float16", "shape": "[3, 4]"}})
+    path = folder / "timeline.json"
+    path.write_text("[\n" + ",\n".join(map(json.dumps, rows)))
+    return [path]
+
+
+def write_aicb(folder):
+    path = folder / "workload.csv"
+    path.write_text(
+        "[rank0 ~ rank1]\n"
+        "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count\n"
+        "CommType.reduce_scatter,CommGroup.dp_group,2,64,backward,None,None,,None,None,None,1\n"
+        "CommType.epoch_end,None,None,0,,None,None,,None,None,None,1\n"
+    )
+    return [path]
+
+
+def write_tracelens(folder):
+    header = "rank,Collective name,Group size,dtype,In msg nelems,Out msg nelems,operation_count\n"
+    paths = [folder / f"coll_analysis{rank}.csv" for rank in (0, 1)]
+    for rank, path in enumerate(paths):
+        path.write_text(f"{header}{rank},allreduce,2,Float,100,100,5\n")
+    return paths
+
+
+def write_csv(folder):
+    path = folder / "messages.csv"
+    path.write_text("collective,size_bytes,calls,dtype,group_size,steps\nbroadcast,64,6,int32,2,3\n")
+    return [path]
+
+
+def write_nccl_tests(folder):
+    half = "time algbw busbw #wrong"
+    path = folder / "all_gather.txt"
+    path.write_text(
+        "# Collective test starting: all_gather_perf\n# nThread 1 nGpus 2 minBytes 64 maxBytes 128\n"
+        "#  Rank  0 Group  0 Pid 1\n#  Rank  1 Group  0 Pid 1\n"
+        f"#  size count type redop root {half} {half}\n"
+        "64 8 float none -1 10 1 1 0 12 1 1 0\n64 8 float none -1 30 1 1 0 12 1 1 0\n"
+        "# Avg bus bandwidth : 1\n"
+    )
+    return [path]
+
+
+HEAD = {
+    "ncclt_plugin_report": 1,
+    "plugin": "0.1.0",
+    "tuner_api": 5,
+    "nccl": "2.28.9",
+    "host": "n1",
+    "pid": 40,
+    "launch_rank": 0,
+    "communicator": "00000000000000aa",
+    "number": 0,
+    "ranks": 2,
+    "nodes": 1,
+    "policy": "/t.csv",
+    "shared": False,
+    "table": "r-1",
+    "fnv1a": "0" * 16,
+    "rows": 1,
+    "rows_here": 1,
+    "not_in_use": "",
+    "started_us": 1_750_000_000_000_000,
+    "written_us": 1_750_000_001_000_000,
+    "finished": True,
+}
+APPLIED = {"outcome": "applied", "algorithm": "ring", "protocol": "simple", "channels": 8}
+
+
+def line(collective, size, calls, **more):
+    row = {"collective": collective, "size_bytes": size, "registered": False, "outcome": "unmatched", "calls": calls}
+    return row | more
+
+
+def write_report(path, rows, **head):
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [{**HEAD, **head}, *rows])
+    path.write_text(text)
+    return path
+
+
+def write_plugin_report(folder):
+    """Two ranks; one of them made a call that it counted under two outcomes."""
+    busy = [line("all_reduce", 4096, 3), line("all_reduce", 4096, 2, **APPLIED), line("all_gather", 64, 1)]
+    return [
+        write_report(folder / "a.jsonl", busy),
+        write_report(folder / "b.jsonl", [line("all_reduce", 4096, 4)], pid=41, launch_rank=1),
+    ]
+
+
+SAMPLES = {
+    "kineto": (write_kineto, TWO_KINDS),
+    "execution_trace": (write_execution_trace, TWO_KINDS),
+    "flight_recorder": (write_flight_recorder, TWO_KINDS),
+    "param_comms": (write_param_comms, TWO_KINDS),
+    "nccl_log": (write_nccl_log, TWO_KINDS),
+    "inspector": (
+        write_inspector,
+        {("all_reduce", "uint8", 65536, 2): 2.0, ("reduce_scatter", "uint8", 2 << 20, 2): 1.0},
+    ),
+    "deepspeed": (write_deepspeed, {("all_gather", "uint8", 4000, 0): 3.0, ("all_reduce", "uint8", 4096, 0): 3.0}),
+    "megatron_log": (
+        write_megatron_log,
+        {("all_reduce", "float32", 4000, 0): 1.0, ("all_reduce", "float32", 2048, 0): 1.0},
+    ),
+    "nsys": (write_nsys, {("all_gather", "uint8", 1024, 2): 2.0}),
+    "nccl_profiler": (write_nccl_profiler, {("all_gather", "int8", 128, 2): 2.0}),
+    "horovod": (write_horovod, {("all_reduce", "float16", 24, 2): 1.0}),
+    "aicb": (write_aicb, {("reduce_scatter", "uint8", 64, 2): 1.0}),
+    "tracelens": (write_tracelens, {("all_reduce", "float32", 400, 2): 5.0}),
+    "csv": (write_csv, {("broadcast", "int32", 64, 2): 2.0}),
+    "nccl_tests": (write_nccl_tests, {("all_gather", "float32", 64, 2): 1.0}),
+    "plugin_report": (
+        write_plugin_report,
+        {("all_reduce", "uint8", 4096, 2): 5.0, ("all_gather", "uint8", 64, 2): 1.0},
+    ),
+}
+"""Source -> what writes its sample, and the calls per step of each (collective, dtype, size, group) in it."""
+
+
+class TestReaders(ReaderContract):
+    """The contract, and that no other reader takes the sample for its own."""
+
+    @pytest.fixture(params=SAMPLES)
+    def reader(self, request):
+        return get_reader(request.param)
 
     @pytest.fixture
-    def sample(self, tmp_path):
-        return [_export(tmp_path / f"rank{rank}.sqlite", rank) for rank in (0, 1)]
-
-
-class TestNcclProfiler(Contract):
-    source = "nccl_profiler"
-    table: ClassVar = {("all_gather", "int8", 128, 2): 2.0}
+    def sample(self, reader, tmp_path):
+        return SAMPLES[reader.name][0](tmp_path)
 
     @pytest.fixture
-    def sample(self, tmp_path):
-        paths = [tmp_path / f"profile-7-{rank}.txt" for rank in (0, 1)]
-        for rank, path in enumerate(paths):
-            rows = []
-            for number in range(2):
-                args = {"SeqNum": number, "CommHash": 2**63 + 7, "Rank": rank, "Count": 64, "Datatype": "ncclInt8"}
-                args |= {"Algorithm": "RING", "Protocol": "LL", "nMaxChannels": 2}
-                base = {
-                    "name": "AllGather",
-                    "cat": "COLL",
-                    "id": number,
-                    "pid": 40 + rank,
-                    "tid": 1,
-                    "ts": 5.0 + number,
-                }
-                rows += [{**base, "ph": "b", "args": args}, {**base, "ph": "e"}]
-            path.write_text("[\n" + "".join(f"{json.dumps(row)},\n" for row in rows) + "{}]\n")
-        return paths
+    def expected(self, reader):
+        return {
+            Message(collective=Collective(collective), dtype=dtype, size_bytes=size, group_size=group): calls
+            for (collective, dtype, size, group), calls in SAMPLES[reader.name][1].items()
+        }
+
+    def test_no_other_reader_recognises_the_sample(self, reader, sample):
+        others = [name for name in READERS if name != reader.name and get_reader(name).recognises(sample[0])]
+        assert others == []
 
 
-class TestHorovod(Contract):
-    source = "horovod"
-    table: ClassVar = {("all_reduce", "float16", 24, 2): 1.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        rows = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "allreduce.w"}}]
-        for at in (100, 200):
-            rows.append({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": at, "pid": 1})
-            rows += [{"ph": "X", "name": rank, "ts": at, "pid": 1, "dur": 0} for rank in "01"]
-            rows.append({"ph": "E", "ts": at, "pid": 1})
-            rows += [{"ph": "B", "name": n, "ts": at, "pid": 1} for n in ("ALLREDUCE", "NCCL_ALLREDUCE")]
-            rows.append({"ph": "E", "ts": at + 50, "pid": 1})
-            rows.append({"ph": "E", "ts": at + 51, "pid": 1, "args": {"dtype": "float16", "shape": "[3, 4]"}})
-        path = tmp_path / "timeline.json"
-        path.write_text("[\n" + ",\n".join(map(json.dumps, rows)))
-        return [path]
-
-
-class TestAicb(Contract):
-    source = "aicb"
-    table: ClassVar = {("reduce_scatter", "uint8", 64, 2): 1.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        path = tmp_path / "workload.csv"
-        path.write_text(
-            "[rank0 ~ rank1]\n"
-            "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count\n"
-            "CommType.reduce_scatter,CommGroup.dp_group,2,64,backward,None,None,,None,None,None,1\n"
-            "CommType.epoch_end,None,None,0,,None,None,,None,None,None,1\n"
-        )
-        return [path]
-
-
-class TestTraceLens(Contract):
-    source = "tracelens"
-    table: ClassVar = {("all_reduce", "float32", 400, 2): 5.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        header = "rank,Collective name,Group size,dtype,In msg nelems,Out msg nelems,operation_count\n"
-        paths = [tmp_path / f"coll_analysis{rank}.csv" for rank in (0, 1)]
-        for rank, path in enumerate(paths):
-            path.write_text(f"{header}{rank},allreduce,2,Float,100,100,5\n")
-        return paths
-
-
-class TestCsv(Contract):
-    source = "csv"
-    table: ClassVar = {("broadcast", "int32", 64, 2): 2.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        path = tmp_path / "messages.csv"
-        path.write_text("collective,size_bytes,calls,dtype,group_size,steps\nbroadcast,64,6,int32,2,3\n")
-        return [path]
-
-
-class TestNcclTests(Contract):
-    source = "nccl_tests"
-    table: ClassVar = {("all_gather", "float32", 64, 2): 1.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        half = "time algbw busbw #wrong"
-        path = tmp_path / "all_gather.txt"
-        path.write_text(
-            "# Collective test starting: all_gather_perf\n# nThread 1 nGpus 2 minBytes 64 maxBytes 128\n"
-            "#  Rank  0 Group  0 Pid 1\n#  Rank  1 Group  0 Pid 1\n"
-            f"#  size count type redop root {half} {half}\n"
-            "64 8 float none -1 10 1 1 0 12 1 1 0\n64 8 float none -1 30 1 1 0 12 1 1 0\n"
-            "# Avg bus bandwidth : 1\n"
-        )
-        return [path]
-
-
-class TestPluginReport(Contract):
-    source = "plugin_report"
-    table: ClassVar = {("all_reduce", "uint8", 4096, 2): 5.0, ("all_gather", "uint8", 64, 2): 1.0}
-
-    @pytest.fixture
-    def sample(self, tmp_path):
-        """Two ranks; one of them made a call that it counted under two outcomes."""
-        busy = [line("all_reduce", 4096, 3), line("all_reduce", 4096, 2, **APPLIED), line("all_gather", 64, 1)]
-        return [
-            write_report(tmp_path / "a.jsonl", *busy),
-            write_report(tmp_path / "b.jsonl", line("all_reduce", 4096, 4), pid=41, launch_rank=1),
-        ]
+def test_every_reader_has_its_contract():
+    assert SAMPLES.keys() == set(READERS)

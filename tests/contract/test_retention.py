@@ -6,15 +6,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 import optuna
-import psycopg
 import pytest
+from full_records import fill_record
 from optuna.storages import RDBStorage
+from postgresql import new_database
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from ncclt.core.attestation import Form, LogEvidence, Observed
-from ncclt.core.preflight import Preflight
-from ncclt.core.preflight import State as PreflightState
+from ncclt.core.preflight import Preflight, State
 from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.revision import Action, Actor, ClusterRules, RevisionState
 from ncclt.core.rollout import ArmState, JobStart, JobTime, RollOutState
@@ -71,11 +71,7 @@ def clock():
 def url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ncclt.db"
-    postgresql = request.getfixturevalue("postgresql")
-    name = f"retention_{abs(hash(request.node.nodeid))}"
-    with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return postgresql.get_uri(database=name)
+    return new_database(request.getfixturevalue("postgresql"))
 
 
 @pytest.fixture
@@ -120,59 +116,15 @@ def attestation(id, *, created):
 
 
 def preflight(id, *, cluster="pair", created=OLD):
-    return Preflight(
-        id=id,
-        created=created,
-        state=PreflightState.UNMEASURED,
-        simulated=True,
-        cluster=cluster,
-        fingerprint="f",
-        launcher="",
-        benchmark="",
-        hosts=("n1",),
-        gpus_per_node=4,
-        source="",
-        expected=(),
-        tolerance=0.15,
-        wall_s=0.0,
-    )
+    return fill_record(Preflight, id=id, cluster=cluster, created=created, state=State.UNMEASURED)
 
 
 def check(id, of, *, freshness=Freshness.FRESH):
-    reasons = ("slower",) if freshness is Freshness.STALE else ()
-    return Recheck(
-        id=id,
-        recommendation=of,
-        cluster="pair",
-        model="toy",
-        freshness=freshness,
-        reasons=reasons,
-        changes=(),
-        launches=1,
-        launcher="",
-        created=OLD,
-    )
+    return fill_record(Recheck, id=id, recommendation=of, cluster="pair", model="toy", freshness=freshness, created=OLD)
 
 
 def verification(id, of, *, created=OLD):
-    return Verification(
-        id=id,
-        cluster="pair",
-        model="toy",
-        recommendation=of,
-        argv=(),
-        base_env=(),
-        tuned_env=(),
-        removed_env=(),
-        warmup=1,
-        steps=1,
-        ranks=1,
-        hosts=1,
-        launches=(),
-        verdict=sample_recommendation("a").table.verdict,
-        notes=(),
-        created=created,
-    )
+    return fill_record(Verification, id=id, recommendation=of, cluster="pair", model="toy", created=created)
 
 
 def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stays(store, url, clock):

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from postgresql import new_database
 from sqlalchemy import text
 
 import store_records as records
@@ -229,11 +230,8 @@ with open_store({store_url!r}) as store:
 
 class TestPostgresql(StoreContract, *CONTRACTS):
     @pytest.fixture
-    def store_url(self, postgresql, request):
-        name = f"test_{abs(hash(request.node.nodeid))}"
-        with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return postgresql.get_uri(database=name)
+    def store_url(self, postgresql):
+        return new_database(postgresql)
 
     def execute(self, url, statement):
         with psycopg.connect(url, options="-csearch_path=ncclt") as connection:
@@ -317,6 +315,16 @@ class TestPostgresql(StoreContract, *CONTRACTS):
         store.migration()
         assert store.studies.page().items == ()
 
+    def test_workers_whose_clocks_differ_see_each_other(self, store, monkeypatch):
+        """The database's clock counts: by their own, one of them would be dead, and its launches done twice."""
+        store.studies.open(sample_study())
+        monkeypatch.setattr(time, "time", lambda real=time.time: real() - 3600.0)
+        store.leases.enter("abc123", OTHER)
+        store.jobs.enter_worker(OTHER, cluster="pair")
+        monkeypatch.undo()
+        assert store.leases.workers("abc123") == (OTHER,)
+        assert store.jobs.workers("pair") == (OTHER,)
+
     def test_a_database_or_user_that_is_not_there_is_an_error(self, store_url):
         with pytest.raises(StoreError, match="does not exist") as caught:
             open_store(store_url.replace("postgres:@", "nobody:secret@"))
@@ -340,13 +348,3 @@ def test_a_server_that_never_answers_is_an_error_within_seconds():
         with pytest.raises(StoreError, match="timeout"):
             open_store(f"postgresql://127.0.0.1:{port}/db?connect_timeout=2")
         assert time.monotonic() - began < 8
-
-    def test_workers_whose_clocks_differ_see_each_other(self, store, monkeypatch):
-        """The database's clock counts: by their own, one of them would be dead, and its launches done twice."""
-        store.studies.open(sample_study())
-        monkeypatch.setattr(time, "time", lambda real=time.time: real() - 3600.0)
-        store.leases.enter("abc123", OTHER)
-        store.jobs.enter_worker(OTHER, cluster="pair")
-        monkeypatch.undo()
-        assert store.leases.workers("abc123") == (OTHER,)
-        assert store.jobs.workers("pair") == (OTHER,)

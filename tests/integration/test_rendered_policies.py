@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import format_readers as readers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,6 @@ def unit_helper(path):
 
 
 oracle = unit_helper("nccl/nccl_syntax.py")
-readers = unit_helper("deliver/render/format_readers.py")
 WORKLOADS = list(shipped_workloads(profiles_folder()).values())
 CLUSTERS = [shipped_clusters(profiles_folder())[name] for name in ("leonardo", "dgx-h100")]
 VERSIONS = [NcclVersion.parse(f"2.{minor}.3") for minor in range(18, 33)]

@@ -1,23 +1,17 @@
 """Rendered texts in the hands of the real programs: shells, mpirun, and a TaskProlog of a real Slurm."""
 
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import rendered as samples
 from program import run_program
 
 from ncclt.deliver.render.formats import render
-
-_UNIT = Path(__file__).resolve().parents[1] / "unit" / "deliver" / "render" / "test_formats.py"
-_spec = importlib.util.spec_from_file_location("render_samples", _UNIT)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
 
 HOSTILE = replace(samples.TUNED, model=samples.HOSTILE, cluster="*" + samples.HOSTILE)
 # What no control character can be in.

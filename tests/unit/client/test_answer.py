@@ -7,15 +7,14 @@ import json
 import os
 import random
 import re
-import runpy
 import shlex
 import subprocess
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
+import hostile_server as fake
 import pytest
 
 import ncclt.client.fetch
@@ -29,7 +28,6 @@ from ncclt.errors import NccltError
 from ncclt.nccl.parameters import CATALOGUE, SET_BY_RULES
 from ncclt.nccl.tuner_plugin.compact_table import table_environment
 
-FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
 ANSWERS = 8_000
 VERSIONS = ("2.28.9", "2.20.5", "2.31.0", None)
 LEGAL_PAIRS = [
@@ -71,7 +69,7 @@ def _mutated(chance, text):
 
 def _pair(chance):
     """Return a pair that is legal, hostile, or one of both with something changed."""
-    name, value = chance.choice(chance.choice((LEGAL_PAIRS, LEGAL_PAIRS, FAKE.HOSTILE_PAIRS)))
+    name, value = chance.choice(chance.choice((LEGAL_PAIRS, LEGAL_PAIRS, fake.HOSTILE_PAIRS)))
     match chance.randrange(8):
         case 0:
             value = _mutated(chance, value)
@@ -88,7 +86,7 @@ def _pair(chance):
 
 def hostile_document(chance):
     """Return the text of a `json` answer, most of it good."""
-    document = FAKE.document(variables=dict(_pair(chance) for _ in range(chance.randint(1, 3))))
+    document = fake.document(variables=dict(_pair(chance) for _ in range(chance.randint(1, 3))))
     match chance.randrange(10):
         case 0:
             document[chance.choice(list(document))] = chance.choice((*JUNK, _word(chance)))
@@ -110,7 +108,7 @@ def hostile_document(chance):
 
 
 def hostile_table(chance, form):
-    text = FAKE.written(form, dict(_pair(chance) for _ in range(chance.randint(0, 2))))
+    text = fake.written(form, dict(_pair(chance) for _ in range(chance.randint(0, 2))))
     return _mutated(chance, text) if chance.randrange(2) else text
 
 
@@ -131,10 +129,10 @@ def sent(monkeypatch):
 
 def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(sent, tmp_path):
     chance = random.Random(0)
-    given = dict.fromkeys((*FAKE.PAIR_FORMATS, *TABLES, "run", "run with a table", "run --policy"), 0)
+    given = dict.fromkeys((*fake.PAIR_FORMATS, *TABLES, "run", "run with a table", "run --policy"), 0)
     for number in range(ANSWERS):
         version = chance.choice(VERSIONS)
-        form = (*FAKE.PAIR_FORMATS, *TABLES)[number % (len(FAKE.PAIR_FORMATS) + len(TABLES))]
+        form = (*fake.PAIR_FORMATS, *TABLES)[number % (len(fake.PAIR_FORMATS) + len(TABLES))]
         sent.text = hostile_table(chance, form) if form in TABLES else hostile_document(chance)
         try:
             text = fetch_env("http://s", cluster="leonardo", model="bert", nccl_version=version, format=form).text
@@ -142,10 +140,10 @@ def test_whatever_a_server_answers_a_job_gets_legal_pairs_or_nothing(sent, tmp_p
             text = ""
         if text and form in TABLES:
             given[form] += 1
-            assert FAKE.is_table(text, version or "2.28.9"), sent.text
+            assert fake.is_table(text, version or "2.28.9"), sent.text
         elif text:
             given[form] += 1
-            assert FAKE.all_legal(FAKE.pairs_in(text, form), version or "2.28.9"), sent.text
+            assert fake.all_legal(fake.pairs_in(text, form), version or "2.28.9"), sent.text
         if form not in TABLES:
             _run(sent.text, given)
         elif form == "tuner-csv" and number % 2:  # prime to the number of formats
@@ -158,7 +156,7 @@ def test_whatever_a_server_answers_a_process_group_gets_legal_channels_or_nothin
     given = dict.fromkeys(GROUP_FORMS, 0)
     for number in range(ANSWERS // 4):
         form = GROUP_FORMS[number % 2]
-        document = FAKE.document(variables={chance.choice(("NCCL_MAX_CTAS", "NCCL_MIN_CTAS")): _pair(chance)[1]})
+        document = fake.document(variables={chance.choice(("NCCL_MAX_CTAS", "NCCL_MIN_CTAS")): _pair(chance)[1]})
         if chance.randrange(4) == 0:
             document["groups"] = chance.choice(
                 (*JUNK, [[8, True], [4, False]], [[8, "1"]], [["8\n", True]], _word(chance))
@@ -170,7 +168,7 @@ def test_whatever_a_server_answers_a_process_group_gets_legal_channels_or_nothin
         except ClientError:
             continue
         given[form] += 1
-        assert FAKE.group_options_in(text), sent.text
+        assert fake.group_options_in(text), sent.text
         assert document["groups"] == [[8, True]]
     assert all(count > 10 for count in given.values()), given
 
@@ -190,7 +188,7 @@ def _run(text, given):
         ours = {name: pairs.pop(name) for name in ("NCCL_TUNER_PLUGIN", *table) if name in pairs}
         given["run with a table"] += plan.form is Form.TABLE
         assert ours == ({"NCCL_TUNER_PLUGIN": "/here/plugin.so", **table} if plan.form is Form.TABLE else {})
-        assert FAKE.all_legal(pairs, version), text
+        assert fake.all_legal(pairs, version), text
         assert all(note.isprintable() for note in plan.notes)
 
 
@@ -201,7 +199,7 @@ def _run_policy(text, path, given):
     except NccltError:
         return
     given["run --policy"] += 1
-    assert FAKE.all_legal(dict(answer.table_variables), answer.nccl_version), text
+    assert fake.all_legal(dict(answer.table_variables), answer.nccl_version), text
 
 
 def test_a_real_shell_reads_the_same_pairs(sent):
@@ -214,7 +212,7 @@ def test_a_real_shell_reads_the_same_pairs(sent):
             text = fetch_env("http://s", cluster="leonardo", model="bert", nccl_version="2.28.9").text
         except ClientError:
             continue
-        wanted.append(FAKE.pairs_in(text, "export"))
+        wanted.append(fake.pairs_in(text, "export"))
         script.append(f"(eval {shlex.quote(text)}; env; echo ---)")
     ran = subprocess.run(
         ["bash", "-c", "\n".join(script)], capture_output=True, text=True, env={"PATH": os.defpath}, check=True
@@ -232,7 +230,7 @@ def test_channels_per_peer_that_do_not_reach_all_ranks_are_never_set(sent):
     variables = {f"NCCL_{name}": str(value) for name, value in channels.items()}
     for nodes, passes in ((8, True), (9, False), (16, False)):
         for changed in ({"variables": variables}, {"table_parameters": channels}):
-            sent.text = json.dumps(FAKE.document(nodes=nodes, gpus_per_node=4, **changed))
+            sent.text = json.dumps(fake.document(nodes=nodes, gpus_per_node=4, **changed))
             answer = partial(fetch_env, "http://s", cluster="leonardo", model="bert", format="json")
             with nullcontext() if passes else pytest.raises(ClientError, match="may hang"):
                 answer()
@@ -245,7 +243,7 @@ def test_every_safe_value_of_the_catalogue_passes(sent):
         for value in row.values:
             # Channels per peer never come alone.
             peer = {"NCCL_MIN_P2P_NCHANNELS": "16"} if row.name == "NCHANNELS_PER_NET_PEER" else {}
-            sent.text = json.dumps(FAKE.document(variables={row.variable: str(value)} | peer))
+            sent.text = json.dumps(fake.document(variables={row.variable: str(value)} | peer))
             assert (
                 f"{row.variable}={value}\n"
                 in fetch_env("http://s", cluster="leonardo", model="bert", format="dotenv").text
@@ -257,9 +255,9 @@ LONG = "x" * 300
 
 def test_an_error_holds_60_characters_of_what_a_server_sent(subtests):
     for form, text, shown in [
-        ("env", json.dumps(FAKE.document(variables={LONG: LONG})), 2),
-        ("env", json.dumps(FAKE.document() | {"decision": LONG}), 1),
-        ("env", json.dumps(FAKE.document() | {"model": LONG}), 1),
+        ("env", json.dumps(fake.document(variables={LONG: LONG})), 2),
+        ("env", json.dumps(fake.document() | {"decision": LONG}), 1),
+        ("env", json.dumps(fake.document() | {"model": LONG}), 1),
         ("tuner-csv", f"{LONG}\n", 1),
     ]:
         with subtests.test(form=form, text=text, shown=shown):

@@ -4,25 +4,19 @@ import ast
 import itertools
 import json
 import re
-import runpy
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from answering_server import GOOD, PROBLEM, SENT, reply, serving
+from hostile_server import document
 
 import ncclt.client.fetch
 from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation
 from ncclt.client.report import post_attestation, post_step_time
 from ncclt.deliver.render.formats import FORMATS
-
-FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
-free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
-SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
-GOOD, PROBLEM, SENT = SERVERS.GOOD, SERVERS.PROBLEM, SERVERS.SENT
-reply, serving = SERVERS.reply, SERVERS.serving
 
 
 def fetch(url, **options):
@@ -169,7 +163,7 @@ def test_every_format_of_the_renderer_is_one_of_the_client():
 
 
 def test_an_undecided_answer_is_no_environment():
-    undecided = reply(body=json.dumps(FAKE.document(decision="undecided", remarks=["r-1: too noisy"], variables={})))
+    undecided = reply(body=json.dumps(document(decision="undecided", remarks=["r-1: too noisy"], variables={})))
     with serving(undecided) as server:
         with pytest.raises(ClientError, match="undecided: r-1: too noisy") as caught:
             fetch(server.url)
@@ -178,7 +172,7 @@ def test_an_undecided_answer_is_no_environment():
 
 
 def test_groups_measured_together_are_refused_with_the_way_to_measure_one():
-    answer = FAKE.document(groups=[[4, False], [8, True]])
+    answer = document(groups=[[4, False], [8, True]])
     together = pytest.raises(ClientError, match="groups of 4 ranks inside a node and of 8 ranks across")
     with serving(reply(body=json.dumps(answer))) as server, together as caught:
         fetch(server.url, format="pg-options")
@@ -219,12 +213,18 @@ def test_the_client_is_a_folder_of_the_standard_library_in_the_syntax_of_python_
 
 
 def test_an_attestation_is_posted_with_the_key():
-    document = {"schema": 1, "id": "a1", "effect": "partly"}
-    with serving(reply(201, json.dumps(document), "application/json")) as server:
-        post_attestation(server.url + "/tuner", document, api_key="k-1")
-    (sent,) = server.seen
-    assert (sent.path, sent.body, sent.headers["Authorization"]) == ("/tuner/v1/attestations", document, "Bearer k-1")
+    attestation = {"schema": 1, "id": "a1", "effect": "partly"}
+    with serving(reply(201, json.dumps(attestation), "application/json")) as server:
+        post_attestation(server.url + "/tuner", attestation, api_key="k-1")
+        post_attestation(server.url, attestation, ticket="t-1")
+    sent, with_ticket = server.seen
+    assert (sent.path, sent.body, sent.headers["Authorization"]) == (
+        "/tuner/v1/attestations",
+        attestation,
+        "Bearer k-1",
+    )
     assert sent.headers["Content-Type"] == "application/json"
+    assert with_ticket.body == {**attestation, "ticket": "t-1"}
 
 
 @pytest.mark.parametrize(
@@ -288,10 +288,3 @@ def test_a_recommendation_is_fetched_by_its_id():
     with serving(reply(200, '{"id": "r/1"}', "application/json")) as server:
         assert fetch_recommendation(server.url, "r/1") == {"id": "r/1"}
     assert server.seen[0].path == "/v1/recommendations/r%2F1"
-
-
-def test_ticket_of_a_job_is_sent_with_its_attestation():
-    with serving(reply(200, json.dumps({"id": "a1"}), "application/json")) as server:
-        post_attestation(server.url, {"id": "a1"}, ticket="t-1")
-        post_attestation(server.url, {"id": "a1"})
-    assert [seen.body for seen in server.seen] == [{"id": "a1", "ticket": "t-1"}, {"id": "a1"}]

@@ -1,18 +1,13 @@
 """The cache of answers that carries a job over an outage."""
 
 import json
-import runpy
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from answering_server import GOOD, PROBLEM, SENT, reply, serving
 
 from ncclt.client.fetch import MAX_ANSWER_BYTES, ClientError, fetch_env
-
-SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
-GOOD, PROBLEM, SENT = SERVERS.GOOD, SERVERS.PROBLEM, SERVERS.SENT
-reply, serving = SERVERS.reply, SERVERS.serving
 
 
 def fetch(url, **options):
@@ -45,20 +40,6 @@ def test_a_long_answer_comes_whole_out_of_the_cache(tmp_path):
     assert fetch(server.url, format="json", cache_dir=tmp_path, fallback="cached").source == "cache"
 
 
-@pytest.mark.parametrize(("days", "is_used"), [(29.9, True), (30.1, False)])
-def test_an_answer_of_the_cache_is_used_for_30_days(tmp_path, days, is_used):
-    with serving(reply()) as server:
-        fetch(server.url, cache_dir=tmp_path)
-    (path,) = tmp_path.iterdir()
-    path.write_text(json.dumps({**json.loads(path.read_text()), "saved": time.time() - days * 86400}))
-    if is_used:
-        assert fetch(server.url, cache_dir=tmp_path, fallback="cached").source == "cache"
-    else:
-        with pytest.raises(ClientError) as caught:
-            fetch(server.url, cache_dir=tmp_path, fallback="cached")
-        assert "the cached answer is 30 days old" in caught.value.hint
-
-
 def test_a_server_that_says_no_is_believed_whatever_the_cache_holds(tmp_path):
     """What was withdrawn must not come back out of a cache."""
     state = SimpleNamespace(answer=reply())
@@ -82,19 +63,6 @@ def test_an_unchanged_answer_is_not_sent_again(tmp_path):
     assert first == second
     assert second.source == "server"
     assert server.seen[1].headers["If-None-Match"] == '"v1"'
-
-
-def test_an_unchanged_answer_is_as_new_as_the_server_says(tmp_path):
-    state = SimpleNamespace(answer=reply(ETag='"v1"'))
-    with serving(lambda handler: state.answer(handler)) as server:
-        fetch(server.url, cache_dir=tmp_path)
-        (path,) = tmp_path.iterdir()
-        path.write_text(json.dumps({**json.loads(path.read_text()), "saved": time.time() - 7 * 86400}))
-        state.answer = reply(304, "")
-        fetch(server.url, cache_dir=tmp_path)
-        state.answer = reply(503, "busy")
-        bridged = fetch(server.url, cache_dir=tmp_path, fallback="cached")
-    assert "days old" not in bridged.warning
 
 
 def test_an_answer_for_one_job_alone_is_not_kept(tmp_path):

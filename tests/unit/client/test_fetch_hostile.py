@@ -5,25 +5,21 @@ import json
 import math
 import os
 import re
-import runpy
 import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
+import hostile_server as fake
 import pytest
+from answering_server import reply, serving
 
 from ncclt.cli import env
 from ncclt.client.answer import FORMS, GROUP_FORMS, TABLES
 from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation
 from ncclt.client.report import post_attestation
 from ncclt.core.trial import NOT_LAUNCHED
-
-FAKE = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "hostile_server.py")))
-SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
-reply, serving = SERVERS.reply, SERVERS.serving
 
 JOB = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9"}
 
@@ -35,14 +31,14 @@ def fetch(url, **options):
 def judged(text, form):
     """Fail unless a text for a job sets legal values and nothing else; return what it sets."""
     if form in TABLES:
-        assert FAKE.is_table(text), text
+        assert fake.is_table(text), text
         return dict(re.findall(r"(?m)^# needs (\S+)=(\S+) in the environment$", text))
-    if form in FAKE.PAIR_FORMATS:
-        pairs = FAKE.pairs_in(text, form)
-        assert FAKE.all_legal(pairs), pairs
+    if form in fake.PAIR_FORMATS:
+        pairs = fake.pairs_in(text, form)
+        assert fake.all_legal(pairs), pairs
         return pairs
     if form in GROUP_FORMS:
-        return FAKE.group_options_in(text)
+        return fake.group_options_in(text)
     patterns = {
         "export fish": r"set -gx ([A-Z_0-9]+) '([\w:;,.-]*)';",
         "export csh": r"setenv ([A-Z_0-9]+) '([\w:;,.-]*)';",
@@ -53,7 +49,7 @@ def judged(text, form):
     lines = [re.fullmatch(patterns[form], line) for line in text.splitlines() if not line.startswith("# ")]
     assert all(lines), text
     names = {line[1] for line in lines}
-    assert names <= {*FAKE.HONEST, "NCCLT_RECOMMENDATION", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"}
+    assert names <= {*fake.HONEST, "NCCLT_RECOMMENDATION", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"}
     return names
 
 
@@ -69,8 +65,8 @@ def options_of(form):
 
 
 def test_nothing_comes_of_an_answer_below_the_text_and_no_other_error(subtests):
-    for attack in FAKE.OUTAGES:
-        with subtests.test(attack=attack), FAKE.hostile(attack) as server:
+    for attack in fake.OUTAGES:
+        with subtests.test(attack=attack), fake.hostile(attack) as server:
             began = time.monotonic()
             for ask in (
                 lambda: fetch(server.url, timeout_s=0.3),
@@ -85,24 +81,24 @@ def test_nothing_comes_of_an_answer_below_the_text_and_no_other_error(subtests):
             assert time.monotonic() - began < 0.9 + 120, "the answers last 300 s"
 
 
-@pytest.mark.parametrize("attack", FAKE.HARMLESS)
+@pytest.mark.parametrize("attack", fake.HARMLESS)
 def test_garbage_around_an_honest_text_costs_nothing(attack, tmp_path):
     options = {"cache_dir": tmp_path / "cache", "fallback": "cached"}
-    with FAKE.hostile(attack) as server:
+    with fake.hostile(attack) as server:
         for form in (form for form in FORMS if form not in GROUP_FORMS):
             text = fetch(server.url, **options_of(form), **options).text
-            assert set(FAKE.HONEST) - {"NCCL_MAX_CTAS"} <= {
+            assert set(fake.HONEST) - {"NCCL_MAX_CTAS"} <= {
                 *judged(text, form),
-                *(FAKE.HONEST if form in TABLES else ()),
+                *(fake.HONEST if form in TABLES else ()),
             }
         again = fetch(server.url, **options)
-    assert judged(again.text, "export").keys() == {*FAKE.HONEST, "NCCLT_RECOMMENDATION"}
+    assert judged(again.text, "export").keys() == {*fake.HONEST, "NCCLT_RECOMMENDATION"}
 
 
 def test_a_job_gets_legal_values_only_whatever_the_text_holds(capsys, subtests):
     """Through the client in every form, and through the command; pairs that can be in `json` are refused below."""
-    for attack in [attack for attack in FAKE.TEXTS if not attack.startswith("pair NCCL_")]:
-        with subtests.test(attack), FAKE.hostile(attack) as server:
+    for attack in [attack for attack in fake.TEXTS if not attack.startswith("pair NCCL_")]:
+        with subtests.test(attack), fake.hostile(attack) as server:
             for form in FORMS:
                 try:
                     text = fetch(server.url, **options_of(form)).text
@@ -126,14 +122,14 @@ def _without(document, *names):
 
 def test_an_answer_that_hides_the_origin_of_its_times_is_refused(tmp_path):
     """Missing, falsified, of an older server, or against its own launcher: neither fetched nor taken from the cache."""
-    honest = FAKE.document()
+    honest = fake.document()
     cases = {
         "missing": _without(honest, "origin"),
         "older server": _without(honest, "origin") | {"simulated": False},
         "older server, simulated": _without(honest, "origin") | {"simulated": True},
-        **{repr(word): FAKE.document(origin=word) for word in (None, True, "", "real", "Measured", ["measured"])},
-        **{repr(word): FAKE.document(launcher=word) for word in NOT_LAUNCHED},
-        **{f"{word} not allowed": FAKE.document(origin=word) for word in ("recorded", "simulated")},
+        **{repr(word): fake.document(origin=word) for word in (None, True, "", "real", "Measured", ["measured"])},
+        **{repr(word): fake.document(launcher=word) for word in NOT_LAUNCHED},
+        **{f"{word} not allowed": fake.document(origin=word) for word in ("recorded", "simulated")},
     }
     sent = honest
     with serving(lambda handler: reply(body=json.dumps(sent))(handler)) as server:
@@ -154,11 +150,11 @@ def test_an_answer_that_hides_the_origin_of_its_times_is_refused(tmp_path):
 def test_one_bad_pair_refuses_the_whole_answer(subtests):
     """Variables are all delivered or none; only the client sets `NCCLT_` names."""
     sent = {}
-    with serving(lambda handler: reply(body=json.dumps(FAKE.document(variables=sent)))(handler)) as server:
-        for name, value in FAKE.HOSTILE_PAIRS:
+    with serving(lambda handler: reply(body=json.dumps(fake.document(variables=sent)))(handler)) as server:
+        for name, value in fake.HOSTILE_PAIRS:
             if name.startswith("NCCLT_"):
                 continue
-            sent = {**FAKE.HONEST, name: value}
+            sent = {**fake.HONEST, name: value}
             for form in ("export", "json", "slurm-taskprolog"):
                 with (
                     subtests.test(pair=(name, value), form=form),
@@ -175,7 +171,7 @@ def test_one_bad_pair_refuses_the_whole_answer(subtests):
 def test_an_answer_for_another_job_is_refused(other, tmp_path):
     """A proxy may mix up its answers, and a server its names."""
     named = f"it is for {next(iter(other))} "
-    with serving(reply(body=json.dumps(FAKE.document(**other)))) as server, pytest.raises(ClientError, match=named):
+    with serving(reply(body=json.dumps(fake.document(**other)))) as server, pytest.raises(ClientError, match=named):
         fetch(server.url, cache_dir=tmp_path, fallback="cached")
     assert list(tmp_path.iterdir()) == []
 
@@ -183,7 +179,7 @@ def test_an_answer_for_another_job_is_refused(other, tmp_path):
 def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
     """The names of model and cluster and the remarks are the server's; an interactive zsh would run a remark."""
     evil = f"a'; touch {tmp_path}/evil; $(touch {tmp_path}/evil) `touch {tmp_path}/evil` > {tmp_path}/evil\n"
-    document = FAKE.document(
+    document = fake.document(
         model=evil, cluster=evil, lost=[evil], remarks=[evil, f"\nexport LD_PRELOAD={tmp_path}/evil.so\n"]
     )
     with serving(reply(body=json.dumps(document))) as server:
@@ -192,7 +188,7 @@ def test_a_real_shell_sets_the_checked_values_and_runs_nothing(tmp_path):
         ran = subprocess.run(
             ["bash", "-c", script, "x", text], capture_output=True, text=True, env={"PATH": os.defpath}
         )
-        assert f"NCCL_PROTO={FAKE.HONEST['NCCL_PROTO']}" in ran.stdout.splitlines()
+        assert f"NCCL_PROTO={fake.HONEST['NCCL_PROTO']}" in ran.stdout.splitlines()
         assert "LD_PRELOAD=" not in ran.stdout
         assert ran.stderr == ""
     assert list(tmp_path.iterdir()) == []
@@ -224,7 +220,7 @@ VALUES = [
 def test_a_list_passes_in_the_language_of_the_jobs_nccl_alone(subtests):
     sent = ""
     with serving(
-        lambda handler: reply(body=json.dumps(FAKE.document(variables={"NCCL_ALGO": sent})))(handler)
+        lambda handler: reply(body=json.dumps(fake.document(variables={"NCCL_ALGO": sent})))(handler)
     ) as server:
         for version, value, good in VALUES:
             sent = value
@@ -282,7 +278,7 @@ def test_a_server_without_end_leaves_no_thread_behind():
     """Its thread would go on beside the training that asked."""
     for attack in ("continue without end", "trailers without end", "headers that drip", "a body that drips"):
         before = set(threading.enumerate())
-        with FAKE.hostile(attack) as server:
+        with fake.hostile(attack) as server:
             with pytest.raises(ClientError, match=r"did not answer within 0\.3 s"):
                 fetch(server.url, timeout_s=0.3)
             # Those of the server end with it.
@@ -317,8 +313,8 @@ def cached(tmp_path):
         {"text": 7},
         {"text": "[" * 100_000},
         {"text": "export NCCL_ALGO=ring\n"},
-        {"text": json.dumps(FAKE.document(variables={"NCCL_PROTO": "LL128"}))},
-        {"text": json.dumps(FAKE.document(variables={"NCCL_TUNER_PLUGIN": "/srv/evil.so"}))},
+        {"text": json.dumps(fake.document(variables={"NCCL_PROTO": "LL128"}))},
+        {"text": json.dumps(fake.document(variables={"NCCL_TUNER_PLUGIN": "/srv/evil.so"}))},
         {"url": "http://other"},
         {"schema": 1},
         {"saved": [], "etag": []},
@@ -443,7 +439,7 @@ def test_the_command_keeps_answers_and_bridges_an_outage(tmp_path, monkeypatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     words = ["--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4"]
     words += ["--nccl-version", "2.28.9"]
-    with FAKE.hostile("none") as server:
+    with fake.hostile("none") as server:
         words += ["--server", server.url]
         assert env.main(words) == 0
         assert not (tmp_path / "ncclt").exists()

@@ -1,19 +1,15 @@
 """The client as a program: what it prints, and its exit codes."""
 
 import json
-import runpy
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from answering_server import GOOD, PROBLEM, reply, serving
+from ports import free_port
 
 from ncclt.cli import env
 from ncclt.client.__main__ import main
 
-SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
-free_port = runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "ports.py"))["free_port"]
-GOOD, PROBLEM, reply, serving = SERVERS.GOOD, SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
 JOB = ("--cluster", "leonardo", "--model", "bert", "--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.28.9")
 
 

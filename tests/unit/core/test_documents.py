@@ -9,11 +9,12 @@ from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
 import pytest
+from full_records import fill_record
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.documents import Documented, Shape
-from ncclt.core.recheck import Change, Freshness, Recheck
+from ncclt.core.recheck import Recheck
 from ncclt.core.workload import Workload
 from ncclt.errors import InputError, NccltError
 
@@ -150,23 +151,10 @@ def test_what_is_no_object_is_refused(subtests):
             Whole.from_document(document)
 
 
-CHANGE = Change(what="n", before=1.0, now=2.0, noise=0.1, changed=True)
-CHECK = Recheck(
-    id="i",
-    recommendation="r",
-    cluster="c",
-    model="m",
-    freshness=Freshness.FRESH,
-    reasons=("x",),
-    changes=(CHANGE,),
-    launches=1,
-    launcher="l",
-    created="",
-)
 CALLS = {"collective": "all_reduce", "dtype": "int8", "size_bytes": 8, "calls_per_step": 1.0}
 SAMPLES = [
     (Whole, DOCUMENT),
-    (Recheck, CHECK.to_document()),
+    (Recheck, fill_record(Recheck).to_document()),
     (Workload, {"schema": 1, "name": "w", "provenance": {"source": "model"}, "messages": [CALLS]}),
 ]
 LEAVES = st.one_of(

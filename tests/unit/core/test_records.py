@@ -4,10 +4,11 @@ import importlib
 import json
 import os
 import pkgutil
-import runpy
 from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
+
+from full_records import fill_record
 
 from ncclt import core
 from ncclt.core.attestation import Attestation, content_id, content_of
@@ -30,7 +31,6 @@ PLAIN = [
 """The classes of the core, but for words, rows, ports and errors."""
 
 RECORDS = [kind for kind in PLAIN if issubclass(kind, Documented)]
-fill_record = runpy.run_path(str(Path(__file__).resolve().parents[2] / "fakes" / "full_records.py"))["fill_record"]
 
 
 def test_data_of_the_core_are_frozen_dataclasses_with_slots():

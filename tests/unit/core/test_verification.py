@@ -2,37 +2,17 @@
 
 import numpy as np
 import pytest
+from full_records import fill_record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Verification, percentile
 
 TIMES = st.lists(st.floats(0, 1e9), max_size=5).map(tuple)
 
 
 def _verification(*launches):
-    verdict = Verdict(
-        decision=Decision.TUNED, reason="r", speedup=1.1, interval=(1.0, 1.2), blocks=4, default_us=2.0, policy_us=1.0
-    )
-    return Verification(
-        id="v",
-        cluster="c",
-        model="m",
-        recommendation="",
-        argv=("a",),
-        base_env=(("B", "1"),),
-        tuned_env=(),
-        removed_env=(),
-        warmup=1,
-        steps=2,
-        ranks=2,
-        hosts=1,
-        launches=launches,
-        verdict=verdict,
-        notes=(),
-        created="t",
-    )
+    return fill_record(Verification, launches=launches)
 
 
 def test_percentiles_are_over_all_steps_of_a_side():

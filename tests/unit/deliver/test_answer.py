@@ -1,12 +1,10 @@
 """Where an offer comes from, and what a server's refusal becomes."""
 
 import json
-import runpy
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from answering_server import PROBLEM, reply, serving
 
 from ncclt.cli.env import main as env
 from ncclt.core.recommendation import Request
@@ -14,9 +12,6 @@ from ncclt.deliver.answer import AnswerSource, request_answer
 from ncclt.deliver.render.formats import render
 from ncclt.errors import NoRecommendationError, ServerError, StaleRecommendationError, UsageError
 from ncclt.testing.samples import sample_recommendation
-
-SERVERS = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "fakes" / "answering_server.py")))
-PROBLEM, reply, serving = SERVERS.PROBLEM, SERVERS.reply, SERVERS.serving
 
 
 @pytest.mark.parametrize(

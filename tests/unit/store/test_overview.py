@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from full_records import fill_record
 from sqlalchemy.dialects import sqlite
 
 from ncclt.core.recheck import Freshness, Recheck
@@ -75,18 +76,8 @@ def test_what_was_measured_goes_before_what_was_recorded_or_simulated(store):
 
 def test_a_pair_says_that_it_is_stale_and_what_is_running(store):
     kept = store.revisions.publish(sample_recommendation("a"))
-    check = Recheck(
-        id="c1",
-        recommendation=kept.id,
-        cluster="pair",
-        model="toy",
-        freshness=Freshness.STALE,
-        reasons=("the gain is lost",),
-        changes=(),
-        launches=6,
-        launcher="slurm",
-        created="2026-01-02",
-    )
+    of = {"recommendation": kept.id, "cluster": "pair", "model": "toy"}
+    check = fill_record(Recheck, **of, freshness=Freshness.STALE, reasons=("the gain is lost",))
     store.records.add_recheck(check)
     store.studies.open(sample_study())
     (pair,) = store.recommendations.pairs(cluster="pair")

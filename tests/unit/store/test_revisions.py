@@ -6,6 +6,8 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from full_records import fill_record
+from postgresql import new_database
 from sqlalchemy import text
 
 from ncclt.core.recommendation import Decision
@@ -27,13 +29,7 @@ CANDIDATE, ACTIVE, RETIRED = RevisionState.CANDIDATE, RevisionState.ACTIVE, Revi
 def url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/a.db"
-    import psycopg
-
-    server = request.getfixturevalue("postgresql")
-    name = f"life_{abs(hash(request.node.nodeid))}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return server.get_uri(database=name)
+    return new_database(request.getfixturevalue("postgresql"))
 
 
 @pytest.fixture
@@ -210,24 +206,7 @@ def test_a_verified_candidate_still_waits_for_its_approval(store, url):
 
 def verification(id, recommendation, decision):
     verdict = replace(sample_recommendation("x").table.verdict, decision=decision)
-    return Verification(
-        id=id,
-        cluster="pair",
-        model="toy",
-        recommendation=recommendation,
-        argv=("train",),
-        base_env=(),
-        tuned_env=(),
-        removed_env=(),
-        warmup=1,
-        steps=1,
-        ranks=1,
-        hosts=1,
-        verdict=verdict,
-        launches=(),
-        notes=(),
-        created="2026-01-01",
-    )
+    return fill_record(Verification, id=id, cluster="pair", model="toy", recommendation=recommendation, verdict=verdict)
 
 
 def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):

@@ -5,8 +5,9 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from full_records import fill_record
 
-from ncclt.core.recheck import Change, Freshness, Recheck
+from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.recommendation import Request, select
 from ncclt.core.revision import Action
 from ncclt.core.trial import TimesOrigin
@@ -14,20 +15,16 @@ from ncclt.errors import NotFoundError, StaleRecommendationError, StoreError
 from ncclt.store import open_store, published
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
-CHANGE = Change(what="gain", before=1.1, now=0.9, noise=0.02, changed=True)
-
 
 def sample_check(id, *, stale=True, recommendation="r1"):
-    return Recheck(
+    return fill_record(
+        Recheck,
         id=id,
         recommendation=recommendation,
         cluster="pair",
         model="toy",
         freshness=Freshness.STALE if stale else Freshness.FRESH,
         reasons=("the gain is lost",) if stale else (),
-        changes=(CHANGE,),
-        launches=8,
-        launcher="simulate",
         created="2026-01-02T03:04:05.678",
     )
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ncclt.client.answer import NEEDS, checked, checked_document, comment_lines, one_line, token
 from ncclt.client.trust import UntrustedError, read_trusted
 from ncclt.core.attestation import DeliveredPolicy, Form
-from ncclt.core.cluster import Fingerprint
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import ORIGIN_WORDS, SHAPE_PARTS, Recommendation, Request
@@ -163,21 +162,13 @@ def _render_table(fields: Mapping[str, Any], rules: tuple[Rule, ...], needed: tu
     version = NcclVersion.parse(fields["nccl_version"])
     if not rules or version < TUNER_API_SINCE:
         return ""
-    place = Fingerprint(
-        gpu="",
-        link_class="",
-        fabric="",
-        nodes=fields["nodes"],
-        gpus_per_node=fields["gpus_per_node"],
-        nccl_version=fields["nccl_version"],
-    )
+    job = {"nodes": fields["nodes"], "ranks": fields["nodes"] * fields["gpus_per_node"]}
     mark = [ORIGIN_WORDS[origin]] if (origin := TimesOrigin(fields["origin"])) in ORIGIN_WORDS else []
     return table_text(
-        [render_row(rule, place) for rule in sorted(rules, key=lambda rule: rule.precedence)],
+        [render_row(rule, **job) for rule in sorted(rules, key=lambda rule: rule.precedence)],
         table_id=token(fields["recommendation"]),
         version=version,
-        nodes=place.nodes,
-        ranks=place.world_size,
+        **job,
         comments=comment_lines([*mark, *(f"needs {name}={value} in the environment" for name, value in needed)]),
     )
 

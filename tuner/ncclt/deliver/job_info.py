@@ -264,11 +264,10 @@ def detect_gpus(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[
 
     First what NVIDIA's and AMD's kernel modules say, then nvidia-smi: a container may hide the first.
     """
-    models: list[str] = []
-    for text in _read_each(root, "proc/driver/nvidia/gpus/*/information"):
-        models += re.findall(r"^Model:[ \t]*(\S.*?)[ \t]*$", text, re.M)
-    for text in _read_each(root, "sys/class/drm/card*/device/product_name"):
-        models.append(text.strip() or _UNKNOWN_MODEL)
+    information = "\n".join(_read_each(root, "proc/driver/nvidia/gpus/*/information"))
+    models = re.findall(r"^Model:[ \t]*(\S.*?)[ \t]*$", information, re.M)
+    names = _read_each(root, "sys/class/drm/card*/device/product_name")
+    models += [text.strip() or _UNKNOWN_MODEL for text in names]
     if not models and (program := shutil.which("nvidia-smi", path=environ.get("PATH", ""))):
         models = _ask_nvidia_smi(program)
     if not models and (any(root.glob("dev/nvidia[0-9]*")) or (root / "dev/kfd").exists()):
@@ -484,7 +483,7 @@ def read_shape(
         nodes, gpus_per_node: given by the user; with the number of ranks one gives the other.
     """
     # The last one counts.
-    shape = _read_allocation(environ) | _read_step(environ) | _read_ranks(environ)
+    shape = _read_slurm(environ) | _read_ranks(environ)
     shape |= _read_srun(argv, environ) | _read_mpirun(argv) | _read_torchrun(argv, environ)
     _complete(shape, nodes=nodes, gpus_per_node=gpus_per_node)
     if (version := find_nccl_version(argv, environ)) is not None:
@@ -547,7 +546,7 @@ def _read_srun(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Sou
     text = option_value(words, ("-N", "--nodes"))
     nodes = parse_count(text)
     if not text and not _is_heterogeneous(environ):  # srun uses all nodes of its allocation
-        nodes = parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
+        nodes = _allocated_nodes(environ)
     ranks = parse_count(option_value(words, ("-n", "--ntasks")))
     each = parse_count(option_value(words, ("--ntasks-per-node",)))
     return _from_counts("srun", nodes=nodes, each=each, ranks=ranks)
@@ -585,9 +584,14 @@ def _read_ranks(environ: Mapping[str, str]) -> dict[str, Sourced]:
     return {}
 
 
-def _read_step(environ: Mapping[str, str]) -> dict[str, Sourced]:
-    if not _slurm_step(environ) or _is_heterogeneous(environ):
+def _read_slurm(environ: Mapping[str, str]) -> dict[str, Sourced]:
+    """Read the variables of a step, else of an allocation, which can be used in part."""
+    if _is_heterogeneous(environ):
         return {}
+    if not _slurm_step(environ):
+        nodes = _allocated_nodes(environ)
+        shape = _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
+        return shape | ({"nodes": Sourced(nodes, f"SLURM_JOB_NUM_NODES={nodes}", binding=False)} if nodes else {})
     nodes = parse_count(environ.get("SLURM_STEP_NUM_NODES", ""))
     shape = _gpus(environ, tasks=environ.get("SLURM_STEP_TASKS_PER_NODE", ""), binding=True)
     # A script may start one step per node: a step on one of several nodes says nothing about the job.
@@ -596,14 +600,8 @@ def _read_step(environ: Mapping[str, str]) -> dict[str, Sourced]:
     return shape
 
 
-def _read_allocation(environ: Mapping[str, str]) -> dict[str, Sourced]:
-    if _is_heterogeneous(environ) or _slurm_step(environ):
-        return {}
-    nodes = parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
-    shape = _gpus(environ, tasks=environ.get("SLURM_NTASKS_PER_NODE", ""), binding=False)
-    if nodes:
-        shape["nodes"] = Sourced(nodes, f"SLURM_JOB_NUM_NODES={nodes}", binding=False)
-    return shape
+def _allocated_nodes(environ: Mapping[str, str]) -> int:
+    return parse_count(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "")
 
 
 def _gpus(environ: Mapping[str, str], *, tasks: str, binding: bool) -> dict[str, Sourced]:

@@ -29,6 +29,7 @@ from ncclt.core.revision import (
 )
 from ncclt.core.rollout import (
     MAX_COST,
+    MOST_ARMS,
     OPEN_STATES,
     ArmState,
     JobStart,
@@ -209,7 +210,7 @@ class Revisions(StorePart):
         the arms of one roll-out, with equal shares; where the rules set none, the control gets as many jobs as an arm.
 
         Args:
-            arms: ids of further candidates, up to `ncclt.core.rollout.MOST_ARMS` together.
+            arms: ids of further candidates, up to `MOST_ARMS` together.
             by: who approves, and why; where the cluster requires it, another person than the publisher.
             percent: of the jobs that get one of them; None = as the rules of their cluster say.
             loss_limit: loss of step time beyond which an arm is dropped, likewise.
@@ -218,6 +219,11 @@ class Revisions(StorePart):
         Raises:
             UsageError: a number is out of range, or the candidates are for different jobs.
         """
+        wanted: dict[str, Any] = {"percent": percent, "loss_limit": loss_limit}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        ClusterRules(cluster="", **wanted)  # refuses a number out of range
+        if len(arms) >= MOST_ARMS or len({id, *arms}) <= len(arms):
+            raise UsageError(f"a roll-out has 1 to {MOST_ARMS} different revisions, not {len(arms) + 1}")
         with self._changing(by) as change:
             connection = change.connection
             rows = [self._candidate(connection, id) for id in (id, *arms)]
@@ -238,11 +244,7 @@ class Revisions(StorePart):
                     hint="give them to less than 100 % of the jobs",
                 )
             usual = share_equally(len(rows)) if len(rows) > 1 and rules.percent == 100 else rules.percent
-            rules = replace(
-                rules,
-                percent=usual if percent is None else percent,
-                loss_limit=rules.loss_limit if loss_limit is None else loss_limit,
-            )
+            rules = replace(rules, **{"percent": usual, **wanted})
             for row in rows:
                 _note(change, row, Action.APPROVED)
             if len(rows) == 1:

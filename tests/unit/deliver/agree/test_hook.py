@@ -1,11 +1,10 @@
 """The protocol over stores that fail, and where the hook lies."""
 
 import json
-import runpy
 import threading
-from pathlib import Path
 
 import pytest
+from memory_store import Store
 
 from ncclt.deliver.agree import agreement_environment, hook_path, write_hook
 from ncclt.deliver.agree.injected.hook import IN_DOUBT, KEEP_DEFAULT, USE_TABLE, agree
@@ -13,9 +12,6 @@ from ncclt.errors import UsageError
 
 FACTS = {"plugin": "1 (a)", "nccl": "2.28.9", "table": "t", "host": "h", "problem": ""}
 PREFIX = "p"
-
-
-Store = runpy.run_path(str(Path(__file__).parents[3] / "fakes" / "memory_store.py"))["Store"]
 
 
 def run(store, rank, ranks, timeout_s=0.2, **changes):

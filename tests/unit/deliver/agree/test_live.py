@@ -1,13 +1,12 @@
 """Boundaries and proposals of live tuning over a store in memory; the plugin is a fake with the same states."""
 
 import contextlib
-import runpy
 import threading
 import time
-from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
+from memory_store import Store
 
 from ncclt.deliver.agree.injected.live import (
     COMPARED,
@@ -21,8 +20,6 @@ from ncclt.deliver.agree.injected.live import (
     watch_captures,
     watch_estimates,
 )
-
-Store = runpy.run_path(str(Path(__file__).parents[3] / "fakes" / "memory_store.py"))["Store"]
 
 LIMITS = Limits(collect_s=0.4, acknowledge_s=0.4, decide_s=1.0, question_s=1.5)
 HELLO = {**dict.fromkeys([name for name, _ in COMPARED], ""), "problem": "", "host": "h"}

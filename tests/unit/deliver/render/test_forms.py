@@ -1,34 +1,21 @@
 """Every form of the result, read with the rules of its reader: the same values, whatever the names are."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
+import format_readers as readers
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rendered import AG, AR, BY_SIZE, HOSTILE, KEPT, ONE_GROUP, PLAIN_VARIABLES, PROVEN, TUNED, WITH_ROWS, hostile
 
 from ncclt.client.answer import FORMS, GROUP_FORMS, TABLES
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import PolicyVerdict
 from ncclt.deliver.render.formats import FORMATS, check_form, env_document, render, render_variables
 from ncclt.errors import NoRecommendationError, SettingError, UsageError
 
-
-def neighbour(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-readers = neighbour("format_readers")
-base = neighbour("test_formats")
-TUNED, KEPT, HOSTILE, PROVEN = base.TUNED, base.KEPT, base.HOSTILE, base.PROVEN
-TRACED = {**base.PLAIN_VARIABLES, "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
-AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
+TRACED = {**PLAIN_VARIABLES, "NCCLT_RECOMMENDATION": "r-1f3c", "NCCLT_SIMULATED": "1"}
 READERS = {
     "dotenv": readers.read_verbatim,
     "configmap": lambda text: readers.read_configmap(text)[0],
@@ -42,7 +29,7 @@ nasty = st.text(st.sampled_from(list("aZ9 '\"\\`$(){}[]!#*?~;&|<>=,:%@^-é漢"))
 
 
 @settings(max_examples=40, deadline=None)
-@given(name=base.hostile, kept=st.booleans())
+@given(name=hostile, kept=st.booleans())
 @example(name=HOSTILE, kept=False)
 def test_every_reader_gets_the_same_variables_whatever_the_names(name, kept):
     made = replace(KEPT if kept else TUNED, model=name * 9, cluster=name, simulated=True)
@@ -73,7 +60,7 @@ def test_a_model_with_a_control_character_gets_no_prolog(subtests):
 
 
 @settings(max_examples=60, deadline=None)
-@given(model=base.hostile, cluster=base.hostile, id=base.hostile)
+@given(model=hostile, cluster=hostile, id=hostile)
 @example(model="A" * 400, cluster="-._", id="." * 80)
 @example(model="", cluster="", id="")
 def test_a_configmap_is_valid_whatever_the_names(model, cluster, id):
@@ -128,14 +115,14 @@ def test_pyxis_names_every_variable_that_must_win_in_the_container():
     option = next(line for line in lines if "NCCLT_PYXIS" in line).partition("NCCLT_PYXIS=")[2]
 
     assert option == f"--container-env={','.join(exported[:-1])}"
-    assert exported[:-1] == [*sorted(base.PLAIN_VARIABLES), "NCCLT_RECOMMENDATION", "NCCLT_SIMULATED"]
+    assert exported[:-1] == [*sorted(PLAIN_VARIABLES), "NCCLT_RECOMMENDATION", "NCCLT_SIMULATED"]
 
 
 def test_texts_end_with_one_line_feed_and_have_no_other_line_end(subtests):
     for format in FORMATS:
         with subtests.test(format=format):
             options = {"nvidia-csv": {"channels": 8}, "megatron-yaml": {"group": "tp"}}.get(format, {})
-            text = render(base.ONE_GROUP if format in GROUP_FORMS else base.WITH_ROWS, format=format, **options)
+            text = render(ONE_GROUP if format in GROUP_FORMS else WITH_ROWS, format=format, **options)
 
             assert text.endswith("\n")
             assert not text.endswith("\n\n")
@@ -233,7 +220,7 @@ def test_nothing_goes_to_nvidias_plugin_that_it_would_run_on_one_channel():
 def test_rccl_and_ncclx_choose_what_the_policy_chooses(subtests):
     for size in [1, 4096, 65536, 65544, 2**33]:
         with subtests.test(size=size):
-            made = with_rules(*base.BY_SIZE.rules[1:])
+            made = with_rules(*BY_SIZE.rules[1:])
             rccl = readers.read_example_table(render(made, format="rccl-csv"))
             ncclx = readers.read_ncclx_table(render(made, format="ncclx"))
             whole = ("tree", "ll", 4) if size <= 65536 else ("ring", "ll128", -1)
@@ -271,7 +258,7 @@ def test_ncclx_says_what_bytes_per_rank_blur_and_what_they_hide():
 
 @pytest.mark.parametrize(("version", "loads"), [("2.18.3", False), ("2.20.5", False), ("2.21.5", True)])
 def test_a_table_is_not_promised_to_an_nccl_that_cannot_load_it(version, loads):
-    made = with_rules(*base.BY_SIZE.rules, version=version)
+    made = with_rules(*BY_SIZE.rules, version=version)
 
     for format in ("tuner-csv", "rccl-csv", "ncclx"):
         assert ("# warning: the whole policy: tuner tables" in render(made, format=format)) is not loads

@@ -1,29 +1,20 @@
 """Options of one process group, read as PyTorch and Megatron-LM do; nothing is claimed of a group not measured."""
 
-import importlib.util
 import json
 from dataclasses import replace
-from pathlib import Path
 
+import format_readers as readers
 import pytest
+from rendered import CHANNELS, KEPT, ONE_GROUP, PROVEN
 
 from ncclt.client.answer import MEGATRON_GROUPS
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import PolicyVerdict
+from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.deliver.render.formats import render
 from ncclt.errors import NoRecommendationError, UsageError
 
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-base, readers = _load("test_formats"), _load("format_readers")
 FORMS = (("pg-options", ""), ("megatron-yaml", "dp_cp"))
 
 
@@ -34,17 +25,17 @@ def read(found, format="pg-options", group=""):
 
 def with_variables(*rules, parameters=()):
     policy = Policy(rules=rules, parameters=parameters)
-    return replace(base.ONE_GROUP, variables=PolicyVerdict(policy=policy, verdict=base.PROVEN))
+    return replace(ONE_GROUP, variables=PolicyVerdict(policy=policy, verdict=PROVEN))
 
 
 def test_both_readers_get_the_channels_that_were_validated(subtests):
-    rules = base.CHANNELS.rules
+    rules = CHANNELS.rules
     for format, group in FORMS:
         for found, wanted in (
             (with_variables(*rules), {"max_ctas": 8}),
             (with_variables(parameters=(("MIN_CTAS", 32),)), {"min_ctas": 32}),
             (with_variables(*rules, parameters=(("MIN_CTAS", 4),)), {"min_ctas": 4, "max_ctas": 8}),
-            (base.KEPT, {}),
+            (KEPT, {}),
         ):
             with subtests.test(format=format, wanted=wanted):
                 assert read(found, format, group) == wanted
@@ -54,7 +45,7 @@ def test_options_name_their_group_and_the_variables_that_override_them(subtests)
     for format, group in FORMS:
         for spans, place in ((False, "inside a node"), (True, "across nodes")):
             with subtests.test(format=format, spans=spans):
-                found = replace(base.ONE_GROUP, groups=frozenset({(4, spans)}))
+                found = replace(ONE_GROUP, groups=frozenset({(4, spans)}))
                 text = render(found, format=format, group=group)
 
                 assert f"# For process groups of 4 ranks {place} alone\n" in text
@@ -63,7 +54,7 @@ def test_options_name_their_group_and_the_variables_that_override_them(subtests)
 
 
 def test_megatron_gets_options_for_the_named_group_alone():
-    text = render(base.ONE_GROUP, format="megatron-yaml", group="tp")
+    text = render(ONE_GROUP, format="megatron-yaml", group="tp")
 
     assert readers.read_megatron(text, "tp") == {"max_ctas": 8}
     assert all(readers.read_megatron(text, group) is None for group in MEGATRON_GROUPS if group != "tp")
@@ -75,23 +66,23 @@ def test_groups_measured_together_get_no_options_of_their_own(subtests):
         for format, group in FORMS:
             with subtests.test(format=format, why=why):
                 with pytest.raises(NoRecommendationError, match=why) as caught:
-                    render(replace(base.ONE_GROUP, groups=frozenset(groups)), format=format, group=group)
+                    render(replace(ONE_GROUP, groups=frozenset(groups)), format=format, group=group)
                 assert "`ncclt profile import --group N`" in caught.value.hint
                 assert "--through options" in caught.value.hint
 
 
 def test_what_options_cannot_carry_is_named_and_nothing_is_written(subtests):
     ring = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=8)
-    table = PolicyVerdict(policy=Policy(rules=(ring,)), verdict=base.PROVEN)
-    old = replace(base.ONE_GROUP.fingerprint, nccl_version="2.16.2")
+    table = PolicyVerdict(policy=Policy(rules=(ring,)), verdict=PROVEN)
+    old = replace(ONE_GROUP.fingerprint, nccl_version="2.16.2")
     for found, lost in (
         (
             with_variables(ring, replace(ring, collective=Collective.ALL_GATHER)),
             "NCCL_ALGO=allreduce:ring;allgather:ring, NCCL_PROTO=",
         ),
-        (with_variables(*base.CHANNELS.rules, parameters=(("BUFFSIZE", 8388608),)), "NCCL_BUFFSIZE=8388608"),
-        (replace(base.ONE_GROUP, table=table, variables=None), "all_reduce ring/simple"),
-        (replace(base.ONE_GROUP, fingerprint=old), "NCCL_MAX_NCHANNELS=8"),
+        (with_variables(*CHANNELS.rules, parameters=(("BUFFSIZE", 8388608),)), "NCCL_BUFFSIZE=8388608"),
+        (replace(ONE_GROUP, table=table, variables=None), "all_reduce ring/simple"),
+        (replace(ONE_GROUP, fingerprint=old), "NCCL_MAX_NCHANNELS=8"),
     ):
         for format, group in FORMS:
             with subtests.test(format=format, lost=lost):
@@ -103,19 +94,17 @@ def test_what_options_cannot_carry_is_named_and_nothing_is_written(subtests):
 
 def test_a_better_table_is_named_as_lost_beside_the_options():
     tree = Rule(collective=Collective.ALL_REDUCE, algorithm=Algorithm.TREE, protocol=Protocol.LL, channels=4)
-    table = PolicyVerdict(policy=Policy(rules=(tree,)), verdict=replace(base.PROVEN, speedup=1.2))
-    text = render(replace(base.ONE_GROUP, table=table), format="pg-options")
+    table = PolicyVerdict(policy=Policy(rules=(tree,)), verdict=replace(PROVEN, speedup=1.2))
+    text = render(replace(ONE_GROUP, table=table), format="pg-options")
 
     assert readers.read_pg_options(text) == {"max_ctas": 8}
     assert "# warning: the tuned policy, 1.20x, needs the plugin: use --format tuner-csv" in text
 
 
 def test_undecided_gives_no_options():
-    verdict = replace(base.PROVEN, decision=base.Decision.UNDECIDED, reason="too noisy")
+    verdict = replace(PROVEN, decision=Decision.UNDECIDED, reason="too noisy")
     with pytest.raises(NoRecommendationError, match="undecided: too noisy"):
-        render(
-            replace(base.ONE_GROUP, variables=PolicyVerdict(policy=base.CHANNELS, verdict=verdict)), format="pg-options"
-        )
+        render(replace(ONE_GROUP, variables=PolicyVerdict(policy=CHANNELS, verdict=verdict)), format="pg-options")
 
 
 @pytest.mark.parametrize(
@@ -129,8 +118,8 @@ def test_undecided_gives_no_options():
 )
 def test_a_group_that_no_reader_looks_up_is_refused(format, group, said):
     with pytest.raises(UsageError, match=said):
-        render(base.ONE_GROUP, format=format, group=group)
+        render(ONE_GROUP, format=format, group=group)
 
 
 def test_json_names_the_measured_groups():
-    assert json.loads(render(base.ONE_GROUP, format="json"))["groups"] == [[4, False]]
+    assert json.loads(render(ONE_GROUP, format="json"))["groups"] == [[4, False]]

@@ -295,3 +295,16 @@ def test_anything_else_is_a_condition_without_its_annotations(subtests):
 def test_a_condition_is_its_own_condition(text):
     once = GENERATOR._condition(text)
     assert GENERATOR._condition(once) == once
+
+
+def test_a_gpu_is_found_in_a_name(subtests):
+    for text, gpu in [
+        ("8xA100-SXM4-80GB", ("A100-SXM4-80GB", 80, 300.0)),
+        ("NVIDIA H100 80GB HBM3", ("H100", 90, 450.0)),
+        ("4x rtx_4090", ("RTX-4090", 89, 0.0)),
+        ("AMD MI355X x8", ("MI355X", 95, 538.0)),
+        ("9x Q9", None),
+        ("XA1000", None),
+    ]:
+        with subtests.test(text=text):
+            assert GENERATOR.find_gpu(text) == gpu

@@ -180,10 +180,9 @@ def choose_form(recommendation: Recommendation, *, source: str = "", build: bool
     if variables is not None and variables.verdict.decision is Decision.TUNED:
         is_slower = has_table and variables.verdict.speedup < table.verdict.interval[0]
         if not is_slower and deliver_variables(recommendation).variables:
-            plain = DeliveredForm(form=Form.VARIABLES, proven=variables)
-            return _with_command(recommendation, plain, source, build=False)
+            return _with_command(recommendation, Form.VARIABLES, variables, source, build=False)
     if has_table:
-        return _with_command(recommendation, DeliveredForm(form=Form.TABLE, proven=table), source, build=build)
+        return _with_command(recommendation, Form.TABLE, table, source, build=build)
     if has_rows:
         why = f"tuner tables need NCCL {TUNER_API_SINCE} or later, not {version}"
     elif table.verdict.decision is Decision.TUNED:
@@ -195,18 +194,20 @@ def choose_form(recommendation: Recommendation, *, source: str = "", build: bool
     return DeliveredForm(form=None, proven=table, why=why)
 
 
-def _with_command(recommendation: Recommendation, use: DeliveredForm, source: str, *, build: bool) -> DeliveredForm:
-    """Return a use with its command; nothing uses a stale recommendation or a demonstration."""
+def _with_command(
+    recommendation: Recommendation, form: Form, proven: PolicyVerdict, source: str, *, build: bool
+) -> DeliveredForm:
+    """Return a form with its command; nothing uses a stale recommendation or a demonstration."""
     if recommendation.label:
         why = f"run `ncclt tune` on your own cluster; {recommendation.origin} timings are a demonstration"
-        return DeliveredForm(form=use.form, proven=use.proven, why=why)
+        return DeliveredForm(form=form, proven=proven, why=why)
     if recommendation.stale:
-        return DeliveredForm(form=None, proven=use.proven, why=f"it is no longer served: {recommendation.stale}")
-    if not use.proven.beats_today:
-        return DeliveredForm(form=use.form, proven=use.proven, why="keep your settings, or tune with more --blocks")
+        return DeliveredForm(form=None, proven=proven, why=f"it is no longer served: {recommendation.stale}")
+    if not proven.beats_today:
+        return DeliveredForm(form=form, proven=proven, why="keep your settings, or tune with more --blocks")
     place, job = recommendation.fingerprint, job_options(recommendation, source=source)
     own = [name for name, _ in recommendation.today.variables] if recommendation.today else []
-    if use.form is Form.VARIABLES:
+    if form is Form.VARIABLES:
         command = f'eval "$(ncclt env {job})"'
         command = f"unset {' '.join(own)}; {command}" if own else command
     else:
@@ -214,7 +215,7 @@ def _with_command(recommendation: Recommendation, use: DeliveredForm, source: st
         shared = " --shared . --job NAME" if place.nodes > 1 else ""
         override = " --override" if own else ""  # it was measured in place of these variables
         command = f"{'ncclt admin plugin build && ' if build else ''}ncclt run {job}{shared}{override} -- {start}"
-    return DeliveredForm(form=use.form, proven=use.proven, command=command)
+    return DeliveredForm(form=form, proven=proven, command=command)
 
 
 def job_options(recommendation: Recommendation, *, source: str = "") -> str:

@@ -51,21 +51,22 @@ def list_needed_variables(delivery: Delivery) -> list[str]:
     return [f"needs {name}={value} in the environment" for name, value in delivery.variables]
 
 
-def render_row(rule: Rule, valid: Fingerprint) -> str:
-    """Return the row of a rule: for the communicators of the whole job, or for those of its group."""
-    nodes, ranks = communicator_shape(rule, nodes=valid.nodes, ranks=valid.world_size)
-    return table_row(rule, nodes=nodes, ranks=ranks)
+def render_row(rule: Rule, *, nodes: int, ranks: int) -> str:
+    """Return the row of a rule for a job: for the communicators of all of it, or for those of its group."""
+    group_nodes, group_ranks = communicator_shape(rule, nodes=nodes, ranks=ranks)
+    return table_row(rule, nodes=group_nodes, ranks=group_ranks)
 
 
 def _sections(rules: Sequence[Rule], valid: Fingerprint) -> list[str]:
     """Return the rows; where there are several kinds of communicators, those of each under a comment of their own."""
-    shapes = [communicator_shape(rule, nodes=valid.nodes, ranks=valid.world_size) for rule in rules]
+    job = {"nodes": valid.nodes, "ranks": valid.world_size}
+    shapes = [communicator_shape(rule, **job) for rule in rules]
     lines: list[str] = []
     for (nodes, ranks), section in itertools.groupby(zip(shapes, rules, strict=True), key=lambda pair: pair[0]):
         if len(set(shapes)) > 1:
             where = "any nodes" if nodes == ANY else count_noun(nodes, "node")
             lines.append(f"# communicators of {ranks} ranks on {where}")
-        lines += [render_row(rule, valid) for _, rule in section]
+        lines += [render_row(rule, **job) for _, rule in section]
     return lines
 
 
@@ -104,14 +105,15 @@ def render_foreign_table(delivery: Delivery, *, format: str, channels: int | Non
         UsageError: more channels than this NCCL has.
     """
     valid = delivery.recommendation.fingerprint
+    job = {"nodes": valid.nodes, "ranks": valid.world_size}
     lost: list[str] = []
     match format:
         case "nvidia-csv":
             rules, lost = _for_nvidia(delivery, channels)
-            rows = [render_row(rule, valid) for rule in rules]
+            rows = [render_row(rule, **job) for rule in rules]
             beside = [_ONE_CHANNEL, ",".join(COLUMNS)]
         case "rccl-csv":
-            rows = [f"{render_row(rule, valid)},{ANY},{ANY}" for rule in delivery.rules]
+            rows = [f"{render_row(rule, **job)},{ANY},{ANY}" for rule in delivery.rules]
             beside = [*_FOR_RCCL, ",".join((*COLUMNS, "numPipeOps", "regBuff"))]
         case _:
             rows, lost = _ncclx_rows(delivery.rules, valid)
