@@ -8,6 +8,7 @@ import struct
 from contextlib import closing
 
 import pytest
+from plugin_reports import call, write_report
 
 from ncclt.core.message import Collective, Message
 from ncclt.profile import READERS, get_reader
@@ -277,49 +278,13 @@ def write_nccl_tests(folder):
     return [path]
 
 
-HEAD = {
-    "ncclt_plugin_report": 1,
-    "plugin": "0.1.0",
-    "tuner_api": 5,
-    "nccl": "2.28.9",
-    "host": "n1",
-    "pid": 40,
-    "launch_rank": 0,
-    "communicator": "00000000000000aa",
-    "number": 0,
-    "ranks": 2,
-    "nodes": 1,
-    "policy": "/t.csv",
-    "shared": False,
-    "table": "r-1",
-    "fnv1a": "0" * 16,
-    "rows": 1,
-    "rows_here": 1,
-    "not_in_use": "",
-    "started_us": 1_750_000_000_000_000,
-    "written_us": 1_750_000_001_000_000,
-    "finished": True,
-}
-APPLIED = {"outcome": "applied", "algorithm": "ring", "protocol": "simple", "channels": 8}
-
-
-def line(collective, size, calls, **more):
-    row = {"collective": collective, "size_bytes": size, "registered": False, "outcome": "unmatched", "calls": calls}
-    return row | more
-
-
-def write_report(path, rows, **head):
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [{**HEAD, **head}, *rows])
-    path.write_text(text)
-    return path
-
-
 def write_plugin_report(folder):
     """Two ranks; one of them made a call that it counted under two outcomes."""
-    busy = [line("all_reduce", 4096, 3), line("all_reduce", 4096, 2, **APPLIED), line("all_gather", 64, 1)]
+    job = {"ranks": 2, "nodes": 1}
+    busy = [call("all_reduce", 4096, 3), call("all_reduce", 4096, 2, "applied"), call("all_gather", 64, 1)]
     return [
-        write_report(folder / "a.jsonl", busy),
-        write_report(folder / "b.jsonl", [line("all_reduce", 4096, 4)], pid=41, launch_rank=1),
+        write_report(folder / "a.jsonl", *busy, **job),
+        write_report(folder / "b.jsonl", call("all_reduce", 4096, 4), **job, pid=41, launch_rank=1),
     ]
 
 

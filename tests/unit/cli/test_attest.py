@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import typer
+from plugin_reports import call, write_report
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app as program
@@ -12,44 +13,7 @@ from ncclt.cli.attest import attest
 from ncclt.errors import NotFoundError, TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
-HEAD = {
-    "ncclt_plugin_report": 1,
-    "plugin": "0.1.0",
-    "tuner_api": 5,
-    "nccl": "2.28.9",
-    "host": "n1",
-    "pid": 40,
-    "launch_rank": 0,
-    "communicator": "00000000000000aa",
-    "number": 0,
-    "ranks": 8,
-    "nodes": 2,
-    "policy": "/t.csv",
-    "shared": False,
-    "table": "rec1",
-    "fnv1a": "0" * 16,
-    "rows": 1,
-    "rows_here": 1,
-    "not_in_use": "",
-    "started_us": 1,
-    "written_us": 2,
-    "finished": True,
-}
-CALL = {
-    "collective": "all_reduce",
-    "size_bytes": 1024,
-    "registered": False,
-    "outcome": "applied",
-    "algorithm": "tree",
-    "protocol": "ll",
-    "channels": 0,
-    "calls": 4,
-}
-
-
-def report(path, row, **head):
-    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in ({**HEAD, **head}, row)))
-    return str(path)
+CALL = call("all_reduce", 1024, 4, "applied", "tree/ll/0")
 
 
 @pytest.fixture
@@ -60,11 +24,13 @@ def run(command, monkeypatch):
     command.store.revisions.publish(sample_recommendation("rec1"))
     app = typer.Typer()
     app.command()(attest)
-    return lambda *words: CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(app, [*words], catch_exceptions=False)
+    return lambda *words: CliRunner(env={"NCCLT_STORAGE": command.url}).invoke(
+        app, [*map(str, words)], catch_exceptions=False
+    )
 
 
 def test_it_took_effect(run, command, tmp_path):
-    done = run(report(tmp_path / "a", CALL))
+    done = run(write_report(tmp_path / "a", CALL))
     assert done.exit_code == 0
     assert "rec1 (toy on pair, as table) took effect: 4 of 4 calls" in done.stdout
     assert "as-wanted" in done.stdout
@@ -74,7 +40,7 @@ def test_it_took_effect(run, command, tmp_path):
 
 def test_the_folder_of_a_job_will_do(run, tmp_path):
     (tmp_path / "job").mkdir()
-    report(tmp_path / "job" / "a.jsonl", CALL)
+    write_report(tmp_path / "job" / "a.jsonl", CALL)
     (tmp_path / "job" / "b.jsonl.part").write_text("{")
     assert run(str(tmp_path / "job")).exit_code == 0
     (tmp_path / "none").mkdir()
@@ -83,7 +49,7 @@ def test_the_folder_of_a_job_will_do(run, tmp_path):
 
 
 def test_it_did_not(run, command, tmp_path):
-    done = run(report(tmp_path / "a", {**CALL, "outcome": "unavailable"}), "--json")
+    done = run(write_report(tmp_path / "a", {**CALL, "outcome": "unavailable"}), "--json")
     assert done.exit_code == 1
     shown = json.loads(done.stdout)
     assert (shown["effect"], shown["rows"][0]["state"]) == ("not-at-all", "differs")
@@ -92,7 +58,7 @@ def test_it_did_not(run, command, tmp_path):
 
 def test_the_table_of_another_recommendation_is_told_apart(run, command, tmp_path):
     command.store.revisions.publish(replace(sample_recommendation("rec2"), revision=2))
-    files = [report(tmp_path / "a", CALL), report(tmp_path / "b", CALL, table="rec2", pid=41)]
+    files = [write_report(tmp_path / "a", CALL), write_report(tmp_path / "b", CALL, table="rec2", pid=41)]
     with pytest.raises(UsageError, match="several: rec1, rec2"):
         run(*files)
     done = run(*files, "--recommendation", "rec1")
@@ -103,9 +69,9 @@ def test_the_table_of_another_recommendation_is_told_apart(run, command, tmp_pat
 
 def test_what_is_not_known_here_is_said(run, tmp_path):
     with pytest.raises(NotFoundError, match="rec9"):
-        run(report(tmp_path / "a", CALL, table="rec9"))
+        run(write_report(tmp_path / "a", CALL, table="rec9"))
     with pytest.raises(UsageError, match="the files do not name it"):
-        run(report(tmp_path / "b", CALL, table=""))
+        run(write_report(tmp_path / "b", CALL, table=""))
     both = ("--server", "http://127.0.0.1:9", "--storage", "sqlite:///x.db")
-    done = CliRunner().invoke(program, ["attest", report(tmp_path / "c", CALL), *both])
+    done = CliRunner().invoke(program, ["attest", str(write_report(tmp_path / "c", CALL)), *both])
     assert "--server and --storage cannot be combined" in done.stderr

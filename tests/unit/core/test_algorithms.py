@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from ncclt.core.algorithms import (
     LEGAL,
     Algorithm,
@@ -15,25 +13,12 @@ from ncclt.core.algorithms import (
     ll128_is_automatic,
     serves_every_call,
 )
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
+from ncclt.testing.samples import sample_cluster
 
 V = NcclVersion.parse("2.28.9")
-LEONARDO = Cluster(
-    name="leonardo",
-    nodes=2,
-    gpus_per_node=4,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvlink",
-    link_gbps=200,
-    fabric="infiniband",
-    nics_per_node=4,
-    nic_gbps=12.5,
-    gpudirect=True,
-    nccl_version="2.28.9",
-)
+LEONARDO = replace(sample_cluster(), gpudirect=True)
 HOPPER = replace(LEONARDO, name="dgx-h100", gpus_per_node=8, compute_capability=90, link_class="nvswitch")
 AR, AG = Collective.ALL_REDUCE, Collective.ALL_GATHER
 
@@ -115,18 +100,15 @@ def test_nvls_needs_nvswitch_and_hopper_and_the_right_number_of_nodes():
     assert not {Algorithm.NVLS, Algorithm.NVLS_TREE} & set(available_algorithms(AR, LEONARDO))
 
 
-@pytest.mark.parametrize(("nodes", "gpus_per_node", "offered"), [(2, 1, True), (1, 1, False), (2, 2, False)])
-def test_pat_is_offered_for_one_rank_on_each_of_several_nodes(nodes, gpus_per_node, offered):
-    cluster = replace(HOPPER, nodes=nodes, gpus_per_node=gpus_per_node)
-    assert (Algorithm.PAT in available_algorithms(Collective.ALL_GATHER, cluster)) is offered
-
-
-def test_pat_needs_one_rank_per_node_and_its_version():
-    single = replace(LEONARDO, gpus_per_node=1)
-
-    assert Algorithm.PAT in available_algorithms(AG, single)
-    assert Algorithm.PAT not in available_algorithms(AG, LEONARDO)
-    assert Algorithm.PAT not in available_algorithms(AG, replace(single, nccl_version="2.22.3"))
+def test_pat_is_offered_for_one_rank_on_each_of_several_nodes_from_its_version_on():
+    for nodes, gpus_per_node, version, offered in (
+        (2, 1, "2.28.9", True),
+        (1, 1, "2.28.9", False),
+        (2, 2, "2.28.9", False),
+        (2, 1, "2.22.3", False),
+    ):
+        cluster = replace(HOPPER, nodes=nodes, gpus_per_node=gpus_per_node, nccl_version=version)
+        assert (Algorithm.PAT in available_algorithms(AG, cluster)) is offered
 
 
 def test_collnet_is_never_proposed():

@@ -1,11 +1,11 @@
 """A study and its trials as people read them, and what they cost."""
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial, gpu_seconds
 from ncclt.core.trial import Outcome, TrialResult
+from ncclt.testing.samples import sample_cluster
 
 
 def trial(policy=None, *, phase=Phase.SEARCH, setting=DEFAULT, wall_s=0.0):
@@ -48,18 +48,7 @@ def test_neither_a_policy_nor_a_part_of_a_proof_tries_a_setting(subtests):
 
 
 def test_a_launch_costs_its_time_on_every_gpu_of_the_cluster():
-    cluster = Cluster(
-        name="pair",
-        nodes=2,
-        gpus_per_node=4,
-        gpu="A100",
-        compute_capability=80,
-        link_class="nvlink",
-        link_gbps=50.0,
-        fabric="infiniband",
-        nics_per_node=1,
-        nic_gbps=25.0,
-        nccl_version="2.28.9",
-    )
+    cluster = sample_cluster()
+    assert cluster.world_size == 8
     assert gpu_seconds([trial(wall_s=10.0), trial(wall_s=2.5)], cluster) == 100.0
     assert gpu_seconds([], cluster) == 0

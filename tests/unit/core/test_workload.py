@@ -1,6 +1,5 @@
 """A workload, and what becomes of it on other nodes: which groups there are, and which of them cross the network."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -92,24 +91,6 @@ def test_a_digest_tells_what_is_sent_and_stays_the_same_in_every_release():
     assert workload.digest() == named.digest() == "e403a8190589"
     for other in (_workload(_calls(1 << 20)), _workload(_calls(1 << 20), _calls(8, 2.5000001))):
         assert other.digest() != workload.digest()
-
-
-def test_a_workload_comes_back_from_its_document():
-    whole = _workload(_calls(8, recorded_us=1.5), _calls(64), step_time_us=9.0, exposed_us=0.0)
-    origin = Provenance(
-        source="kineto",
-        created="2026-01-01",
-        detail={"gpu": "A100"},
-        world_size=4,
-        ranks_read=(0, 3),
-        steps=7,
-        notes=("a note",),
-    )
-    whole = replace(whole, provenance=origin)
-    assert Workload.from_document(json.loads(json.dumps(whole.to_document()))) == whole
-    bare = _workload(_calls(8))
-    assert "step_time_us" not in bare.to_document()
-    assert Workload.from_document(bare.to_document()).step_time_us is None
 
 
 def test_what_a_document_leaves_out_is_not_known():

@@ -125,62 +125,30 @@ def test_a_chunk_that_may_be_the_default_of_another_cpu_is_in_doubt(subtests):
             assert any("cannot tell whether NCCL used" in note for note in found.notes) is (version == "2.29.7")
 
 
+def logged(*tuner_lines, choice="tree/ll/2", **variables):
+    """Return a log in which NCCL chose otherwise."""
+    used = use(MIB, choice, outcome=CallOutcome.CHOSEN)
+    read = {name: (value,) for name, value in variables.items()}
+    return seen(used, sources=(LOG,), tuner_lines=tuner_lines, variables=read)
+
+
 def test_what_did_not_take_effect_says_why(subtests):
+    unmatched = use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27")
+    not_found = "TUNER/Plugin: Could not find: /x/ncclt.so"
+    cut_off = "/t.csv is not used: the file is cut off"
     for observed, said in [
         (
-            seen(
-                use(MIB, "", outcome=CallOutcome.UNMATCHED, remark="it is for NCCL 2.27"),
-                sources=(replace(REPORT, not_in_use="it is for NCCL 2.27"),),
-            ),
-            "used no table: it is for NCCL 2.27",
+            seen(unmatched, sources=(replace(REPORT, not_in_use="it is for NCCL 2.27"),)),
+            "no table: it is for NCCL 2.27",
         ),
-        (
-            seen(
-                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                sources=(LOG,),
-                variables={"NCCL_BUFFSIZE": ("8388608",)},
-                tuner_lines=("TUNER/Plugin: Could not find: /x/ncclt.so",),
-            ),
-            "the plugin was not loaded: TUNER/Plugin: Could not find: /x/ncclt.so",
-        ),
-        (
-            seen(
-                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                sources=(LOG,),
-                tuner_lines=("TUNER/ncclt: /t.csv is not used: the file is cut off; keeping the NCCL default",),
-            ),
-            "the plugin said: /t.csv is not used: the file is cut off",
-        ),
-        (
-            seen(
-                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                sources=(LOG,),
-                tuner_lines=USING,
-                variables={"NCCL_BUFFSIZE": ("8388608",), "NCCL_ALGO": ("Tree",)},
-            ),
-            "NCCL_ALGO=Tree in the job",
-        ),
-        (
-            seen(
-                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                sources=(LOG,),
-                tuner_lines=USING,
-                variables={"NCCL_DEBUG": ("INFO",)},
-            ),
-            "did not get NCCL_BUFFSIZE: a container or launcher",
-        ),
-        (
-            seen(
-                use(MIB, "tree/ll/2", outcome=CallOutcome.CHOSEN),
-                sources=(LOG,),
-                tuner_lines=USING,
-                variables={"NCCL_BUFFSIZE": ("4194304",)},
-            ),
-            "NCCL_BUFFSIZE was 4194304 in the job, not 8388608",
-        ),
+        (logged(not_found, NCCL_BUFFSIZE="8388608"), f"the plugin was not loaded: {not_found}"),
+        (logged(f"TUNER/ncclt: {cut_off}; keeping the NCCL default"), f"the plugin said: {cut_off}"),
+        (logged(*USING, NCCL_BUFFSIZE="8388608", NCCL_ALGO="Tree"), "NCCL_ALGO=Tree in the job"),
+        (logged(*USING, NCCL_DEBUG="INFO"), "did not get NCCL_BUFFSIZE: a container or launcher"),
+        (logged(*USING, NCCL_BUFFSIZE="4194304"), "NCCL_BUFFSIZE was 4194304 in the job, not 8388608"),
         (seen(use(MIB, "tree/ll/2"), sources=(replace(REPORT, table="r0"),)), "used the table of r0"),
         (seen(use(MIB, "tree/ll/2"), sources=(replace(REPORT, nccl_version="2.27.3"),)), "loaded NCCL 2.27.3, not"),
-        (seen(use(MIB, "ring_sym/4", outcome=CallOutcome.CHOSEN), sources=(LOG,)), "0 of 10 calls"),
+        (logged(choice="ring_sym/4"), "0 of 10 calls"),
     ]:
         with subtests.test(observed=observed, said=said):
             found = judged(observed)

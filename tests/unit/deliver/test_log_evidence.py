@@ -1,9 +1,9 @@
 """Reports and logs as they lie on disk, read into an attestation."""
 
-import json
 from dataclasses import replace
 
 import pytest
+from plugin_reports import call, write_report
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Effect, Form, RowState
@@ -14,29 +14,6 @@ from ncclt.deliver.log_evidence import attest_files, find_form, policy_from_reco
 from ncclt.errors import TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
-HEAD = {
-    "ncclt_plugin_report": 1,
-    "plugin": "0.1.0",
-    "tuner_api": 5,
-    "nccl": "2.28.9",
-    "host": "n1",
-    "pid": 40,
-    "launch_rank": 0,
-    "communicator": "00000000000000aa",
-    "number": 0,
-    "ranks": 8,
-    "nodes": 2,
-    "policy": "/t.csv",
-    "shared": False,
-    "table": "rec1",
-    "fnv1a": "0" * 16,
-    "rows": 1,
-    "rows_here": 1,
-    "not_in_use": "",
-    "started_us": 1,
-    "written_us": 2,
-    "finished": True,
-}
 NOW = "2026-01-01T00:00:00+00:00"
 LOG = """\
 n1:40:41 [0] NCCL INFO NCCL version 2.28.9+cuda12.9
@@ -64,24 +41,6 @@ def published(*rules, form=Form.TABLE, **parameters):
     return replace(found, collectives=frozenset({Collective.ALL_GATHER}), **changed)
 
 
-def report(path, *rows, **head):
-    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in [{**HEAD, **head}, *rows]))
-    return path
-
-
-def decided(collective, size, outcome, calls, choice="ring/simple/8"):
-    algorithm, protocol, channels = choice.split("/")
-    told = {"algorithm": algorithm, "protocol": protocol, "channels": int(channels)} if outcome != "unmatched" else {}
-    return {
-        "collective": collective,
-        "size_bytes": size,
-        "registered": False,
-        "outcome": outcome,
-        "calls": calls,
-        **told,
-    }
-
-
 @pytest.fixture
 def table_rule():
     return Rule(
@@ -91,11 +50,11 @@ def table_rule():
 
 def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
     rows = (
-        decided("all_reduce", 4096, "applied", 5),
-        decided("all_reduce", 8192, "unavailable", 2),
-        decided("all_reduce", 8, "unmatched", 3),
+        call("all_reduce", 4096, "applied", 5),
+        call("all_reduce", 8192, "unavailable", 2),
+        call("all_reduce", 8, "unmatched", 3),
     )
-    files = [report(tmp_path / f"{pid}", *rows, pid=pid, host=f"n{pid}") for pid in (1, 2)]
+    files = [write_report(tmp_path / f"{pid}", *rows, pid=pid, host=f"n{pid}") for pid in (1, 2)]
     found = attest_files(files, policy_from_recommendation(published(table_rule), Form.TABLE), created=NOW)
 
     assert (found.effect, found.hosts) == (Effect.PARTLY, 2)
@@ -147,7 +106,7 @@ def test_files_of_another_kind_are_refused(tmp_path, table_rule):
     for files, said in (([tmp_path / "x"], "neither a report"), ([tmp_path / "no"], "does not exist")):
         with pytest.raises(TraceError, match=said):
             attest_files(files, delivered, created=NOW)
-    one = report(tmp_path / "one")
+    one = write_report(tmp_path / "one")
     with pytest.raises(TraceError, match="given twice"):
         attest_files([one, one], delivered, created=NOW)
 
@@ -159,8 +118,8 @@ def test_what_delivers_nothing_cannot_take_effect():
 
 def test_one_job_is_told_from_the_next_and_not_from_itself(tmp_path, table_rule):
     delivered = policy_from_recommendation(published(table_rule), Form.TABLE)
-    calls = decided("all_reduce", 4096, "applied", 5)
-    first, other = report(tmp_path / "first", calls), report(tmp_path / "other", calls, started_us=9)
+    calls = call("all_reduce", 4096, "applied", 5)
+    first, other = write_report(tmp_path / "first", calls), write_report(tmp_path / "other", calls, started_us=9)
     ids = [
         attest_files([path], delivered, created=created).id
         for path, created in ((first, NOW), (first, "x"), (other, NOW))

@@ -31,16 +31,3 @@ def test_from_a_folder_mounted_noexec_no_plugin_is_loaded(tmp_path, plugin, monk
     for flags, is_placed in ((os.ST_NOEXEC | os.ST_RDONLY, False), (os.ST_RDONLY | os.ST_NOSUID, True)):
         monkeypatch.setattr(node_files.os, "statvfs", lambda _path, flags=flags: SimpleNamespace(f_flag=flags))
         assert (node_files.place_plugin(tmp_path / "shared", plugin) != plugin) is is_placed
-
-
-def test_an_intact_file_is_not_written_again_and_a_damaged_one_is(tmp_path):
-    path = tmp_path / "table.csv"
-    node_files.put_file(path, b"rows")
-    first = path.stat().st_ino
-    node_files.put_file(path, b"rows")
-    assert path.stat().st_ino == first
-
-    path.write_bytes(b"rows and more")
-    node_files.put_file(path, b"rows")
-    assert path.read_bytes() == b"rows"
-    assert [one.name for one in tmp_path.iterdir()] == ["table.csv"]

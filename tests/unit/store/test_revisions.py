@@ -42,6 +42,15 @@ def publish(store, *ids, by=ANN, **how):
     return [store.revisions.publish(sample_recommendation(id), by=by, **how) for id in ids]
 
 
+def roll_out(store, *ids, percent=10, **rules):
+    """Publish revisions, the last of which is rolled out against the one before, and return its roll-out."""
+    publish(store, *ids[:-1])
+    store.revisions.set_rules(ClusterRules(cluster="pair", percent=percent, **rules), ANN)
+    publish(store, ids[-1])
+    (rollout,) = store.revisions.rollouts()
+    return rollout
+
+
 def states(store):
     return {one.id: one.state.value + ("!" if one.pinned else "") for one in store.revisions.statuses()}
 
@@ -225,9 +234,7 @@ def test_a_roll_out_leaves_the_active_one_to_the_others(store, url):
 
 @ON_SQLITE
 def test_a_first_revision_is_rolled_out_against_the_nccl_default(store, url):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
-    publish(store, "a")
-    ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+    rollout = roll_out(store, "a", percent=50)
     assert (rollout.control, served(store, url)) == ("", ["a"])
     assert began(store) == ["50 % of the jobs, against the jobs' own settings, loss limit 1 %"]
     assert {rollout.start(f"job {n}", issued_s=0.0).recommendation for n in range(50)} == {"a", ""}
@@ -242,10 +249,7 @@ def test_a_first_revision_is_rolled_out_against_the_nccl_default(store, url):
     ],
 )
 def test_a_roll_out_ends_once(store, url, state, ends, after):
-    publish(store, "a")
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10, approve_wins=False), ANN)
-    publish(store, "b")
-    (rollout,) = store.revisions.rollouts()
+    rollout = roll_out(store, "a", "b", approve_wins=False)
     number = store.recommendations.changes(0)[0]
     assert settle(store, rollout, state, "so it is")
     assert not settle(store, rollout, ArmState.LOST, "again")
@@ -257,10 +261,7 @@ def test_a_roll_out_ends_once(store, url, state, ends, after):
 
 
 def test_a_win_keeps_its_share_until_a_person_approves(store, url):
-    publish(store, "a")
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
-    publish(store, "b")
-    ((rollout, _),) = store.recommendations.rolled_out(cluster="pair", model="toy")
+    rollout = roll_out(store, "a", "b")
     assert settle(store, rollout, ArmState.WON, "faster")
     assert not settle(store, rollout, ArmState.WON, "again")
     assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate"}, ["a"])
@@ -280,10 +281,7 @@ def test_a_win_keeps_its_share_until_a_person_approves(store, url):
 
 
 def test_a_paused_roll_out_gives_its_jobs_to_the_control_until_it_is_resumed(store, url):
-    publish(store, "a")
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50, approve_wins=False), ANN)
-    publish(store, "b")
-    (rollout,) = store.revisions.rollouts()
+    rollout = roll_out(store, "a", "b", percent=50, approve_wins=False)
     jobs = [f"job {number}" for number in range(9)]
     number = store.recommendations.changes(0)[0]
     early = next(job for job in map(str, range(99)) if rollout.find_arm(job) is not None)
@@ -314,9 +312,7 @@ def test_a_paused_roll_out_gives_its_jobs_to_the_control_until_it_is_resumed(sto
 
 @ON_SQLITE
 def test_a_won_roll_out_that_was_paused_awaits_approval_again(store, url):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), ANN)
-    publish(store, "a")
-    (rollout,) = store.revisions.rollouts()
+    rollout = roll_out(store, "a", percent=50)
     settle(store, rollout, ArmState.WON, "faster")
     won = store.revisions.rollout(rollout.id)
     store.revisions.pause_rollout(rollout.id, BOB)
@@ -331,9 +327,7 @@ def test_a_won_roll_out_that_was_paused_awaits_approval_again(store, url):
 
 @ON_SQLITE
 def test_a_win_that_turns_out_to_hang_is_lost(store, url):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
-    publish(store, "a")
-    (rollout,) = store.revisions.rollouts()
+    rollout = roll_out(store, "a")
     settle(store, rollout, ArmState.WON, "faster")
     assert settle(store, rollout, ArmState.LOST, "hangs")
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
@@ -361,9 +355,7 @@ def test_what_makes_no_difference_to_jobs_starts_no_roll_out(store, url):
 
 
 def test_the_first_start_of_a_job_counts_while_its_roll_out_is_open(store, url):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
-    publish(store, "a")
-    (rollout,) = store.revisions.rollouts()
+    rollout = roll_out(store, "a")
     start = JobStart(rollout=rollout.id, job="1", recommendation="", issued_s=0.1 + 0.2)
     later, other = replace(start, issued_s=9.0), replace(start, job="2", issued_s=0.1)
     store.revisions.add_job_starts([start, later])
@@ -513,9 +505,7 @@ def test_where_all_jobs_get_what_is_new_a_roll_out_is_not_waited_for(store, url)
 @ON_SQLITE
 @pytest.mark.parametrize("change", ["pin", "retire"])
 def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
-    publish(store, "a")
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
-    publish(store, "b")
+    roll_out(store, "a", "b")
     getattr(store.revisions, change)("a", BOB)
     assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
     assert states(store)["b"] == "candidate"
@@ -523,9 +513,7 @@ def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
 
 @ON_SQLITE
 def test_a_candidate_that_is_retired_ends_its_roll_out(store, url):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
-    publish(store, "a")
-    (rollout,) = store.revisions.rollouts()
+    rollout = roll_out(store, "a")
     store.revisions.retire("a", BOB)
     assert (states(store), served(store, url)) == ({"a": "retired"}, [])
     ended = store.revisions.rollout(rollout.id)
@@ -551,9 +539,7 @@ def test_each_size_of_the_job_is_rolled_out_by_itself(store):
 
 
 def test_the_first_step_time_of_a_job_counts(store, url):
-    store.revisions.set_rules(ClusterRules(cluster="pair", percent=10), ANN)
-    publish(store, "a")
-    (rollout,) = store.revisions.rollouts()
+    rollout = roll_out(store, "a")
     time = JobTime(
         rollout=rollout.id,
         job="1",
