@@ -34,22 +34,6 @@ from ncclt.testing.samples import sample_recommendation, sample_study, sample_tr
 
 OLD, CUT, NEW = (f"2026-0{month}-01T00:00:00.000+00:00" for month in (1, 4, 7))
 ME = Actor(who="me")
-NOTHING = dict.fromkeys(
-    (
-        "studies",
-        "trials",
-        "revisions",
-        "roll-outs",
-        "step times",
-        "job starts",
-        "attestations",
-        "rechecks",
-        "verifications",
-        "segments",
-        "preflights",
-    ),
-    0,
-)
 
 
 class Clock:
@@ -83,7 +67,6 @@ def store(url, clock):
 def pruned(url, *, before=CUT, dry_run=False, forget=lambda _url, _names: None):
     """Prune and return what was removed, without the kinds of which nothing was."""
     counts = prune_store(locate(url), before, dry_run=dry_run, forget=forget)
-    assert counts.keys() == NOTHING.keys()
     return {kind: count for kind, count in counts.items() if count}
 
 
@@ -140,27 +123,15 @@ def test_a_study_goes_with_its_trials_revisions_and_records_and_the_history_stay
     store.leases.enter("s3", f"{this_worker().rpartition('/')[0]}/another start")  # a process that has ended
     told = store.revisions.history()
 
-    removed = pruned(url)
-
-    assert removed == {
-        "studies": 2,
-        "trials": 5,
-        "revisions": 1,
-        "attestations": 1,
-        "rechecks": 1,
-        "verifications": 1,
-    }
+    of_records = {"attestations": 1, "rechecks": 1, "verifications": 1}
+    assert pruned(url) == {"studies": 2, "trials": 5, "revisions": 1, **of_records}
     assert [page.study.id for page in store.studies.page().items] == ["s2"]
     assert [len(store.trials.find(id)) for id in ("s1", "s2", "s3")] == [0, 1, 0]
     assert [one.id for one in store.recommendations.find()] == ["b"]
     entry, *before = store.revisions.history()
     assert tuple(before) == told != ()
     assert (entry.action, "2 studies" in entry.why) == (Action.PRUNED, True)
-    assert (store.records.attestations(["a"]), store.records.rechecks("a"), store.records.verifications()) == (
-        (),
-        (),
-        (),
-    )
+    assert not any((store.records.attestations(["a"]), store.records.rechecks("a"), store.records.verifications()))
     assert pruned(url) == {}
 
 
@@ -212,12 +183,8 @@ def test_a_study_that_runs_or_was_touched_since_stays(store, url, clock):
     assert pruned(url) == {}
 
     clock.now = "2026-09-01T00:00:00.000+00:00"
-    assert pruned(url, before="2026-08-01T00:00:00.000+00:00") == {
-        "studies": 3,
-        "trials": 6,
-        "revisions": 3,
-        "attestations": 1,
-    }
+    removed = pruned(url, before="2026-08-01T00:00:00.000+00:00")
+    assert removed == {"studies": 3, "trials": 6, "revisions": 3, "attestations": 1}
     assert {page.study.id for page in store.studies.page().items} == {"running", "held"}
 
 
@@ -275,14 +242,8 @@ def test_a_roll_out_goes_with_its_revision(store, url):
     settle(store, rollout, ArmState.LOST, "slower")
     publish(store, "c", of="elsewhere")
 
-    assert pruned(url) == {
-        "studies": 1,
-        "trials": 2,
-        "revisions": 1,
-        "roll-outs": 1,
-        "step times": 1,
-        "job starts": 1,
-    }
+    of_rollout = {"roll-outs": 1, "step times": 1, "job starts": 1}
+    assert pruned(url) == {"studies": 1, "trials": 2, "revisions": 1, **of_rollout}
     assert [one.arms[0].recommendation for one in store.revisions.rollouts()] == ["c"]
     assert [one.id for one in store.recommendations.find()] == ["c", "a"]
 
@@ -350,17 +311,8 @@ def test_of_each_cluster_the_newest_preflight_stays(store, url):
     assert [one.id for one in store.records.preflights()] == ["f3", "f2", "f1"]
 
 
-READ_WHOLE = (
-    "studies",
-    "leases",
-    "job_times",
-    "job_starts",
-    "job_decisions",
-    "attested_jobs",
-    "rollouts",
-    "ncclt_alembic_version",
-    "sqlite_master",
-)
+READ_WHOLE = ("studies", "leases", "job_times", "job_starts", "job_decisions", "attested_jobs", "rollouts")
+READ_WHOLE += ("ncclt_alembic_version", "sqlite_master")
 """What is read once from end to end, as much of it may be old; of all else, only an index or a part."""
 
 
@@ -388,20 +340,9 @@ def test_no_query_reads_a_large_table_for_each_row_of_another(tmp_path):
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     asked = [(statement, values) for statement, values in seen if statement.split()[0] in ("SELECT", "DELETE")]
-    assert {statement.split()[2] for statement, _ in asked if statement.startswith("DELETE")} == {
-        "records",
-        "job_times",
-        "job_starts",
-        "job_decisions",
-        "attested_jobs",
-        "rollout_arms",
-        "rollouts",
-        "recommendations",
-        "measurements",
-        "leases",
-        "trials",
-        "studies",
-    }
+    kept = {"clusters", "workloads", "keys", "secrets", "history", "cluster_rules", "changes", "job_workers"}
+    deleted = {statement.split()[2] for statement, _ in asked if statement.startswith("DELETE")}
+    assert deleted == metadata.tables.keys() - kept
     with contextlib.closing(sqlite3.connect(tmp_path / "ncclt.db")) as connection:
         for statement, values in asked:
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]

@@ -28,29 +28,7 @@ from ncclt.testing.samples import sample_recommendation, sample_study, sample_tr
 from store_contract import StoreContract
 
 OPTUNA_TABLES = {"studies", "trials", "version_info", "alembic_version"}
-OUR_TABLES = {
-    "workloads",
-    "clusters",
-    "studies",
-    "trials",
-    "leases",
-    "measurements",
-    "recommendations",
-    "records",
-    "changes",
-    "keys",
-    "history",
-    "cluster_rules",
-    "rollout_arms",
-    "rollouts",
-    "job_times",
-    "job_workers",
-    "job_starts",
-    "job_decisions",
-    "attested_jobs",
-    "secrets",
-    "ncclt_alembic_version",
-}
+OUR_TABLES = {*metadata.tables, VERSION_TABLE}
 
 CONTRACTS = (
     records.VerificationsContract,

@@ -22,15 +22,10 @@ def test_an_effort_of_nothing_or_without_end_is_refused(subtests):
         {"more": -1},
         {"seed": -1},
         {"seed": 2**31},
-        {"trials": 10**23},
-        {"patience": 10**23},
-        {"more": 10**23},
-        {"blocks": 10**23},
-        {"steps": 10**23},
-        {"seconds": float("inf")},
-        {"seconds": float("nan")},
-        {"gpu_hours": float("inf")},
-        {"gpu_hours": 1e30},
+        *({name: 10**6 + 1} for name in ("trials", "patience", "more", "blocks")),
+        {"steps": 10**12 + 1},
+        *({"seconds": seconds} for seconds in (366 * 86400 + 1, float("inf"), float("nan"))),
+        *({"gpu_hours": hours} for hours in (10**9 + 1, float("inf"))),
     ]:
         with subtests.test(values=values), pytest.raises(UsageError):
             Budget(**values)
@@ -54,20 +49,6 @@ def test_the_smallest_and_the_largest_numbers_are_taken(subtests):
         with subtests.test(values=values):
             kept = Budget(**values)
             assert {name: getattr(kept, name) for name in values} == values
-
-
-def test_one_more_than_the_largest_is_refused(subtests):
-    for values in [
-        {"trials": 10**6 + 1},
-        {"patience": 10**6 + 1},
-        {"more": 10**6 + 1},
-        {"blocks": 10**6 + 1},
-        {"steps": 10**12 + 1},
-        {"seconds": 366 * 86400 + 1},
-        {"gpu_hours": 10**9 + 1},
-    ]:
-        with subtests.test(values=values), pytest.raises(UsageError):
-            Budget(**values)
 
 
 def test_names_of_parameters_are_kept_in_one_form(subtests):

@@ -119,6 +119,11 @@ def test_messages_weigh_by_time_where_all_have_one_and_else_by_bytes():
     assert [calls.message.size_bytes for calls in timed.dominant(6 / 7)] == [8]
     assert [calls.message.size_bytes for calls in timed.dominant(0.9)] == [8, 64]
     assert _workload(_calls(64), _calls(8, 2.0, recorded_us=3.0)).weights() == (64.0, 16.0)
+    idle = _workload(_calls(1000, recorded_us=0.0), _calls(10, recorded_us=0.0))
+    assert [calls.message.size_bytes for calls in idle.dominant()] == [1000], "times of zero say nothing"
+    by_bytes = _workload(_calls(60), _calls(30), _calls(10))
+    for share, sizes in ((0.6, [60]), (0.61, [60, 30]), (1.0, [60, 30, 10])):
+        assert [calls.message.size_bytes for calls in by_bytes.dominant(share)] == sizes
 
 
 WHOLE = Workload(

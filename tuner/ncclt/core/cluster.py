@@ -167,17 +167,9 @@ class Cluster(Documented):
 
     def fingerprint(self) -> Fingerprint:
         """Return the fingerprint of a recommendation measured on this cluster."""
-        return Fingerprint(
-            gpu=self.gpu,
-            link_class=self.link_class,
-            fabric=self.fabric if self.nodes > 1 else "none",
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            nccl_version=str(self.version),
-            topology_hash=self.topology_hash,
-            driver=self.driver,
-            site_variables=self.site_variables,
-        )
+        shared = {field.name: getattr(self, field.name) for field in fields(Fingerprint)}
+        fabric = self.fabric if self.nodes > 1 else "none"
+        return Fingerprint(**shared | {"fabric": fabric, "nccl_version": str(self.version)})
 
 
 PER_RANK = frozenset(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
 from ncclt.core.documents import Documented, Shape
+from ncclt.core.recommendation import SHAPE_PARTS
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError
 
@@ -114,20 +115,12 @@ class TuningJob(Documented):
 
     def arguments(self) -> tuple[str, ...]:
         """Return it as arguments of `ncclt tune`."""
-        options: dict[str, Any] = {
-            "model": self.model,
-            "cluster": self.cluster,
-            "nodes": self.nodes,
-            "gpus-per-node": self.gpus_per_node,
-            "nccl-version": self.nccl_version,
-            "trials": self.trials,
-            "time": self.seconds,
-            "gpu-hours": self.gpu_hours,
-            "blocks": self.blocks,
-            "seed": self.seed,
-            "study": self.study,
-        }
-        words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        names = ("model", "cluster", *SHAPE_PARTS, "trials", "seconds", "gpu_hours", "blocks", "seed", "study")
+        words = [
+            f"--{'time' if name == 'seconds' else name.replace('_', '-')}={value}"
+            for name in names
+            if (value := getattr(self, name)) is not None
+        ]
         return (*words, "--prove-variables") if self.prove_variables else tuple(words)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import ClassVar
 
 from ncclt.client.answer import group_label
@@ -345,17 +345,7 @@ class Workload(Documented):
 
     def digest(self) -> str:
         """Return a short hash of what is sent: name, date and notes do not count."""
-        rows = sorted(
-            (
-                m.message.collective,
-                m.message.dtype,
-                m.message.size_bytes,
-                m.message.group_size,
-                m.message.spans_nodes,
-                round(float(m.calls_per_step), 9),
-            )
-            for m in self.messages
-        )
+        rows = sorted((*astuple(m.message), round(float(m.calls_per_step), 9)) for m in self.messages)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
 
 

@@ -367,13 +367,9 @@ def policy_from_answer(answer: Answer, form: Form) -> DeliveredPolicy:
     """Return the policy that a job was given, for the attestation afterwards."""
     version = NcclVersion.parse(answer.nccl_version)
     variables = answer.table_variables if form is Form.TABLE else answer.variables
+    names = ("recommendation", "cluster", "model", "nccl_version", "nodes", "ranks")
     return DeliveredPolicy(
-        recommendation=answer.recommendation,
-        cluster=answer.cluster,
-        model=answer.model,
-        nccl_version=answer.nccl_version,
-        nodes=answer.nodes,
-        ranks=answer.ranks,
+        **{name: getattr(answer, name) for name in names},
         form=form,
         policy=answer.rules if form is Form.TABLE else policy_of_variables(dict(variables), version),
         variables=variables,

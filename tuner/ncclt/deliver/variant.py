@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Request, select
+from ncclt.core.recommendation import SHAPE_PARTS, Decision, PolicyVerdict, Recommendation, Request, select
 from ncclt.core.rollout import JobStart, Reason, RolledOut, RollOut, Variant, find_same_start
 from ncclt.core.ticket import TICKET_LIFE_S, Ticket, is_job_name, shorten_name, sign_ticket
 from ncclt.errors import StoreError
@@ -98,14 +98,12 @@ def build_ticket(answer: ServedRevision, job: str, *, issued_s: float) -> Ticket
     """
     if not is_job_name(job):
         return None
-    recommendation, fingerprint = answer.recommendation, answer.recommendation.fingerprint
+    recommendation = answer.recommendation
     return Ticket(
         job=shorten_name(job),
         cluster=shorten_name(recommendation.cluster),
         model=shorten_name(recommendation.model),
-        nodes=fingerprint.nodes,
-        gpus_per_node=fingerprint.gpus_per_node,
-        nccl_version=fingerprint.nccl_version,
+        **{part: getattr(recommendation.fingerprint, part) for part in SHAPE_PARTS},
         recommendation=answer.revision_id,
         variant=answer.variant,
         rollout=answer.rollout,

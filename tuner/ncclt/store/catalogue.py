@@ -34,7 +34,8 @@ class Catalogue(StorePart, Generic[Entry]):
 
     @property
     def _came_with(self) -> Mapping[str, Entry]:
-        raise NotImplementedError
+        entries: Mapping[str, Entry] = getattr(self._shipped, f"{self.kind}s")
+        return entries
 
     @repeatable
     def entries(self) -> tuple[tuple[Entry, bool], ...]:
@@ -59,7 +60,7 @@ class Catalogue(StorePart, Generic[Entry]):
         Raises:
             NotFoundError: the name is unknown; the hint gives close ones.
         """
-        shipped: Mapping[str, Entry] = self._came_with
+        shipped = self._came_with
         if not self._is_shown(name):
             raise unknown_name(self.kind, name, self._scope)
         if name in shipped:
@@ -99,10 +100,6 @@ class Workloads(Catalogue[Workload]):
     _table = workloads
     _record = Workload
 
-    @property
-    def _came_with(self) -> Mapping[str, Workload]:
-        return self._shipped.workloads
-
     def add(self, workload: Workload, *, replace: bool = False, by: Actor | None = None) -> None:
         """Store a workload under its name, with its entry in the history.
 
@@ -127,10 +124,6 @@ class Clusters(Catalogue[Cluster]):
     kind = "cluster"
     _table = clusters
     _record = Cluster
-
-    @property
-    def _came_with(self) -> Mapping[str, Cluster]:
-        return self._shipped.clusters
 
     def add(self, cluster: Cluster, *, replace: bool = False) -> None:
         """Store a cluster under its name; DuplicateError as for a workload."""

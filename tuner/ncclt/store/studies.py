@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, literal, not_, select, union_all, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, not_, select, update
 
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Study, StudyEntry, StudyPage, StudyState
@@ -146,29 +146,22 @@ class Studies(StorePart):
         if not wanted:
             return ()
         cluster = self._within(cluster)
-        shipped = {"cluster": [*self._shipped.clusters], "workload": [*self._shipped.workloads]}
-        hits = [(kind, name, name) for kind, names in shipped.items() for name in names]
         in_name = studies.c.name.icontains(wanted, autoescape=True) | studies.c.id.startswith(wanted, autoescape=True)
         newest = select(studies.c.id, studies.c.name).where(in_name, *is_named(studies.c.cluster, cluster))
         with self._database.reading() as connection:
-            rows = union_all(
-                select(literal("cluster"), clusters.c.name, clusters.c.name),
-                select(literal("workload"), workloads.c.name, workloads.c.name),
-            )
-            hits += [(kind, key, name) for kind, key, name in connection.execute(rows)]
-            rows_found = connection.execute(newest.order_by(studies.c.sequence.desc()).limit(MOST_FOUND))
-            hits += [("study", id, name) for id, name in rows_found]
-        fitting = {(kind, key): name for kind, key, name in hits if wanted in name.casefold() or kind == "study"}
+            names = {
+                "cluster": {*self._shipped.clusters, *connection.scalars(select(clusters.c.name))},
+                "workload": {*self._shipped.workloads, *connection.scalars(select(workloads.c.name))},
+            }
+            named = connection.execute(newest.order_by(studies.c.sequence.desc()).limit(MOST_FOUND)).all()
         if cluster is not None:
-            visible = {cluster} if isinstance(cluster, str) else set(cluster)
-            fitting = {at: name for at, name in fitting.items() if at[0] != "cluster" or at[1] in visible}
-        shown: list[tuple[str, str, str]] = []
-        for wanted_kind in ("cluster", "workload", "study"):
-            of_kind = [(kind, key, name) for (kind, key), name in fitting.items() if kind == wanted_kind]
-            if wanted_kind != "study":
-                of_kind.sort(key=lambda hit: (not hit[2].casefold().startswith(wanted), hit[2]))
-            shown += of_kind[:MOST_FOUND]
-        return tuple(shown)
+            names["cluster"] &= {cluster} if isinstance(cluster, str) else set(cluster)
+        hits: list[tuple[str, str, str]] = []
+        for kind, of_kind in names.items():
+            fitting = [name for name in of_kind if wanted in name.casefold()]
+            fitting.sort(key=lambda name: (not name.casefold().startswith(wanted), name))
+            hits += [(kind, name, name) for name in fitting[:MOST_FOUND]]
+        return (*hits, *(("study", id, name) for id, name in named))
 
     def _newest_first(self, cluster: Names, model: str | None) -> Select[Any]:
         where = (*is_named(studies.c.cluster, self._within(cluster)), *is_named(studies.c.model, model))
@@ -287,13 +280,13 @@ def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Study]:
 
 def _median_scores(connection: Connection, ids: Sequence[str]) -> Mapping[str, dict[str, float]]:
     """Return study -> digest of setting -> median score of its trials before the proof, µs."""
-    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
     query = select(trials.c.study, trials.c.setting, trials.c.score_us).where(
         trials.c.study.in_(ids), trials.c.score_us.is_not(None), TRIES_SETTING
     )
     for study, setting, score_us in connection.execute(query):
-        samples[study][setting].append(score_us)
+        samples[study, setting].append(score_us)
     medians: dict[str, dict[str, float]] = defaultdict(dict)
-    for study, by_setting in samples.items():
-        medians[study] = {setting: statistics.median(scores) for setting, scores in by_setting.items()}
+    for (study, setting), scores in samples.items():
+        medians[study][setting] = statistics.median(scores)
     return medians

@@ -9,7 +9,7 @@ from typing import Any
 from ncclt.client.answer import GROUP_FORMS, AnswerError, comment_lines, form_of, require_group, write
 from ncclt.core.attestation import Form
 from ncclt.core.policy import Policy
-from ncclt.core.recommendation import Decision, Recommendation
+from ncclt.core.recommendation import SHAPE_PARTS, Decision, Recommendation
 from ncclt.core.trial import TimesOrigin
 from ncclt.deliver.render.delivery import TABLE_FORMAT, compare_numerics, deliver_table, deliver_variables
 from ncclt.deliver.render.table import FOREIGN_TABLE_FORMATS, render_foreign_table, render_table
@@ -152,11 +152,7 @@ def _document(recommendation: Recommendation) -> dict[str, Any]:
         "recommendation": recommendation.id,
         "cluster": recommendation.cluster,
         "model": recommendation.model,
-        "nodes": valid.nodes,
-        "gpus_per_node": valid.gpus_per_node,
-        "nccl_version": valid.nccl_version,
-        "gpu": valid.gpu,
-        "fabric": valid.fabric,
+        **{name: getattr(valid, name) for name in (*SHAPE_PARTS, "gpu", "fabric")},
         **({"site_variables": dict(valid.site_variables)} if recommendation.origin is TimesOrigin.MEASURED else {}),
         "decision": (verdict.decision if verdict else Decision.KEEP_DEFAULT).value,
         "speedup": verdict.speedup if verdict else None,
