@@ -35,7 +35,12 @@ def call(collective, size_bytes, calls, outcome="unmatched", choice="ring/simple
     return row if outcome == "unmatched" else row | chosen
 
 
+def write_lines(*rows, **head):
+    """Return the text of a report, with another head in part."""
+    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in ({**HEAD, **head}, *rows))
+
+
 def write_report(path, *rows, **head):
-    """Write a report with another head in part, and return its path."""
-    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in ({**HEAD, **head}, *rows)))
+    """Write a report to a file, and return its path."""
+    path.write_text(write_lines(*rows, **head))
     return path

@@ -79,18 +79,6 @@ def test_a_log_tells_what_nccl_did_with_variables(tmp_path):
     assert found.sources[0].nccl_version == "2.28.9"
 
 
-def test_a_log_of_a_job_whose_container_dropped_the_variables(tmp_path):
-    (tmp_path / "a.log").write_text(
-        LOG.replace("NCCL_ALGO set by environment to allgather:ring", "NCCL_IB_HCA set to x")
-    )
-    found = attest_files(
-        [tmp_path / "a.log"],
-        policy_from_recommendation(published(RING, form=Form.VARIABLES), Form.VARIABLES),
-        created=NOW,
-    )
-    assert "did not get NCCL_ALGO: a container or launcher did not pass it on" in found.reason
-
-
 def test_a_table_without_its_plugin(tmp_path, table_rule):
     (tmp_path / "a.log").write_text(LOG.replace("AllGather", "AllReduce"))
     found = attest_files(
