@@ -8,6 +8,7 @@ import re
 import subprocess
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import hostile_server as fake
@@ -17,7 +18,7 @@ from answering_server import reply, serving
 from ncclt.cli import env
 from ncclt.client.answer import FORMS, GROUP_FORMS, TABLES
 from ncclt.client.fetch import ClientError, fetch_env, fetch_recommendation
-from ncclt.client.report import post_attestation
+from ncclt.client.report import post_attestation, post_step_time
 from ncclt.core.trial import NOT_LAUNCHED
 
 JOB = {"cluster": "leonardo", "model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.28.9"}
@@ -245,8 +246,9 @@ def test_an_address_of_no_host_is_no_other_error(subtests):
         None,
         7,
     ]:
-        with subtests.test(server=server), pytest.raises(ClientError):
-            fetch(server, timeout_s=2.0)
+        for ask in (fetch, partial(post_attestation, document={"id": "a1"}), partial(post_step_time, document={})):
+            with subtests.test(server=server, ask=ask), pytest.raises(ClientError):
+                ask(server, timeout_s=2.0)
 
 
 @pytest.mark.parametrize(

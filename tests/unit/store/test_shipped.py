@@ -37,26 +37,18 @@ def test_the_folder_of_the_checkout_is_found():
     assert profiles_folder().is_dir()
 
 
-def test_a_broken_workload_file_is_named(folder, subtests):
-    for content in ["{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "\ufeff{}"]:
-        with subtests.test(content=content):
-            (folder / "workloads" / "broken.json").write_text(content)
-            with pytest.raises(InputError, match=r"broken\.json"):
-                shipped_workloads(folder)
-
-
-def test_a_broken_cluster_file_is_named(folder, subtests):
-    for content in ["name", 'name = "x"', CLUSTER + "extra = 1", CLUSTER.replace("2.28.9", "new")]:
-        with subtests.test(content=content):
-            (folder / "clusters" / "broken.toml").write_text(content)
-            with pytest.raises(InputError, match=r"broken\.toml"):
-                shipped_clusters(folder)
-
-
-def test_bytes_that_are_no_text_are_an_error(folder):
-    (folder / "clusters" / "broken.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"broken\.toml"):
-        shipped_clusters(folder)
+def test_a_broken_file_is_named(folder, subtests):
+    workloads = ["{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "\ufeff{}"]
+    clusters = ["name", 'name = "x"', CLUSTER + "extra = 1", CLUSTER.replace("2.28.9", "new"), b"\xff\xfe"]
+    for read, name, contents in (
+        (shipped_workloads, "workloads/broken.json", workloads),
+        (shipped_clusters, "clusters/broken.toml", clusters),
+    ):
+        for content in contents:
+            with subtests.test(content=content):
+                (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+                with pytest.raises(InputError, match=r"broken\.(json|toml)"):
+                    read(folder)
 
 
 def test_two_files_of_one_name_are_an_error(folder):
