@@ -498,7 +498,6 @@ def _attest(revision: Recommendation, when: str, *, differing: bool) -> Attestat
         cluster=revision.cluster,
         model=revision.model,
         nccl_version=place.nccl_version,
-        nodes=place.nodes,
         ranks=place.world_size,
         form=Form.TABLE,
         policy=revision.table.policy,

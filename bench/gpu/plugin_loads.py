@@ -232,7 +232,6 @@ class Trials:
             cluster="one-gpu",
             model=TABLE_ID,
             nccl_version=self._nccl,
-            nodes=self._shape[0],
             ranks=self._shape[1],
             form=Form.TABLE,
             policy=policy,

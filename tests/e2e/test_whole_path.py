@@ -122,7 +122,6 @@ def attestation_of(url, id):
         cluster=given.cluster,
         model=given.model,
         nccl_version=given.fingerprint.nccl_version,
-        nodes=2,
         ranks=16,
         form=Form.TABLE,
         policy=given.table.policy,

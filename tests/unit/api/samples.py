@@ -183,7 +183,7 @@ def attestation(of, *, differing=3, **changes):
     """Return what a job told of a recommendation given as a table: some calls went otherwise, or none."""
     names = {"recommendation": of.id, "cluster": of.cluster, "model": of.model}
     version, policy = of.fingerprint.nccl_version, of.table.policy
-    table = DeliveredPolicy(**names, nccl_version=version, nodes=2, ranks=8, form=Form.TABLE, policy=policy)
+    table = DeliveredPolicy(**names, nccl_version=version, ranks=8, form=Form.TABLE, policy=policy)
     call = {"collective": Collective.ALL_REDUCE, "group_size": 8}
     applied = {"size_bytes": 1 << 16, "choice": "tree/ll128/8", "outcome": Outcomes.APPLIED, "calls": 40}
     other = {"size_bytes": 28_351_488, "choice": "ring/simple/16", "outcome": Outcomes.UNAVAILABLE, "calls": differing}

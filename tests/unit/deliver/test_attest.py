@@ -36,7 +36,6 @@ TABLE = DeliveredPolicy(
     cluster="c",
     model="m",
     nccl_version="2.28.9",
-    nodes=2,
     ranks=8,
     form=Form.TABLE,
     policy=Policy(rules=(SMALL, LARGE, PAIRS)),

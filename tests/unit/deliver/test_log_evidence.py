@@ -50,9 +50,9 @@ def table_rule():
 
 def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
     rows = (
-        call("all_reduce", 4096, "applied", 5),
-        call("all_reduce", 8192, "unavailable", 2),
-        call("all_reduce", 8, "unmatched", 3),
+        call("all_reduce", 4096, 5, "applied"),
+        call("all_reduce", 8192, 2, "unavailable"),
+        call("all_reduce", 8, 3, "unmatched"),
     )
     files = [write_report(tmp_path / f"{pid}", *rows, pid=pid, host=f"n{pid}") for pid in (1, 2)]
     found = attest_files(files, policy_from_recommendation(published(table_rule), Form.TABLE), created=NOW)
@@ -106,7 +106,7 @@ def test_what_delivers_nothing_cannot_take_effect():
 
 def test_one_job_is_told_from_the_next_and_not_from_itself(tmp_path, table_rule):
     delivered = policy_from_recommendation(published(table_rule), Form.TABLE)
-    calls = call("all_reduce", 4096, "applied", 5)
+    calls = call("all_reduce", 4096, 5, "applied")
     first, other = write_report(tmp_path / "first", calls), write_report(tmp_path / "other", calls, started_us=9)
     ids = [
         attest_files([path], delivered, created=created).id

@@ -59,7 +59,7 @@ class DeliveredPolicy:
     Attributes:
         recommendation, cluster, model: ids and names.
         nccl_version: with which it was measured.
-        nodes, ranks: of the whole job.
+        ranks: of the whole job.
         form: how it was given.
         policy: the rules; everything else is left to NCCL.
         variables: (name, value) delivered with it.
@@ -69,7 +69,6 @@ class DeliveredPolicy:
     cluster: str
     model: str
     nccl_version: str
-    nodes: int
     ranks: int
     form: Form
     policy: Policy

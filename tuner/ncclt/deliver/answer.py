@@ -367,7 +367,7 @@ def policy_from_answer(answer: Answer, form: Form) -> DeliveredPolicy:
     """Return the policy that a job was given, for the attestation afterwards."""
     version = NcclVersion.parse(answer.nccl_version)
     variables = answer.table_variables if form is Form.TABLE else answer.variables
-    names = ("recommendation", "cluster", "model", "nccl_version", "nodes", "ranks")
+    names = ("recommendation", "cluster", "model", "nccl_version", "ranks")
     return DeliveredPolicy(
         **{name: getattr(answer, name) for name in names},
         form=form,
