@@ -244,19 +244,6 @@ class StoreContract:
         assert seen == sorted(seen)
         assert seen[-1] == 30
 
-    def test_the_fast_way_reads_the_same(self, store: Store, store_url: str) -> None:
-        """`published` gives what the open store gives: the newest of each fingerprint and origin, newest first."""
-        store.revisions.publish(sample_recommendation("a"))
-        store.revisions.publish(replace(sample_recommendation("b"), simulated=False, launcher="slurm"))
-        store.revisions.publish(sample_recommendation("c", nodes=1))
-        store.revisions.publish(replace(sample_recommendation("d"), simulated=False, launcher="slurm"))
-        store.revisions.publish(replace(sample_recommendation("e"), simulated=False, launcher="replay"))
-        store.revisions.publish(sample_recommendation("f", model="other"))
-        expected = store.recommendations.newest(cluster="pair", model="toy")
-        assert [r.id for r in expected] == ["e", "d", "c", "a"]
-        assert published(store_url, cluster="pair", model="toy") == expected
-        assert published(store_url, cluster="pair", model="unknown") == ()
-
     def test_changes_of_what_jobs_are_given_are_noted(self, store: Store, store_url: str) -> None:
         """By any process: publishing, a check, a replaced workload; measuring changes nothing."""
 

@@ -84,12 +84,14 @@ def test_without_rules_the_newest_is_active_at_once(store, url):
     ]
 
 
-@ON_SQLITE
 def test_each_size_and_each_origin_has_an_active_revision(store, url):
     store.revisions.publish(sample_recommendation("a"))
     store.revisions.publish(sample_recommendation("b", nodes=1))
-    store.revisions.publish(replace(sample_recommendation("c"), simulated=False, launcher="slurm"))
-    assert served(store, url) == ["c", "b", "a"]
+    for id, launcher in (("c", "slurm"), ("d", "slurm"), ("e", "replay")):
+        store.revisions.publish(replace(sample_recommendation(id), simulated=False, launcher=launcher))
+    store.revisions.publish(sample_recommendation("f", model="other"))
+    assert served(store, url) == ["e", "d", "b", "a"]
+    assert published(url, cluster="pair", model="unknown") == ()
 
 
 @ON_SQLITE

@@ -7,7 +7,7 @@ import pytest
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.message import Collective
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
-from ncclt.errors import NotFoundError, UsageError
+from ncclt.errors import UsageError
 from ncclt.store.leases import this_worker
 from ncclt.testing.samples import sample_study
 
@@ -38,19 +38,6 @@ def test_the_longest_cursor_is_one(store):
     store.studies.open(sample_study())
     assert len(store.studies.page(limit=1, cursor="9" * 18).items) == 1
     assert store.studies.page(limit=1, cursor="1").items == ()
-
-
-def test_a_study_is_found_by_the_beginning_of_its_id_while_that_is_of_one_alone(store):
-    for number in range(6):
-        store.studies.open(replace(sample_study(), id=f"id{number}", name=f"study{number}"))
-    assert store.studies.get("id4").name == "study4"
-    store.studies.open(replace(sample_study(), id="other", name="study6"))
-    assert store.studies.get("o").name == "study6"
-    with pytest.raises(UsageError, match=r"begins with 'id': id\d(, id\d){3}$"):
-        store.studies.get("id")
-    for key in ("", "x"):
-        with pytest.raises(NotFoundError, match=f"no study '{key}'"):
-            store.studies.get(key)
 
 
 def test_studies_are_counted_by_state_and_one_whose_workers_are_dead_is_interrupted(store):

@@ -21,24 +21,17 @@ def untried(id):
     return replace(found, table=replace(found.table, verdict=UNTRIED), simulated=False, launcher=ON_JOBS, study="")
 
 
-def test_published_without_evidence_it_stays_a_candidate(store):
+ACTIVE = replace(sample_recommendation("active"), simulated=False, launcher="local")
+
+
+def test_without_evidence_a_share_of_the_jobs_tries_it_and_never_all(store):
     store.revisions.publish(untried("a"), by=ADA)
-    assert store.revisions.status("a").state is RevisionState.CANDIDATE
     assert store.recommendations.newest(cluster="pair", model="toy") == ()
-
-
-def test_all_jobs_never_get_it_without_evidence(store):
-    store.revisions.publish(untried("a"), by=ADA)
+    store.revisions.publish(ACTIVE, by=ADA)
     for give in (store.revisions.activate, store.revisions.approve):
         with pytest.raises(ConflictError, match="no evidence"):
             give("a", ADA)
     assert store.revisions.status("a").state is RevisionState.CANDIDATE
-
-
-def test_a_share_of_the_jobs_tries_it_against_the_active_revision(store):
-    active = replace(sample_recommendation("active"), simulated=False, launcher="local")
-    store.revisions.publish(active, by=ADA)
-    store.revisions.publish(untried("a"), by=ADA)
     rollout = store.revisions.rollout(store.revisions.approve("a", ADA, percent=50))
     assert rollout.control == "active"
     assert store.revisions.status("active").state is RevisionState.ACTIVE
@@ -46,8 +39,7 @@ def test_a_share_of_the_jobs_tries_it_against_the_active_revision(store):
 
 
 def test_a_winner_becomes_active_with_the_evidence_of_jobs(store):
-    active = replace(sample_recommendation("active"), simulated=False, launcher="local")
-    store.revisions.publish(active, by=ADA)
+    store.revisions.publish(ACTIVE, by=ADA)
     for id in ("a", "b"):
         store.revisions.publish(untried(id), by=ADA)
     rollout = store.revisions.rollout(store.revisions.approve("a", ADA, arms=["b"]))
