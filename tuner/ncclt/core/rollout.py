@@ -99,8 +99,6 @@ class RollOutArm(Documented):
         most_unreported: starts without a report at which it pauses; the guard raises it with the reports.
     """
 
-    SHAPE: ClassVar = Shape()
-
     recommendation: str
     share: float
     state: ArmState = ArmState.RUNNING
