@@ -8,7 +8,7 @@ import struct
 from contextlib import closing
 
 import pytest
-from plugin_reports import call, write_lines
+from plugin_report import APPLIED, line, write_lines
 
 from ncclt.core.message import Collective, Message
 from ncclt.profile import READERS, get_reader
@@ -201,9 +201,9 @@ NCCL_TESTS = (
 
 def report_calls(rank):
     """Two ranks; one of them made a call that it counted under two outcomes."""
-    busy = [call("all_reduce", 4096, 3), call("all_reduce", 4096, 2, "applied"), call("all_gather", 64, 1)]
-    rows = [call("all_reduce", 4096, 4)] if rank else busy
-    return write_lines(*rows, ranks=2, nodes=1, pid=40 + rank, launch_rank=rank)
+    busy = [line("all_reduce", 4096, 3), line("all_reduce", 4096, 2, **APPLIED), line("all_gather", 64, 1)]
+    rows = [line("all_reduce", 4096, 4)] if rank else busy
+    return write_lines(*rows, pid=40 + rank, launch_rank=rank)
 
 
 SAMPLES = {

@@ -34,8 +34,12 @@ def line(collective, size, calls, **more):
     return row | more
 
 
+def write_lines(*rows, **head):
+    """Return the text of a report, by default of rank 0 of 2."""
+    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in ({**HEAD, **head}, *rows))
+
+
 def write_report(path, *rows, **head):
-    """Write a report, by default of rank 0 of 2."""
-    rows = [{**HEAD, **head}, *rows]
-    path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    """Write a report, and return its path."""
+    path.write_text(write_lines(*rows, **head))
     return path

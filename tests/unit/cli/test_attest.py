@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import typer
-from plugin_reports import call, write_report
+from plugin_report import line
+from plugin_report import write_report as write
 from typer.testing import CliRunner
 
 from ncclt.cli.application import app as program
@@ -13,7 +15,8 @@ from ncclt.cli.attest import attest
 from ncclt.errors import NotFoundError, TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
-CALL = call("all_reduce", 1024, 4, "applied", "tree/ll/0")
+CALL = line("all_reduce", 1024, 4, outcome="applied", algorithm="tree", protocol="ll", channels=0)
+write_report = partial(write, ranks=8, nodes=2, table="rec1")
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Reports and logs as they lie on disk, read into an attestation."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from plugin_reports import call, write_report
+from plugin_report import APPLIED, line
+from plugin_report import write_report as write
 
 from ncclt.core.algorithms import Algorithm, Protocol
 from ncclt.core.attestation import Effect, Form, RowState
@@ -14,6 +16,7 @@ from ncclt.deliver.log_evidence import attest_files, find_form, policy_from_reco
 from ncclt.errors import TraceError, UsageError
 from ncclt.testing.samples import sample_recommendation
 
+write_report = partial(write, ranks=8, nodes=2, table="rec1")
 NOW = "2026-01-01T00:00:00+00:00"
 LOG = """\
 n1:40:41 [0] NCCL INFO NCCL version 2.28.9+cuda12.9
@@ -50,9 +53,9 @@ def table_rule():
 
 def test_reports_of_all_ranks_are_added_up(tmp_path, table_rule):
     rows = (
-        call("all_reduce", 4096, 5, "applied"),
-        call("all_reduce", 8192, 2, "unavailable"),
-        call("all_reduce", 8, 3, "unmatched"),
+        line("all_reduce", 4096, 5, **APPLIED),
+        line("all_reduce", 8192, 2, **APPLIED | {"outcome": "unavailable"}),
+        line("all_reduce", 8, 3),
     )
     files = [write_report(tmp_path / f"{pid}", *rows, pid=pid, host=f"n{pid}") for pid in (1, 2)]
     found = attest_files(files, policy_from_recommendation(published(table_rule), Form.TABLE), created=NOW)
@@ -106,7 +109,7 @@ def test_what_delivers_nothing_cannot_take_effect():
 
 def test_one_job_is_told_from_the_next_and_not_from_itself(tmp_path, table_rule):
     delivered = policy_from_recommendation(published(table_rule), Form.TABLE)
-    calls = call("all_reduce", 4096, 5, "applied")
+    calls = line("all_reduce", 4096, 5, **APPLIED)
     first, other = write_report(tmp_path / "first", calls), write_report(tmp_path / "other", calls, started_us=9)
     ids = [
         attest_files([path], delivered, created=created).id
