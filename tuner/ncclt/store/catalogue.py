@@ -60,7 +60,7 @@ class Catalogue(StorePart, Generic[Entry]):
         Raises:
             NotFoundError: the name is unknown; the hint gives close ones.
         """
-        shipped = self._came_with
+        shipped: Mapping[str, Entry] = self._came_with
         if not self._is_shown(name):
             raise unknown_name(self.kind, name, self._scope)
         if name in shipped:
