@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
@@ -21,17 +20,10 @@ from ncclt.measure import LaunchedRunner, SamplingLimit, Timeouts, ask_through
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, BenchmarkReading
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures, detect
+from ncclt.testing.samples import sample_cluster
 
 STAND_IN = Path(__file__).parents[2] / "fakes" / "nccl_tests_stand_in.py"
-CLUSTER = Cluster(
-    name="here",
-    gpus_per_node=4,
-    gpu="Stand-in",
-    compute_capability=80,
-    link_class="pcie",
-    link_gbps=20.0,
-    nccl_version="2.28.9",
-)
+CLUSTER = sample_cluster("here", nodes=1)
 MESSAGES = [
     Message(collective=collective, dtype="float32", size_bytes=size, group_size=4)
     for size in (4 << 20, 1 << 20, 1 << 18)

@@ -133,21 +133,23 @@ class _Runners:
         """Return a runner of fresh ranks; `own_tuning` as for `create_launcher`."""
         target = self.target
         if target.benchmark_name == "nccl_tests" and plugin is not None:
-            return TableRunner(plugin=plugin, **self._parts(hosts))
+            return TableRunner(**self._parts(hosts, plugin))
         # Settings that only the plugin can force need it in fresh ranks as well, and variables the same ranks.
         if target.benchmark_name == "torch_collectives" and self.plugin is not None:
             return self.create_persistent(hosts, plugin, persistent=False, own_tuning=own_tuning)
-        return LaunchedRunner(scratch_is_shared=target.scratch_is_shared, **self._parts(hosts, own_tuning=own_tuning))
+        return LaunchedRunner(
+            scratch_is_shared=target.scratch_is_shared, **self._parts(hosts, None, own_tuning=own_tuning)
+        )
 
     def create_persistent(
         self, hosts: tuple[str, ...], plugin: Path | None, *, persistent: bool = True, own_tuning: bool = False
     ) -> PersistentRunner:
         """Return a runner whose ranks stay from trial to trial, if `persistent`."""
         host = self.environ.get(CONTROLLER_VARIABLE, "")
-        parts = self._parts(hosts, own_tuning=own_tuning)
-        return PersistentRunner(plugin=plugin, host=host, persistent=persistent, **parts)
+        parts = self._parts(hosts, plugin, own_tuning=own_tuning)
+        return PersistentRunner(host=host, persistent=persistent, **parts)
 
-    def _parts(self, hosts: tuple[str, ...], *, own_tuning: bool = False) -> RunnerParts:
+    def _parts(self, hosts: tuple[str, ...], plugin: Path | None, *, own_tuning: bool = False) -> RunnerParts:
         cluster, target, environ = self.cluster, self.target, self.environ
         launcher = None if own_tuning else self.launchers.pop(hosts, None)
         return RunnerParts(
@@ -161,6 +163,7 @@ class _Runners:
             sampling=SamplingLimit() if own_tuning else self.sampling,
             scratch=target.scratch,
             place=",".join(hosts),
+            plugin=plugin,
             delegate=environ.get(DELEGATE_VARIABLE, ""),
         )
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
 
-from ncclt.core.algorithms import Protocol
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.policy import Policy
@@ -29,6 +28,7 @@ from ncclt.measure.redact import words_without_secrets
 from ncclt.nccl.log.lines import P2P_CHUNK
 from ncclt.nccl.log.startup import LogReader
 from ncclt.nccl.p2p_chunk import find_chunk_problem, net_ratio
+from ncclt.nccl.switching import ForcedState, force_policy, force_setting, table_carries
 from ncclt.nccl.tuner_plugin import DELEGATE_VARIABLE
 
 ASKING_S = 120.0
@@ -52,6 +52,7 @@ class RunnerParts(TypedDict, total=False):
     sampling: SamplingLimit | None
     scratch: Path | None
     place: str
+    plugin: Path | None
     delegate: str
 
 
@@ -67,6 +68,7 @@ class RealRunner(ABC):
         sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
         scratch: where folders for result files and secrets are made; None = the system's place for temporary files.
         place: the nodes that it uses, as shown to users; empty where the launcher chooses them.
+        plugin: NCCL's tuner plugin of ncclt as the ranks see it, which forces the settings; None = variables do.
         delegate: the value of NCCLT_DELEGATE in trials through the tuner plugin, as in jobs; empty = not set.
     """
 
@@ -74,10 +76,12 @@ class RealRunner(ABC):
 
     def __init__(self, **parts: Unpack[RunnerParts]) -> None:
         self._benchmark, self._launcher, self.cluster = parts["benchmark"], parts["launcher"], parts["cluster"]
-        self._variables, self._policy_variables = parts["variables"], parts.get("policy_variables")
+        self._variables = parts["variables"]
+        self._policy_variables = parts.get("policy_variables", lambda _policy: None)
         self._timeouts, self._sampling = parts.get("timeouts") or Timeouts(), parts.get("sampling")
         self._scratch, self._place = parts.get("scratch"), parts.get("place", "")
-        self._delegate = parts.get("delegate", "")
+        self._plugin, self._delegate = parts.get("plugin"), parts.get("delegate", "")
+        self._version = self.cluster.version
         self._killed = False
 
     @property
@@ -109,23 +113,64 @@ class RealRunner(ABC):
         self._launcher.kill()
 
     def applies(self, policy: Policy) -> bool:
-        """Return True if one launch measures the policy as it is delivered."""
-        return self._delivering(policy) is not None
+        """Return True if one launch measures the policy as it is delivered: by a plugin's table, or by variables."""
+        if self._plugin is not None:
+            return table_carries(policy, self._version)
+        return self._policy_variables(policy) is not None
 
-    def _delivering(self, policy: Policy) -> Mapping[str, str] | None:
-        return self._policy_variables(policy) if self._policy_variables is not None else None
-
-    @abstractmethod
     def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
-        """Measure all messages under `setting`, as `Runner` says."""
+        """Measure all messages under `setting`, as `Runner` says.
+
+        Raises:
+            UsageError: the benchmark cannot measure one of the messages, or this machine cannot be reached.
+            StudyStoppedError: nodes were lost, or are unfit to measure anything on; or nothing started.
+            KeyboardInterrupt: `kill` was called.
+        """
+        return self._measure(setting, messages, repeat)
+
+    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
+        """Measure all messages under what delivers a whole policy, as `PolicyRunner` says; raises as `measure` does."""
+        return self._measure(policy, messages, repeat)
 
     @abstractmethod
-    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
-        """Measure all messages under a whole policy, as `PolicyRunner` says."""
+    def _measure(self, forced: Setting | Policy, messages: Sequence[Message], repeat: int) -> TrialResult: ...
 
-    def _loading(self, plugin: Path) -> dict[str, str]:
-        """Return the variables that make NCCL load the tuner plugin."""
-        return {TUNER_PLUGIN: str(plugin)} | ({DELEGATE_VARIABLE: self._delegate} if self._delegate else {})
+    def _find_state(self, forced: Setting | Policy, messages: Sequence[Message]) -> ForcedState:
+        """Return the state that forces a setting or delivers a policy; SettingError where there is none.
+
+        NCCL takes LL128 in NCCL_PROTO as an order, also where its own rule forbids it and stores of 128 bytes may be
+        torn (graph/tuning.cc); only the tuner plugin can ask for it without overruling NCCL.
+        """
+        if isinstance(forced, Setting):
+            return force_setting(
+                forced,
+                version=self._version,
+                collectives=[m.collective for m in messages],
+                plugin=self._plugin is not None,
+                variables=self._variables,
+            )
+        if self._plugin is not None:
+            return force_policy(forced, self._variables)
+        variables = self._policy_variables(forced)
+        assert variables is not None, "only a policy that applies is launched as a whole"
+        return ForcedState(variables=tuple(sorted(variables.items())))
+
+    @property
+    def _loading(self) -> dict[str, str]:
+        """Return the variables that make NCCL load the tuner plugin, if there is one."""
+        if self._plugin is None:
+            return {}
+        return {TUNER_PLUGIN: str(self._plugin)} | ({DELEGATE_VARIABLE: self._delegate} if self._delegate else {})
+
+    def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
+        variables = {**dict(command.variables), **variables}
+        return self._launcher.plan(command.argv, variables=variables, timeout_s=limit_s, files=command.files)
+
+    def _learn(self, messages: Sequence[Message], wall_s: float, measurements: Iterable[Measurement]) -> None:
+        """Remember what a good launch of the default took: timeouts and sampling of later launches follow from it."""
+        self._timeouts.calibrate(wall_s, messages)
+        if self._sampling is not None:
+            self._sampling.learn({m.message: m.time_us for m in measurements})
 
     def _paced(self, messages: Sequence[Message]) -> Benchmark:
         """Return the benchmark with the times at which each message has been sampled enough, where it can use them."""
@@ -157,61 +202,36 @@ class LaunchedRunner(RealRunner):
             UsageError: the benchmark cannot measure one of the messages.
             SettingError: the setting cannot be forced here.
         """
-        variables = _safe_variables(setting, self._variables)
-        benchmark = self._paced(messages)
-        commands = benchmark.commands(messages, folder=SOME_FOLDER if self._scratch_is_shared else None)
-        return self._plans(variables, commands)
-
-    def _plans(self, variables: Mapping[str, str], commands: Sequence[BenchmarkCommand]) -> tuple[LaunchPlan, ...]:
+        variables = self._environment(self._find_state(setting, messages), SOME_FOLDER)
+        commands = self._paced(messages).commands(messages, folder=SOME_FOLDER if self._scratch_is_shared else None)
         return tuple(self._plan(command, variables, self._timeouts.limit_s(command.messages)) for command in commands)
 
-    def _plan(self, command: BenchmarkCommand, variables: Mapping[str, str], limit_s: float) -> LaunchPlan:
-        return self._launcher.plan(
-            command.argv,
-            variables={**dict(command.variables), **variables},
-            timeout_s=limit_s,
-            files=command.files,
-        )
-
-    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:
-        """Launch once under `setting` and measure all messages.
-
-        Raises:
-            UsageError: the benchmark cannot measure one of the messages, whatever the setting.
-            StudyStoppedError: nodes were lost, or are unfit to measure anything on; or nothing started.
-            KeyboardInterrupt: `kill` was called.
-        """
+    def _measure(self, forced: Setting | Policy, messages: Sequence[Message], repeat: int) -> TrialResult:
         try:
-            variables = _safe_variables(setting, self._variables)
+            state = self._find_state(forced, messages)
         except SettingError as error:
-            return TrialResult(outcome=Outcome.INVALID, detail=error.message)
-        return self._in_folder(setting, variables, messages, repeat=repeat)
-
-    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
-        """Launch once under the variables that deliver a policy; raises as `measure` does."""
-        variables = self._delivering(policy)
-        assert variables is not None, "only a policy that applies is launched as a whole"
-        return self._in_folder(policy, variables, messages, repeat=repeat)
-
-    def _in_folder(
-        self, forced: Setting | Policy, variables: Mapping[str, str], messages: Sequence[Message], *, repeat: int
-    ) -> TrialResult:
+            return TrialResult(outcome=Outcome.INVALID, detail=error.message, by_plugin=self._plugin is not None)
         if not self._scratch_is_shared:
-            return self._trial(forced, variables, messages, None)
+            return self._trial(forced, state, messages, None)
         # Readable by its owner alone and short-lived: nccl-tests writes the environment there.
         with results_folder(f"ncclt-{forced.digest()}-{repeat}-", parent=self._scratch) as folder:
-            return self._trial(forced, variables, messages, folder)
+            return self._trial(forced, state, messages, folder)
+
+    def _environment(self, state: ForcedState, _folder: Path | None) -> Mapping[str, str]:
+        """Return the variables of a launch."""
+        return dict(state.variables)
+
+    def _attest(
+        self, result: TrialResult, _state: ForcedState, _messages: Sequence[Message], _folder: Path | None
+    ) -> TrialResult:
+        """Judge the good result of a command by what is known beside its output."""
+        return result
 
     def _trial(
-        self,
-        forced: Setting | Policy,
-        variables: Mapping[str, str],
-        messages: Sequence[Message],
-        folder: Path | None,
-        *,
-        attested: Callable[[BenchmarkCommand, TrialResult], TrialResult] = lambda _command, result: result,
+        self, forced: Setting | Policy, state: ForcedState, messages: Sequence[Message], folder: Path | None
     ) -> TrialResult:
-        """Launch the commands; `attested` judges what a command measured by what is known beside its output."""
+        """Launch the commands one after another, to the first that fails."""
+        variables = self._environment(state, folder.absolute() if folder else None)
         measured: dict[Message, Measurement] = {}
         commands: list[str] = []
         wall_s = 0.0
@@ -227,7 +247,9 @@ class LaunchedRunner(RealRunner):
             if launch.killed:
                 raise KeyboardInterrupt
             wall_s += launch.wall_s
-            result = attested(command, judge(benchmark, command, launch, limit_s=limit_s))
+            result = judge(benchmark, command, launch, limit_s=limit_s)
+            if result.outcome is Outcome.OK:
+                result = self._attest(result, state, command.messages, folder)
             result = _with_chunk(result, dict(forced.parameters), launch, ratio=net_ratio(self.cluster))
             measured |= {m.message: m for m in result.measurements}
             if result.outcome is not Outcome.OK:
@@ -235,9 +257,7 @@ class LaunchedRunner(RealRunner):
             if forced.is_default:
                 self._timeouts.learn(command.messages, launch.wall_s)
         if forced.is_default and result.outcome is Outcome.OK:
-            self._timeouts.calibrate(wall_s, messages)
-            if self._sampling is not None:
-                self._sampling.learn({m.message: m.time_us for m in measured.values()})
+            self._learn(messages, wall_s, measured.values())
         return TrialResult(
             outcome=result.outcome,
             measurements=tuple(measured[m] for m in messages if m in measured),
@@ -245,6 +265,7 @@ class LaunchedRunner(RealRunner):
             wall_s=wall_s,
             place=self._place,
             commands=tuple(commands),
+            by_plugin=self._plugin is not None,
         )
 
 
@@ -267,17 +288,6 @@ def command_line(plan: LaunchPlan) -> str:
     unset = [word for name in plan.unset_env for word in ("-u", name)]
     changed = [*unset, *(f"{name}={value}" for name, value in plan.set_env)]
     return shlex.join(words_without_secrets(["env", *changed, *plan.argv] if changed else plan.argv))
-
-
-def _safe_variables(setting: Setting, variables: Callable[[Setting], Mapping[str, str]]) -> Mapping[str, str]:
-    """Return the variables of a setting, but refuse those that would make NCCL send data in an unsafe way.
-
-    NCCL takes LL128 in NCCL_PROTO as an order, also where its own rule forbids it and stores of 128 bytes may be torn
-    (graph/tuning.cc); only the tuner plugin can ask for it without overruling NCCL.
-    """
-    if setting.protocol is Protocol.LL128:
-        raise SettingError("LL128 cannot be forced by variables safely, so this setting was not launched")
-    return variables(setting)
 
 
 def ask_through(launcher: Launcher, *, timeout_s: float = ASKING_S) -> Callable[[Sequence[str]], CommandOutput]:

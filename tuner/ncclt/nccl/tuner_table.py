@@ -78,7 +78,12 @@ def table_text(
 
 
 def table_row(rule: Rule, *, nodes: int, ranks: int) -> str:
-    """Return one row of `COLUMNS`: a rule that names algorithm and protocol, for communicators of this shape.
+    """Return one row of `COLUMNS`; its arguments are those of `plugin_row`."""
+    return plugin_row(rule, nodes=nodes, ranks=ranks).text()
+
+
+def plugin_row(rule: Rule, *, nodes: int, ranks: int) -> PluginRow:
+    """Return the row of a rule that names algorithm and protocol, for communicators of this shape.
 
     Args:
         rule: its group size is not looked at.
@@ -93,7 +98,7 @@ def table_row(rule: Rule, *, nodes: int, ranks: int) -> str:
         channels=rule.channels or 0,
         nodes=max(nodes, 0),
         ranks=max(ranks, 0),
-    ).text()
+    )
 
 
 def communicator_shape(rule: Rule, *, nodes: int, ranks: int) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
@@ -25,6 +24,7 @@ from ncclt.nccl.compile import compile_policy, variables_for_setting
 from ncclt.nccl.switching import SwitchCost
 from ncclt.nccl.tuner_plugin.shared_table import slot_image
 from ncclt.nccl.tuner_table import PluginRow
+from ncclt.testing.samples import sample_cluster
 
 PATIENCE_S = 60.0
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2)
@@ -138,15 +138,7 @@ def made(monkeypatch):
 
     def make(*plays, version="2.30.7", really="2.30.7", plugin=None, start_s=PATIENCE_S):
         launcher = PlayedRanks(*plays, version=really)
-        cluster = Cluster(
-            name="here",
-            gpus_per_node=2,
-            gpu="L40S",
-            compute_capability=89,
-            link_class="pcie",
-            link_gbps=20.0,
-            nccl_version=version,
-        )
+        cluster = replace(sample_cluster(nodes=1), gpus_per_node=2, nccl_version=version)
 
         def variables(setting):
             return dict(

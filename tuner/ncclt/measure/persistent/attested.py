@@ -7,9 +7,11 @@ each choice closes its communicators, upon which the plugin reports every decisi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ncclt.core.message import Message
+from ncclt.core.trial import Outcome, TrialResult
 from ncclt.errors import BenchmarkError
 from ncclt.nccl.switching import ForcedState
 
@@ -53,6 +55,22 @@ class Attested:
     def lacks(self, wanted: ForcedState, messages: Sequence[Message]) -> bool:
         """Return True if some message would be sent by a choice that is not attested yet."""
         return not self._seen.issuperset(_choices(wanted, messages))
+
+    def judge(
+        self, result: TrialResult, lines: Iterable[object], wanted: ForcedState, messages: Sequence[Message]
+    ) -> TrialResult:
+        """Return a good result as it is only where NCCL made the choices of its trial; otherwise it is `substituted`.
+
+        It is `invalid` where the reports cannot be read. `lines` and the others are those of `check`.
+        """
+        try:
+            problem = self.check(list(lines), wanted, messages)
+        except BenchmarkError as error:
+            return replace(result, outcome=Outcome.INVALID, detail=error.message, measurements=())
+        if not problem:
+            return result
+        detail = f"{problem}; the NCCL default ran instead"
+        return replace(result, outcome=Outcome.SUBSTITUTED, detail=detail, measurements=())
 
     def check(self, lines: Sequence[object], wanted: ForcedState, messages: Sequence[Message]) -> str:
         """Look for the choices of a trial in the plugin's reports, and remember those that were applied.

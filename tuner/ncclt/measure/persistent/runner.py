@@ -17,16 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Unpack
 
-from ncclt.core.algo_proto_text import COLLECTIVE_WORDS
 from ncclt.core.message import Message
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome, TrialResult
-from ncclt.errors import BenchmarkError, SettingError, UsageError
+from ncclt.errors import SettingError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.launch.process.reaper import results_folder
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand
@@ -39,15 +37,12 @@ from ncclt.nccl.switching import (
     ForcedState,
     SwitchCost,
     Transition,
-    force_policy,
-    force_setting,
     initial_state,
     plan_transition,
     start_variables,
-    table_carries,
 )
 from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, slot_image
-from ncclt.nccl.tuner_table import PluginRow, communicator_shape
+from ncclt.nccl.tuner_table import communicator_shape, plugin_row
 
 LONGEST_S = 7 * 24 * 3600.0
 """The timeout of a launch of persistent ranks."""
@@ -67,7 +62,6 @@ class PersistentRunner(RealRunner):
     dead before a trial has begun are replaced, and the trial is not blamed. Whenever `measure` raises, nothing is left.
 
     Args:
-        plugin: NCCL's tuner plugin of ncclt as the ranks see it; None = nothing is switched per call.
         host: name or address by which rank 0 reaches this machine; empty = its own name, or loopback where ranks are
             on this machine.
         persistent: False = the ranks end with each trial, so every trial is a launch of its own, and only what the
@@ -80,14 +74,7 @@ class PersistentRunner(RealRunner):
         UsageError: ranks of this benchmark or launcher cannot be persistent.
     """
 
-    def __init__(
-        self,
-        *,
-        plugin: Path | None = None,
-        host: str = "",
-        persistent: bool = True,
-        **parts: Unpack[RunnerParts],
-    ) -> None:
+    def __init__(self, *, host: str = "", persistent: bool = True, **parts: Unpack[RunnerParts]) -> None:
         super().__init__(**parts)
         benchmark, launcher = self._benchmark, self._launcher
         if not isinstance(benchmark, TorchCollectives):
@@ -101,8 +88,7 @@ class PersistentRunner(RealRunner):
                 hint="leave --persistent out, or run ncclt in an allocation of Slurm or next to an ssh",
             )
         self._torch = benchmark
-        self._plugin, self._host, self._persistent = plugin, host, persistent
-        self._version = self.cluster.version
+        self._host, self._persistent = host, persistent
         self._session: Session | None = None
         self._now = ForcedState()
         self._generations = itertools.count(1)
@@ -127,37 +113,9 @@ class PersistentRunner(RealRunner):
         """
         self._benchmark.commands(messages, folder=None)
         command = session_command(self._torch, controller="HOST:PORT", token=None)
-        return (self._plan(command, self._force(setting, messages)),)
+        return (self._start_plan(command, self._find_state(setting, messages)),)
 
-    def measure(self, setting: Setting, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
-        """Measure all messages under `setting`, in the running ranks or in new ones.
-
-        Raises:
-            UsageError: the benchmark cannot measure one of the messages, or this machine cannot be reached.
-            StudyStoppedError: the nodes are lost, or unfit to measure anything on.
-            KeyboardInterrupt: `kill` was called.
-        """
-        return self._measure(setting, lambda: self._force(setting, messages), messages)
-
-    def applies(self, policy: Policy) -> bool:
-        """Return True if the plugin's table, or without the plugin variables, apply the whole policy as delivered."""
-        if self._plugin is None:
-            return super().applies(policy)
-        return table_carries(policy, self._version)
-
-    def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:  # noqa: ARG002
-        """Measure all messages under the rows and variables that deliver a policy; raises as `measure` does."""
-
-        def force() -> ForcedState:
-            if self._plugin is None:
-                return ForcedState(variables=tuple(sorted((self._delivering(policy) or {}).items())))
-            return force_policy(policy, self._variables)
-
-        return self._measure(policy, force, messages)
-
-    def _measure(
-        self, forced: Setting | Policy, force: Callable[[], ForcedState], messages: Sequence[Message]
-    ) -> TrialResult:
+    def _measure(self, forced: Setting | Policy, messages: Sequence[Message], repeat: int) -> TrialResult:  # noqa: ARG002
         if self._killed:
             raise KeyboardInterrupt
         began_s, before = time.monotonic(), self._session
@@ -166,7 +124,7 @@ class PersistentRunner(RealRunner):
             until_s = began_s if before.ended_s is None else min(before.ended_s, began_s)
             idle_s = max(until_s - self._idle_since_s, 0.0)
         try:
-            wanted = force()
+            wanted = self._find_state(forced, messages)
         except SettingError as error:
             return self._labelled(TrialResult(outcome=Outcome.INVALID, detail=error.message), wall_s=0.0)
         commands = self._paced(messages).commands(messages, folder=None)
@@ -189,9 +147,7 @@ class PersistentRunner(RealRunner):
             # As if it had been launched: later launches of the same messages use the timeouts learnt here.
             whole_s = wall_s + (self._start_s if stayed else 0.0)
             self._timeouts.learn(command.messages, whole_s)
-            self._timeouts.calibrate(whole_s, messages)
-            if self._sampling is not None:
-                self._sampling.learn({m.message: m.time_us for m in result.measurements})
+            self._learn(messages, whole_s, result.measurements)
         # The GPUs are held between trials too, and that time is charged to this trial, whatever its outcome.
         return self._labelled(result, wall_s=idle_s + wall_s)
 
@@ -200,24 +156,8 @@ class PersistentRunner(RealRunner):
         by_plugin = self._plugin is not None
         return replace(result, wall_s=wall_s, place=self._place, persistent=self._persistent, by_plugin=by_plugin)
 
-    def _force(self, setting: Setting, messages: Sequence[Message]) -> ForcedState:
-        """Return the state that forces the setting; SettingError where it cannot be."""
-        return force_setting(
-            setting,
-            version=self._version,
-            collectives=[m.collective for m in messages],
-            plugin=self._plugin is not None,
-            variables=self._variables,
-        )
-
-    def _plan(self, command: BenchmarkCommand, wanted: ForcedState) -> LaunchPlan:
-        plugin = self._loading(self._plugin) if self._plugin is not None else {}
-        return self._launcher.plan(
-            command.argv,
-            variables={**dict(command.variables), **plugin, **start_variables(wanted, self._version)},
-            timeout_s=LONGEST_S,
-            files=command.files,
-        )
+    def _start_plan(self, command: BenchmarkCommand, wanted: ForcedState) -> LaunchPlan:
+        return self._plan(command, {**self._loading, **start_variables(wanted, self._version)}, LONGEST_S)
 
     def _trial(self, wanted: ForcedState, command: BenchmarkCommand) -> TrialResult:
         limit_s = self._timeouts.limit_s(command.messages)
@@ -265,7 +205,7 @@ class PersistentRunner(RealRunner):
             controller = Controller(is_local=self._launcher.shares_files, host=self._host, token=token.encode())
             command = session_command(self._torch, controller=controller.address, token=file)
             try:
-                plan = self._plan(command, wanted)
+                plan = self._start_plan(command, wanted)
             except BaseException:
                 controller.close()
                 raise
@@ -292,15 +232,10 @@ class PersistentRunner(RealRunner):
             generation = next(self._generations)
             nodes, ranks = self.cluster.nodes, self.cluster.world_size
             rows = [
-                PluginRow(
-                    collective=COLLECTIVE_WORDS[rule.collective],
-                    algorithm=rule.algorithm.value,
-                    protocol=rule.protocol.value,
-                    first_bytes=rule.min_bytes,
-                    last_bytes=rule.max_bytes,
-                    channels=rule.channels or 0,
-                    ranks=rule.group_size,
+                plugin_row(
+                    rule,
                     nodes=0 if rule.spans_nodes is None else communicator_shape(rule, nodes=nodes, ranks=ranks)[0],
+                    ranks=rule.group_size,
                 )
                 for rule in step.rules
                 if rule.algorithm and rule.protocol
@@ -334,14 +269,7 @@ class PersistentRunner(RealRunner):
             self._lost(session.kill)  # more may be wrong there
         if result.outcome is not Outcome.OK or not attest:
             return result
-        try:
-            problem = self._attested.check(answer["decisions"] or (), wanted, command.messages)
-        except BenchmarkError as error:
-            return replace(result, outcome=Outcome.INVALID, detail=error.message, measurements=())
-        if not problem:
-            return result
-        detail = f"{problem}; the NCCL default ran instead"
-        return replace(result, outcome=Outcome.SUBSTITUTED, detail=detail, measurements=())
+        return self._attested.judge(result, answer["decisions"] or (), wanted, command.messages)
 
     def _lost(self, end: Callable[[], LaunchResult], *, timed_out: bool = False) -> LaunchResult:
         """Give up the ranks and return how their launch ended."""

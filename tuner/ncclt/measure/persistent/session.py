@@ -224,8 +224,9 @@ class Session:
         return replace(
             result,
             killed=result.killed and not ended_by_us,
-            stdout=_of_this_trial(result.stdout),
-            stderr=_of_this_trial(result.stderr) + complaint,
+            # What earlier trials printed would be taken as the reason why this one ended.
+            stdout=_BEFORE.sub("", result.stdout),
+            stderr=_BEFORE.sub("", result.stderr) + complaint,
         )
 
     def wait_end(self) -> LaunchResult:
@@ -279,11 +280,6 @@ class Session:
             if self._stopped():
                 return
             self._thread.join(_TICK_S)
-
-
-def _of_this_trial(text: str) -> str:
-    """Remove what earlier trials printed: it would be taken as the reason why this one ended."""
-    return _BEFORE.sub("", text)
 
 
 SESSION = WORKER.with_name("ncclt_torch_session.py")
