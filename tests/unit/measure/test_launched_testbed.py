@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import UsageError
@@ -15,20 +14,9 @@ from ncclt.measure import LaunchedRunner, PersistentRunner
 from ncclt.measure.open_testbed import cluster_here, launched_testbed, on_cpus
 from ncclt.measure.table_runner import TableRunner
 from ncclt.measure.target import Target
+from ncclt.testing.samples import sample_cluster
 
-CLUSTER = Cluster(
-    name="pair",
-    nodes=2,
-    gpus_per_node=4,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvlink",
-    link_gbps=300,
-    fabric="infiniband",
-    nics_per_node=1,
-    nic_gbps=25.0,
-    nccl_version="2.27.3",
-)
+CLUSTER = replace(sample_cluster(), nccl_version="2.27.3")
 ONE = CLUSTER.sized(nodes=1)
 ALL_REDUCE = frozenset({Collective.ALL_REDUCE})
 NO_PLUGIN = {"PATH": "/usr/bin:/bin", "NCCLT_PLUGIN": "/nowhere/libnccl-tuner-ncclt.so"}
@@ -71,6 +59,15 @@ def test_what_does_not_fit_is_refused_with_a_reason(subtests):
     for cluster, place, said in cases:
         with subtests.test(cluster=cluster), pytest.raises(UsageError, match=said):
             make_testbed(cluster, **place)
+
+
+def test_a_build_without_mpi_is_refused_for_several_processes(tmp_path, open_mpi):
+    """Each would run a job of its own, and all of them the same GPUs."""
+    (tmp_path / "all_reduce_perf").write_bytes(b"\x7fELF\x00[-b,--minbytes <n>]\x00")
+    (tmp_path / "all_reduce_perf").chmod(0o755)
+    with pytest.raises(UsageError, match="built without MPI") as caught:
+        make_testbed(environ=NO_PLUGIN | {"PATH": open_mpi}, launcher="mpirun", nccl_tests=tmp_path)
+    assert "MPI=1" in caught.value.hint
 
 
 def test_trials_at_once_run_on_disjoint_nodes():

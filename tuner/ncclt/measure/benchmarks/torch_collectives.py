@@ -48,14 +48,12 @@ class TorchRow:
         word: the message as the worker received it.
         samples_us: time of each call on the slowest rank, µs.
         wrong: elements that came out wrong, on all ranks, in both checks.
-        settled: the 95 % interval of the median is within 2 % of it.
         bits: hash of the bits that all ranks received for numbers whose sums depend on their order.
     """
 
     word: str
     samples_us: tuple[float, ...]
     wrong: int
-    settled: bool
     bits: str
 
 
@@ -164,7 +162,6 @@ def _row(row: Mapping[str, Any]) -> TorchRow:
         word=str(row["message"]),
         samples_us=samples_us,
         wrong=row["wrong"],
-        settled=bool(row["settled"]),
         bits=str(row["bits"]),
     )
 
@@ -221,8 +218,6 @@ class TorchCollectives:
             raise UsageError(
                 f"{self.beside!r} cannot run concurrently with the collectives", hint=f"one of {', '.join(LOADS)}"
             )
-        if not (0 < self.budget_s < float("inf") and 0 < self.timeout_s < float("inf")):
-            raise UsageError("the budget and the timeout of the PyTorch benchmark need some seconds each")
 
     def paced(self, enough_us: Mapping[Message, float]) -> TorchCollectives:
         """Return this benchmark with other times above which a first batch is enough, µs."""

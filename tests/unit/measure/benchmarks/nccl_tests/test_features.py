@@ -98,34 +98,22 @@ def test_programs_on_the_compute_nodes_alone_are_asked_there():
         asked.append(argv)
         return CommandOutput(exit_code=0, stdout="USAGE: x\n\t[-b,--minbytes <n>]\n\t[-J,--output_file <f>]")
 
-    assert detect(Path("/only/there"), suffix="_mpi", run=run).json
-    assert asked == [("/only/there/all_reduce_perf_mpi", "-h")]
+    assert detect(Path("/only/there"), run=run).json
+    assert asked == [("/only/there/all_reduce_perf", "-h")]
 
 
 def test_a_program_that_cannot_run_stops_before_the_study(subtests):
     """With what to do about it."""
+    missing = "cannot open shared object file: No such file or directory"
     cases = [
-        (CommandOutput(exit_code=127, stdout="", stderr="sh: 1: all_reduce_perf: not found"), "cannot find nccl-tests"),
-        (
-            CommandOutput(exit_code=None, stdout="", stderr="cannot start x: No such file or directory"),
-            "cannot find nccl-tests",
-        ),
-        (
-            CommandOutput(exit_code=2, stdout="", stderr="slurmstepd: error: execve(): x: No such file"),
-            "cannot find nccl-tests",
-        ),
-        (
-            CommandOutput(
-                exit_code=127 - 1,
-                stdout="",
-                stderr="x: error while loading shared libraries: libnccl.so.2: cannot open shared object file: No such "
-                "file or directory",
-            ),
-            "does not start where it would run: .*libnccl",
-        ),
-        (CommandOutput(exit_code=0, stdout="hello"), "does not start"),
+        (127, "sh: 1: all_reduce_perf: not found", "cannot find nccl-tests"),
+        (None, "cannot start x: No such file or directory", "cannot find nccl-tests"),
+        (2, "slurmstepd: error: execve(): x: No such file", "cannot find nccl-tests"),
+        (126, f"x: error while loading shared libraries: libnccl.so.2: {missing}", "does not start .*libnccl"),
+        (0, "hello", "does not start"),
     ]
-    for output, reason in cases:
+    for exit_code, printed, reason in cases:
+        output = CommandOutput(exit_code=exit_code, stdout="", stderr=printed)
         with subtests.test(output=output):
             with pytest.raises(UsageError, match=reason) as caught:
                 detect(Path("/only/there"), run=lambda _argv, output=output: output)

@@ -107,6 +107,12 @@ _HINT = "use nccl-tests 2.14 or newer, built with MPI=1, or --benchmark torch_co
 WRONG_DATA_EXIT_CODE = 7
 """testNumResults: data came out wrong, or the mean bandwidth was below NCCL_TESTS_MIN_BW."""
 
+ITERATIONS = 20
+"""Timed calls per size."""
+
+WARMUP = 5
+"""Calls before the first size; at least 5, because they connect the ranks."""
+
 CYCLES = 2
 """Repetitions of each size in a run, if it can: a warm row then replaces the first, cold one."""
 
@@ -139,13 +145,10 @@ class NcclTests:
 
     Attributes:
         folder: of the programs; None = they are on the PATH.
-        suffix: of each program's name (NAME_SUFFIX of the build, for example `_mpi`).
         features: of the build, see `features.detect`.
         processes: how many the launcher starts. More than 1 need a build with MPI, and all ranks of the job take part:
             smaller groups run at the same time. 1 drives all GPUs of a single group by itself.
         gpus_per_process: of each of several processes.
-        iterations: timed calls per size.
-        warmup: calls before the first size; at least 5, because they connect the ranks.
         max_commands: commands in a launch at most, as far as the messages allow; sizes without a command are
             interpolated between measured neighbours, the last messages first. None = all sizes are measured.
     """
@@ -153,26 +156,14 @@ class NcclTests:
     name: ClassVar[str] = "nccl_tests"
 
     folder: Path | None = None
-    suffix: str = ""
     features: NcclTestsFeatures = LEAST
     processes: int = 1
     gpus_per_process: int = 1
-    iterations: int = 20
-    warmup: int = 5
     max_commands: int | None = None
 
     def __post_init__(self) -> None:
-        if self.warmup < 5:
-            raise UsageError(f"nccl-tests needs at least 5 warm-up iterations, not {self.warmup}")
-        if min(self.iterations, self.processes, self.gpus_per_process) < 1:
-            raise UsageError("nccl-tests needs at least 1 iteration, 1 process and 1 GPU for it")
         if self.max_commands is not None and self.max_commands < 1:
             raise UsageError(f"a launch needs at least 1 command, not {self.max_commands}")
-        if self.processes > 1 and self.features.mpi is False:
-            raise UsageError(
-                f"this nccl-tests was built without MPI, so {self.processes} processes of it would run independently",
-                hint="build it with MPI=1 (and give --nccl-tests that folder), or use --benchmark torch_collectives",
-            )
 
     def sent_bytes(self, message: Message) -> int:
         """Return the nearest size that nccl-tests send for a message, bytes."""
@@ -201,14 +192,14 @@ class NcclTests:
         self, sweep: Sweep, messages: tuple[Message, ...], *, dtype: str, folder: Path | None, number: int
     ) -> BenchmarkCommand:
         message = messages[0]
-        program = PROGRAMS[message.collective] + self.suffix
+        program = PROGRAMS[message.collective]
         output_file = folder / f"{number:03d}-{program}.json" if folder is not None and self.features.json else None
         cycles = CYCLES if self.features.cycles else 1
         argv = (
             str(self.folder / program) if self.folder else program,
             *sweep.arguments,
             *("-d", dtype, "-t", "1", "-g", str(self._gpus(message))),
-            *("-w", str(self.warmup), "-n", str(-(-self.iterations // cycles)), "-c", "1"),
+            *("-w", str(WARMUP), "-n", str(ITERATIONS // cycles), "-c", "1"),
             *(("-N", str(cycles)) if cycles > 1 else ()),
             *(("-I", "1") if output_file and self.features.per_iteration else ()),
             *(("-J", str(output_file)) if output_file else ()),
@@ -236,7 +227,7 @@ class NcclTests:
 
     def read(self, command: BenchmarkCommand, output: CommandOutput) -> BenchmarkReading:
         """Read the result file if it exists, else the table on standard output."""
-        says_wrong = output.exit_code == WRONG_DATA_EXIT_CODE
+        failed_check = _WRONG_DATA_MEANING if output.exit_code == WRONG_DATA_EXIT_CODE else ""
         try:
             test = self._test(command, output)
             sweep, dtype = sweep_of(command.argv), command.argv[command.argv.index("-d") + 1]
@@ -244,14 +235,12 @@ class NcclTests:
                 measurement(m, test, requested=_requested(m, dtype), sweep=sweep, dtype=dtype) for m in command.messages
             )
         except BenchmarkError:
-            if says_wrong:
-                return BenchmarkReading(measurements=(), failed_check=_WRONG_DATA_MEANING)
+            if failed_check:
+                return BenchmarkReading(measurements=(), failed_check=failed_check)
             raise
         if test.out_of_bounds:
-            return BenchmarkReading(
-                measurements=measurements, failed_check=f"{test.out_of_bounds} values out of bounds"
-            )
-        return BenchmarkReading(measurements=measurements, failed_check=_WRONG_DATA_MEANING if says_wrong else "")
+            failed_check = f"{test.out_of_bounds} values out of bounds"
+        return BenchmarkReading(measurements=measurements, failed_check=failed_check)
 
     def _test(self, command: BenchmarkCommand, output: CommandOutput) -> NcclTest:
         # The file may be on another machine: the table has the same data, less precisely.

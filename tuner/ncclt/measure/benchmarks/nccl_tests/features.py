@@ -8,7 +8,6 @@ which needs no GPU. Long names decide: some builds have other options under the 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,7 +73,6 @@ LEAST = NcclTestsFeatures()
 def detect(
     folder: Path | None,
     *,
-    suffix: str = "",
     collectives: Iterable[Collective] = (Collective.ALL_REDUCE,),
     run: Callable[[Sequence[str]], CommandOutput] | None = None,
 ) -> NcclTestsFeatures:
@@ -82,7 +80,6 @@ def detect(
 
     Args:
         folder: of the programs; None = on the PATH.
-        suffix: of each name (NAME_SUFFIX of the build).
         collectives: what will be measured; the program of each is looked for.
         run: runs a command where the benchmark will run; used only if the file does not show the features. None = the
             programs must be on this machine.
@@ -90,9 +87,9 @@ def detect(
     Raises:
         UsageError: a program is missing or cannot be started.
     """
-    names = [PROGRAMS[collective] + suffix for collective in sorted(set(collectives))]
-    places = {name: _place(folder, name) for name in names}
-    programs = {name: place for name, place in places.items() if place is not None}
+    names = [PROGRAMS[collective] for collective in sorted(set(collectives))]
+    searched = str(folder) if folder else None
+    programs = {name: Path(place) for name in names if (place := shutil.which(name, path=searched))}
     if programs and len(programs) < len(names):
         missing = ", ".join(name for name in names if name not in programs)
         raise UsageError(f"nccl-tests has no {missing} in {next(iter(programs.values())).parent}", hint=_BUILD_HINT)
@@ -107,14 +104,6 @@ def detect(
         where = f"in {folder}" if folder else "on the PATH"
         raise UsageError(f"nccl-tests' {names[0]} is not {where}", hint=_BUILD_HINT)
     return LEAST
-
-
-def _place(folder: Path | None, name: str) -> Path | None:
-    if folder is None:
-        found = shutil.which(name)
-        return Path(found) if found else None
-    path = folder / name
-    return path if path.is_file() and os.access(path, os.X_OK) else None
 
 
 def _features_of_file(content: bytes, shown: str) -> NcclTestsFeatures:

@@ -20,7 +20,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -51,8 +50,7 @@ class RefusedError(Exception):
     """The measurement cannot be done, and every rank knows why, so that only rank 0 has to report it."""
 
 
-@dataclass(frozen=True)
-class RankPlace:
+class RankPlace(NamedTuple):
     """The position of this process in the job; the name of its node is NCCL's if set, else the launcher's."""
 
     rank: int
