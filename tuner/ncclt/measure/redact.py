@@ -32,54 +32,33 @@ _NAME = (
 _VALUE = r"(?:\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"']+)"
 _PLAIN = r"(?!(?:-?[\d.]+|true|false|none|null|yes|no)?[\"']?[,;)}\]]*(?:\s|$))"
 
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(f"(?i){pattern}"), replacement)
-    for pattern, replacement in (
+_RULES = tuple(
+    re.compile(f"(?i){pattern}")
+    for pattern in (
         # Keys in PEM, to their end or that of the text.
-        (r"-----BEGIN [A-Z0-9 ]{0,60}-----[\s\S]*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", REMOVED),
+        r"-----BEGIN [A-Z0-9 ]{0,60}-----[\s\S]*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)",
         # Headers, to the end of the line: schemes and cookies hold blanks.
-        (r"(\b(?:proxy-)?authorization[\"']?\s*[=:]\s*)\S.*", rf"\1{REMOVED}"),
-        (r"(\b(?:set-)?cookie[\"']?\s*:\s*)\S.*", rf"\1{REMOVED}"),
-        (r"(\bx-[a-z-]{0,30}(?:key|token|auth|secret)[\"']?\s*:\s*)\S.*", rf"\1{REMOVED}"),
+        r"(\b(?:proxy-)?authorization[\"']?\s*[=:]\s*)\S.*",
+        r"(\b(?:set-)?cookie[\"']?\s*:\s*)\S.*",
+        r"(\bx-[a-z-]{0,30}(?:key|token|auth|secret)[\"']?\s*:\s*)\S.*",
         # NAME=value, "name": "value", and options and configuration lines with a blank.
-        (
-            rf"((?<![\w-])(?!NCCL_)[\w.-]{{0,60}}?{_NAME}[\w.-]{{0,60}}[\"']?\]?\s{{0,3}}(?:=>|:=|[=:])\s{{0,3}})"
-            rf"{_PLAIN}{_VALUE}",
-            rf"\1{REMOVED}",
-        ),
-        (
-            rf"((?<![\w-])--[\w-]{{0,40}}(?:{_NAME}|auth\b|-key\b|pat\b)[\w-]{{0,40}}\s{{1,3}}){_PLAIN}(?!-){_VALUE}",
-            rf"\1{REMOVED}",
-        ),
-        (
-            rf"(\b\w{{0,40}}_(?:key|secret|token|password|pat)\s{{1,3}}){_PLAIN}(?=\S*[\dA-Z+/])[^\s=:]{{8,}}",
-            rf"\1{REMOVED}",
-        ),
-        (r"(\blogin\s{1,3}\S{1,200}\s{1,3}password\s{1,3})\S+", rf"\1{REMOVED}"),
-        (r"(\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]?\s{0,3})\S+", rf"\1{REMOVED}"),
-        (r"(\s(?:-u|--user)[\s=]\s{0,3})(?!\d{1,10}:\d{1,10}\b)[^\s:/]{1,100}:[^\s:/]\S*", rf"\1{REMOVED}"),
-        (r"(\bsshpass\s{1,3}-p\s{0,3})\S+", rf"\1{REMOVED}"),
+        rf"((?<![\w-])(?!NCCL_)[\w.-]{{0,60}}?{_NAME}[\w.-]{{0,60}}[\"']?\]?\s{{0,3}}(?:=>|:=|[=:])\s{{0,3}})"
+        rf"{_PLAIN}{_VALUE}",
+        rf"((?<![\w-])--[\w-]{{0,40}}(?:{_NAME}|auth\b|-key\b|pat\b)[\w-]{{0,40}}\s{{1,3}}){_PLAIN}(?!-){_VALUE}",
+        rf"(\b\w{{0,40}}_(?:key|secret|token|password|pat)\s{{1,3}}){_PLAIN}(?=\S*[\dA-Z+/])[^\s=:]{{8,}}",
+        r"(\blogin\s{1,3}\S{1,200}\s{1,3}password\s{1,3})\S+",
+        r"(\bcurl\b[^\n]{0,300}?\s(?:-u|--user)[\s=]?\s{0,3})\S+",
+        r"(\s(?:-u|--user)[\s=]\s{0,3})(?!\d{1,10}:\d{1,10}\b)[^\s:/]{1,100}:[^\s:/]\S*",
+        r"(\bsshpass\s{1,3}-p\s{0,3})\S+",
         # Addresses: user and password or a token before the host, signed queries, and web-hooks, whose path is the key.
-        (
-            r"(?<=://)(?!\[)[^\s/:@\"']{0,200}+:(?!\d{1,5}(?:[/\s]|$))(?:[^\s\"'@]{0,200}+@)+",
-            rf"{REMOVED}@",
-        ),
-        (r"(?<=https://)[^\s/:@\"']{8,400}+@", rf"{REMOVED}@"),
-        (
-            r"([?&](?:sig|signature|sas|key|code|auth|x-(?:amz|goog)-(?:signature|credential|security-token))=)[^&\s\"']+",
-            rf"\1{REMOVED}",
-        ),
-        (
-            r"(\bhttps://[^\s/\"']{0,200}+/)(?=[^\s\"']{0,200}?(?:hook|workflows/|(?<=/)bot\d))[^\s\"']+",
-            rf"\1{REMOVED}",
-        ),
-        (r"(\bhttps://hooks?\.[^\s/\"']{0,200}+/)[^\s\"']+", rf"\1{REMOVED}"),
+        r"(?<=://)(?!\[)[^\s/:@\"']{0,200}+:(?!\d{1,5}(?:[/\s]|$))(?:[^\s\"'@]{0,200}+@)*[^\s\"'@]{0,200}+(?=@)",
+        r"(?<=https://)[^\s/:@\"']{8,400}+(?=@)",
+        r"([?&](?:sig|signature|sas|key|code|auth|x-(?:amz|goog)-(?:signature|credential|security-token))=)[^&\s\"']+",
+        r"(\bhttps://[^\s/\"']{0,200}+/)(?=[^\s\"']{0,200}?(?:hook|workflows/|(?<=/)bot\d))[^\s\"']+",
+        r"(\bhttps://hooks?\.[^\s/\"']{0,200}+/)[^\s\"']+",
         # A long word of letters and digits on a line that speaks of keys.
-        (
-            r"((?:\bapi\b|\bwandb\b|\bkeys?\b|\btoken\b|\bsecret\b|\blogin\b|\bpasswords?\b|\bcredentials?\b)[^\n]{0,80}?)"
-            r"(?<![\w/.-])(?=[a-z_-]{0,60}\d)(?=[\d_-]{0,60}[a-z])[\w+/-]{20,}={0,2}(?![\w/.-])",
-            rf"\1{REMOVED}",
-        ),
+        r"((?:\bapi\b|\bwandb\b|\bkeys?\b|\btoken\b|\bsecret\b|\blogin\b|\bpasswords?\b|\bcredentials?\b)[^\n]{0,80}?)"
+        r"(?<![\w/.-])(?=[a-z_-]{0,60}\d)(?=[\d_-]{0,60}[a-z])[\w+/-]{20,}={0,2}(?![\w/.-])",
     )
 )
 
@@ -179,8 +158,8 @@ def _remove_values(text: str, values: Iterable[str]) -> str:
 
 def _remove_secrets(text: str, values: Iterable[str]) -> str:
     text = _remove_values(text, values)
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+    for pattern in _RULES:
+        text = pattern.sub(rf"\1{REMOVED}" if pattern.groups else REMOVED, text)
     text = _SHAPED.sub(REMOVED, text)
     for pattern in _library_patterns():
         text = pattern.sub(REMOVED, text)
