@@ -30,32 +30,18 @@ def test_a_good_launch_has_no_words():
     assert result.measurements[0].time_us == 18.0
 
 
+NOTHING = ": nccl-tests measured nothing: it printed nothing"
+
 CASES = {
     "hang": ({"exit_code": -15, "timed_out": True}, Outcome.TIMEOUT, "not done within 60 s"),
-    "crash": (
-        {"exit_code": -11},
-        Outcome.CRASHED,
-        "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
-    ),
-    "crash seen through a shell": (
-        {"exit_code": 139},
-        Outcome.CRASHED,
-        "ended by SIGSEGV: nccl-tests measured nothing: it printed nothing",
-    ),
-    "real-time signal": (
-        {"exit_code": -40},
-        Outcome.CRASHED,
-        "ended by signal 40: nccl-tests measured nothing: it printed nothing",
-    ),
-    "crash after the last row": (
-        {"exit_code": 134, "stdout": HEADER + ROW},
-        Outcome.CRASHED,
-        "ended by SIGABRT",
-    ),
+    "crash": ({"exit_code": -11}, Outcome.CRASHED, f"ended by SIGSEGV{NOTHING}"),
+    "crash seen through a shell": ({"exit_code": 139}, Outcome.CRASHED, f"ended by SIGSEGV{NOTHING}"),
+    "real-time signal": ({"exit_code": -40}, Outcome.CRASHED, f"ended by signal 40{NOTHING}"),
+    "crash after the last row": ({"exit_code": 134, "stdout": HEADER + ROW}, Outcome.CRASHED, "ended by SIGABRT"),
     "killed by the kernel": (
         {"exit_code": 137},
         Outcome.CRASHED,
-        "ended by SIGKILL, often because the host ran out of memory: nccl-tests measured nothing: it printed nothing",
+        f"ended by SIGKILL, often because the host ran out of memory{NOTHING}",
     ),
     "killed by the kernel, said by Slurm": (
         {"exit_code": 1, "stderr": "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n"},
@@ -112,7 +98,7 @@ CASES = {
     "hung in a driver": (
         {"exit_code": None, "survivors": (7, 8)},
         Outcome.CRASHED,
-        "it could not be ended: nccl-tests measured nothing: it printed nothing",
+        f"it could not be ended{NOTHING}",
     ),
 }
 

@@ -11,7 +11,7 @@ from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import UsageError
-from ncclt.measure.simulated import SimulatedRunner
+from ncclt.measure.simulated import SimulatedRunner, model_us
 from ncclt.store.shipped import named_clusters, profiles_folder
 
 CLUSTERS = named_clusters(profiles_folder())
@@ -50,8 +50,8 @@ def test_a_launch_depends_on_seed_setting_repeat_and_message_alone():
 
 
 def test_the_noise_is_the_one_asked_for():
-    assert {*samples(sigma=0)[MESSAGES[0]]} == {SimulatedRunner(LEONARDO, seed=0).expected_us(RING_LL, MESSAGES[0])}
-    expected_us = SimulatedRunner(LEONARDO, seed=0).expected_us(RING_LL, MESSAGES[0])
+    assert {*samples(sigma=0)[MESSAGES[0]]} == {model_us(LEONARDO, RING_LL, MESSAGES[0])}
+    expected_us = model_us(LEONARDO, RING_LL, MESSAGES[0])
     logs = [
         math.log(samples(messages=MESSAGES[:1], repeat=repeat, sigma=0.02)[MESSAGES[0]][0] / expected_us)
         for repeat in range(500)
@@ -72,20 +72,20 @@ def test_nothing_beats_the_default_on_any_shipped_cluster(subtests):
             ]
             with subtests.test(cluster=name, collective=collective):
                 for sent in (message(size, collective) for size in SIZES):
-                    default_us = runner.expected_us(DEFAULT, sent)
-                    assert all(runner.expected_us(setting, sent) >= default_us for setting in settings)
+                    default_us = model_us(runner.cluster, DEFAULT, sent)
+                    assert all(model_us(runner.cluster, setting, sent) >= default_us for setting in settings)
 
 
 def test_larger_messages_and_more_channels_are_what_they_should_be(subtests):
     for name, cluster in CLUSTERS.items():
         runner = SimulatedRunner(cluster, seed=0, sigma=0)
         for collective in Collective:
-            times = [runner.expected_us(DEFAULT, message(size, collective)) for size in SIZES]
+            times = [model_us(runner.cluster, DEFAULT, message(size, collective)) for size in SIZES]
             with subtests.test(cluster=name, collective=collective):
                 assert times == sorted(times)
                 assert all(math.isfinite(time_us) and time_us > 0 for time_us in times)
     ring = [Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, channels=count) for count in (1, 2, 4, 32)]
-    by_channels = [SimulatedRunner(LEONARDO, seed=0).expected_us(setting, message(64 << 20)) for setting in ring]
+    by_channels = [model_us(LEONARDO, setting, message(64 << 20)) for setting in ring]
     assert by_channels == sorted(by_channels, reverse=True)
     assert by_channels[0] > 2 * by_channels[-1]
 
@@ -116,14 +116,14 @@ def test_a_forced_pair_reaches_only_collectives_that_have_it():
     tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE)
     for collective in (Collective.ALL_TO_ALL, Collective.SEND_RECV, Collective.BROADCAST):
         sent = message(collective=collective)
-        assert runner.expected_us(tree, sent) == runner.expected_us(DEFAULT, sent)
+        assert model_us(runner.cluster, tree, sent) == model_us(runner.cluster, DEFAULT, sent)
 
 
 def test_a_group_within_a_node_does_not_use_the_network():
     runner = SimulatedRunner(LEONARDO, seed=1, sigma=0)
     for collective in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL, Collective.SEND_RECV):
-        inside = runner.expected_us(DEFAULT, message(1 << 24, collective, group_size=2))
-        across = runner.expected_us(DEFAULT, message(1 << 24, collective, group_size=2, spans_nodes=True))
+        inside = model_us(runner.cluster, DEFAULT, message(1 << 24, collective, group_size=2))
+        across = model_us(runner.cluster, DEFAULT, message(1 << 24, collective, group_size=2, spans_nodes=True))
         assert inside < across
 
 

@@ -110,10 +110,10 @@ def _judged(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResul
         return _failed(Outcome.TIMEOUT, [f"{cause}; {late}" if cause else late, evidence], launch)
     output = CommandOutput(exit_code=launch.exit_code, stdout=launch.stdout, stderr=launch.stderr)
     ending = f"{cause} ({_ending(launch)})" if cause else _ending(launch)
+    outcome = Outcome.INVALID if launch.exit_code == 0 or cause == _NO_ALGORITHM else Outcome.CRASHED
     try:
         reading = benchmark.read(command, output)
     except BenchmarkError as error:
-        outcome = _outcome_without_result(launch, cause)
         lasting = error.message
         for pattern, replacement in _PASSING:
             lasting = pattern.sub(replacement, lasting)
@@ -121,14 +121,10 @@ def _judged(benchmark: Benchmark, command: BenchmarkCommand, launch: LaunchResul
         return _failed(outcome, [*head, evidence], launch)
     if reading.is_wrong:
         wrong = sum(m.wrong or 0 for m in reading.measurements)
-        return _failed(
-            Outcome.WRONG_RESULT,
-            ["data came out wrong", reading.failed_check or f"{wrong} elements came out wrong"],
-            launch,
-            reading.measurements,
-        )
+        head = ["data came out wrong", reading.failed_check or f"{wrong} elements came out wrong"]
+        return _failed(Outcome.WRONG_RESULT, head, launch, reading.measurements)
     if launch.exit_code != 0:
-        return _failed(_outcome_without_result(launch, cause), [ending, evidence], launch, reading.measurements)
+        return _failed(outcome, [ending, evidence], launch, reading.measurements)
     return TrialResult(outcome=Outcome.OK, measurements=reading.measurements, wall_s=launch.wall_s)
 
 
@@ -142,12 +138,6 @@ def _cause(launch: LaunchResult) -> tuple[str, str]:
             end = output.find("\n", match.end())
             return meaning, output[start : end if end >= 0 else None].strip()
     return "", ""
-
-
-def _outcome_without_result(launch: LaunchResult, cause: str) -> Outcome:
-    if launch.exit_code == 0 or cause == _NO_ALGORITHM:
-        return Outcome.INVALID
-    return Outcome.CRASHED
 
 
 def _ending(launch: LaunchResult) -> str:

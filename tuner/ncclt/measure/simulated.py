@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from ncclt.core.policy import Policy
 from ncclt.core.setting import Setting, max_channels
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.nccl.cost_model import tables
-from ncclt.nccl.cost_model.model import Choice, nccl_choice, predicted_us
+from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
 from ncclt.nccl.cost_model.topology import Topology, build_topology
 
 _SAMPLES = 5
@@ -60,7 +60,7 @@ class SimulatedRunner:
         Raises:
             UsageError: a message has a larger group than the cluster has GPUs.
         """
-        return self._launch({setting: messages}, setting.digest(), messages, repeat)
+        return self._launch(lambda _message: setting, setting.digest(), messages, repeat)
 
     def applies(self, policy: Policy) -> bool:  # noqa: ARG002
         """Return that a whole policy can be simulated."""
@@ -68,19 +68,21 @@ class SimulatedRunner:
 
     def measure_policy(self, policy: Policy, messages: Sequence[Message], *, repeat: int) -> TrialResult:
         """Launch once under what the policy forces on each message; raises as `measure` does."""
-        return self._launch(policy.by_setting(messages), policy.digest(), messages, repeat)
+        return self._launch(policy.setting_for, policy.digest(), messages, repeat)
 
     def _launch(
-        self, parts: Mapping[Setting, Sequence[Message]], digest: str, messages: Sequence[Message], repeat: int
+        self, setting_for: Callable[[Message], Setting], digest: str, messages: Sequence[Message], repeat: int
     ) -> TrialResult:
-        settings = {message: setting for setting, part in parts.items() for message in part}
+        settings = {message: setting_for(message) for message in messages}
         for message, setting in settings.items():
             if refusal := find_refusal(self.cluster, setting, message):
                 return TrialResult(outcome=Outcome.INVALID, detail=refusal)
         measurements = tuple(
             Measurement(
                 message=message,
-                samples_us=self._draw_samples(self.expected_us(settings[message], message), digest, message, repeat),
+                samples_us=self._draw_samples(
+                    model_us(self.cluster, settings[message], message), digest, message, repeat
+                ),
                 wrong=_count_wrong(self.cluster, settings[message], message),
             )
             for message in messages
@@ -101,14 +103,6 @@ class SimulatedRunner:
         draw = random.Random(f"{self._seed}|{digest}|{repeat}|{key}")
         return tuple(time_us * math.exp(launch + draw.gauss(0.0, self._sigma)) for _ in range(_SAMPLES))
 
-    def expected_us(self, setting: Setting, message: Message) -> float:
-        """Return the time of one call without noise, µs; infinite where NCCL would refuse it.
-
-        Raises:
-            UsageError: the group is larger than the cluster.
-        """
-        return model_us(self.cluster, setting, message)
-
 
 @lru_cache(maxsize=1 << 16)
 def model_us(cluster: Cluster, setting: Setting, message: Message) -> float:
@@ -122,7 +116,10 @@ def model_us(cluster: Cluster, setting: Setting, message: Message) -> float:
         return message.size_bytes / _COPY_BYTES_PER_US + 1.0
     if not message.collective.is_tunable:
         return _peer_to_peer_us(message, graph)
-    choice = _find_choice(setting, message, graph)
+    forced = setting.applied_to(message.collective, version=graph.cluster.version)
+    choice = nccl_choice(
+        message.collective, message.size_bytes, graph, algorithm=forced.algorithm, protocol=forced.protocol
+    )
     if choice is None:
         return math.inf
     if setting.channels is None or setting.channels >= choice.channels:
@@ -130,13 +127,6 @@ def model_us(cluster: Cluster, setting: Setting, message: Message) -> float:
     latency_us = predicted_us(message.collective, choice.algorithm, choice.protocol, _LATENCY_BYTES, graph)
     waiting_us = max(0.0, choice.time_us - latency_us)
     return choice.time_us + waiting_us * (choice.channels / setting.channels - 1)
-
-
-def _find_choice(setting: Setting, message: Message, graph: Topology) -> Choice | None:
-    forced = setting.applied_to(message.collective, version=graph.cluster.version)
-    return nccl_choice(
-        message.collective, message.size_bytes, graph, algorithm=forced.algorithm, protocol=forced.protocol
-    )
 
 
 def _peer_to_peer_us(message: Message, graph: Topology) -> float:

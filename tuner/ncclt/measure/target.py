@@ -57,32 +57,20 @@ class Target:
         UsageError: hosts are given as one text, or settings are to be forced in an unknown way.
     """
 
-    cluster: Annotated[
-        str | None,
-        Option(
-            "Name of the cluster, see `ncclt cluster list`.",
-            envvar="NCCLT_CLUSTER",
-        ),
-    ] = None
+    cluster: Annotated[str | None, Option("Name of the cluster, see `ncclt cluster list`.", envvar="NCCLT_CLUSTER")] = (
+        None
+    )
     nodes: Annotated[int | None, Option("Nodes of the job; default: the cluster's.")] = None
     gpus_per_node: Annotated[int | None, Option("GPUs per node of the job; default: the cluster's.")] = None
     nccl_version: Annotated[
         str | None, Option("NCCL version of the job; default: the cluster's.", group=Group.WHERE)
     ] = None
     launcher: Annotated[
-        str,
-        Option(
-            "local, torchrun, mpirun, slurm, ssh, kubernetes, replay or simulate.",
-            envvar="NCCLT_LAUNCHER",
-        ),
+        str, Option("local, torchrun, mpirun, slurm, ssh, kubernetes, replay or simulate.", envvar="NCCLT_LAUNCHER")
     ] = ""
     launcher_option: Annotated[
         tuple[str, ...],
-        Option(
-            "Option of this launcher, such as container=IMAGE; repeatable.",
-            metavar="KEY=VALUE",
-            of_launches=True,
-        ),
+        Option("Option of this launcher, such as container=IMAGE; repeatable.", metavar="KEY=VALUE", of_launches=True),
     ] = ()
     reason: str = ""
     landscape: Annotated[

@@ -194,11 +194,8 @@ def load_landscape(path: Path) -> Landscape:
     rows = read_rows(path)
     cluster = _read_cluster(path)
     first = rows[0]
-    for column, wanted in (
-        ("nodes", cluster.nodes),
-        ("gpus_per_node", cluster.gpus_per_node),
-        ("nccl_version", str(cluster.version)),
-    ):
+    described = {"nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "nccl_version": str(cluster.version)}
+    for column, wanted in described.items():
         if getattr(first, column) != wanted:
             raise InputError(
                 f"{path.name}, line {first.number}: {column} is {getattr(first, column)}, and {wanted} in "
