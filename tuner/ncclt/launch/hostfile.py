@@ -64,11 +64,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         InputError: it cannot be read, names no host, or names one twice.
         UsageError: a line has another form.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the host file {path}: {reason(error)}", hint="one host on each line") from error
     hosts: list[Host] = []
+    lines = _read_lines(path, f"the host file {path}", hint="one host on each line")
     for words in filter(None, (line.partition("#")[0].split() for line in lines)):
         host = parse_host(words[0])
         for word in words[1:]:
@@ -103,13 +100,15 @@ def granted_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:
     for variable in _LISTS:
         if not (path := environment.get(variable)):
             continue
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"cannot read {path}, the list of nodes that {variable} names: {reason(error)}",
-                hint="name the nodes by --hosts, or run this on the first node of the job",
-            ) from error
+        hint = "name the nodes by --hosts, or run this on the first node of the job"
+        lines = _read_lines(Path(path), f"{path}, the list of nodes that {variable} names", hint=hint)
         return tuple(dict.fromkeys(line.split()[0] for line in lines if line.split()))
     # Alternately a host and its slots; LSF does not set it where the list would be too long for a variable.
     return tuple(dict.fromkeys(environment.get("LSB_MCPU_HOSTS", "").split()[::2]))
+
+
+def _read_lines(path: Path, label: str, *, hint: str) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {label}: {reason(error)}", hint=hint) from error

@@ -16,24 +16,10 @@ _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _CLOCK = rb"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _ISO = rb"\d{4}[-/]\d\d[-/]\d\d[T _]" + _CLOCK + rb"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _SYSLOG = _MONTH + rb" [ \d]\d " + _CLOCK
-_STAMP = (
-    rb"(?:"
-    + rb"|".join(
-        (
-            _ISO,
-            _DAY
-            + rb" "
-            + _MONTH
-            + rb" [ \d]\d "
-            + _CLOCK
-            + rb"(?: [A-Z]{2,5})? \d{4}",  # ctime, mpirun --timestamp-output
-            _SYSLOG,
-            rb"\d{10}\.\d{3,9}",  # ts %.s
-            _CLOCK,  # ts -s
-        )
-    )
-    + rb")"
-)
+_CTIME = _DAY + rb" " + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: [A-Z]{2,5})? \d{4}"  # mpirun --timestamp-output
+_EPOCH = rb"\d{10}\.\d{3,9}"  # ts %.s
+_STAMP = rb"(?:" + rb"|".join((_ISO, _CTIME, _SYSLOG, _EPOCH, _CLOCK)) + rb")"  # the last one by ts -s
+_SYSLOG_OR_ISO = rb"(?:" + _SYSLOG + rb"|" + _ISO + rb") "
 _HOST = rb"[A-Za-z0-9][\w.-]{0,253}"
 
 # Recognised wherever they occur. A group `rank` is the rank whose line it is.
@@ -43,13 +29,7 @@ _CERTAIN = tuple(
         rb"(?:> ?)+",  # a quoted mail
         rb"[ \t]{0,4}\|[ \t]+" + _ISO + rb"[ \t]+\|[ \t]?",  # a table of CloudWatch Logs Insights
         rb"<\d{1,3}>1 " + _ISO + rb"(?: \S{1,255}){4} (?:-|\[[^\]]{0,400}\])(?:[ ]|$)",  # syslog, RFC 5424
-        rb"(?:"
-        + _SYSLOG
-        + rb"|"
-        + _ISO
-        + rb") "
-        + _HOST
-        + rb" [\w./@()-]{1,80}(?:\[\d{1,10}\])?:(?:[ ]|$)",  # RFC 3164
+        _SYSLOG_OR_ISO + _HOST + rb" [\w./@()-]{1,80}(?:\[\d{1,10}\])?:(?:[ ]|$)",  # RFC 3164
         rb"[^\t\n]{1,100}\t[^\t\n]{1,100}\t" + _ISO + rb"(?:[ ]|$)",  # gh run view --log
         _STAMP + rb"(?:[ \t]|$|(?=[\[<]))",
         rb"\[" + _STAMP + rb"\](?:[ \t]|$|(?=[\[<]))",

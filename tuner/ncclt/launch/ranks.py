@@ -23,14 +23,8 @@ DECIDING = (
     *("NCCL_MIN_P2P_NCHANNELS", "NCCL_MAX_P2P_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER"),
     *("NCCL_THREAD_THRESHOLDS", "NCCL_LL_BUFFSIZE", "NCCL_LL128_*", "NCCL_CTA_POLICY"),
     # What delivers a policy to a job.
-    *(
-        "NCCLT_TABLE",
-        "NCCLT_AGREEMENT",
-        "NCCLT_POLICY",
-        "NCCLT_POLICY_*",
-        "NCCLT_PLUGIN_REPORT",
-        "NCCLT_RECOMMENDATION",
-    ),
+    *("NCCLT_TABLE", "NCCLT_AGREEMENT", "NCCLT_POLICY", "NCCLT_POLICY_*", "NCCLT_PLUGIN_REPORT"),
+    "NCCLT_RECOMMENDATION",
 )
 """Patterns of the variables that must be what the plan says.
 

@@ -95,14 +95,12 @@ def _name(pod: Any) -> str:
     return str(pod["metadata"]["name"])
 
 
-def _status(pod: Any) -> Mapping[str, Any]:
-    status: Mapping[str, Any] = pod.get("status") or {}
-    return status
+def _status(pod: Any) -> Any:
+    return pod.get("status") or {}
 
 
-def _containers(pod: Any) -> Sequence[Any]:
-    statuses: Sequence[Any] = _status(pod).get("containerStatuses") or ()
-    return statuses
+def _containers(pod: Any) -> Any:
+    return _status(pod).get("containerStatuses") or ()
 
 
 def _leads(pod: Any, container: str) -> bool:
@@ -247,25 +245,20 @@ class Driver:
     def _delete(self) -> bool:
         """Delete everything and return whether that succeeded; foreground deletion waits for the pods as well."""
         deleted = self._call(
-            "delete",
-            "--filename",
-            self._arguments.manifest,
-            "--ignore-not-found",
-            "--cascade=foreground",
-            f"--timeout={_DELETE_S}s",
+            *("delete", "--filename", self._arguments.manifest, "--ignore-not-found"),
+            *("--cascade=foreground", f"--timeout={_DELETE_S}s"),
             limit_s=_DELETE_S + _CALL_S,
         )
         if deleted.returncode != 0:
             sys.stderr.write(f"ncclt: kubernetes: cannot delete {self._arguments.name}: {_last_line(deleted)}\n")
         return deleted.returncode == 0
 
-    def _get(self, *words: str) -> dict[str, Any] | None:
+    def _get(self, *words: str) -> Any:
         call = self._call("get", *words, "--output", "json")
         if call.returncode != 0:
             self._complaint = _last_line(call)
             return None
-        document: dict[str, Any] = json.loads(call.stdout)
-        return document
+        return json.loads(call.stdout)
 
     def _call(self, *words: str, limit_s: float = _CALL_S) -> subprocess.CompletedProcess[str]:
         argv = (*self._kubectl, *words)

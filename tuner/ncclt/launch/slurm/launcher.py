@@ -19,7 +19,6 @@ from ncclt.launch.launcher import (
     MARK,
     NO_OPTIONS,
     PORT,
-    JobShape,
     LauncherOption,
     LaunchPlan,
     LaunchResult,
@@ -61,50 +60,6 @@ time."""
 
 _NO_ROOM = '{ echo "ncclt: $(uname -n) cannot write to ${TMPDIR:-/tmp}: free space there" >&2; exit 1; }'
 """End of a task that cannot write its files."""
-
-
-def srun_argv(
-    argv: Sequence[str], *, options: Sequence[str], allocation: Allocation, hosts: Sequence[str], shape: JobShape
-) -> list[str]:
-    """Return the command that runs a command on some nodes of an allocation, as one step.
-
-    If the nodes belong to several components of a heterogeneous job, the step has a part for each; Slurm numbers the
-    ranks across all of them.
-
-    Args:
-        argv: the command of every task, as `ship` returns it.
-        options: further ones for srun, verbatim; they come last, so they win.
-        allocation: holds the nodes.
-        hosts: the nodes, in the order of the ranks.
-        shape: gives the number of tasks on each.
-    """
-    tasks_per_node = shape.processes_per_node
-    step = ["srun"]
-    for number, group in enumerate(allocation.groups):
-        part = [host for host in hosts if host in group]
-        if not part:
-            continue
-        step += [":"] if len(step) > 1 else []
-        step += [f"--het-group={number}"] if len(allocation.groups) > 1 else []
-        step += (
-            f"--nodes={len(part)}",
-            f"--ntasks={len(part) * tasks_per_node}",
-            f"--ntasks-per-node={tasks_per_node}",
-            f"--nodelist={','.join(part)}",
-            # Neighbouring ranks share a node, as the groups of a workload assume.
-            "--distribution=block",
-            # ncclt may itself run in an (interactive) step, for whose end this one must not wait.
-            "--overlap",
-            # Values with commas survive only in srun's own environment, not in `--export=NAME=VALUE`.
-            "--export=ALL",
-            "--kill-on-bad-exit=1",
-            "--input=none",
-            f"--job-name={STEP_NAME}",
-            *((f"--cpus-per-task={allocation.cpus_per_task}",) if allocation.cpus_per_task else ()),
-            *options,
-            *argv,
-        )
-    return step
 
 
 def ship(argv: Sequence[str], files: Sequence[Path]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -362,15 +317,48 @@ class SlurmLauncher(ProcessLauncher):
             # Without --container-env the values of the image override ours (pyxis, README).
             names = sorted({*kept_variables, *set_env, *file_variables(texts)})
             options = (f"--container-image={self._container}", f"--container-env={','.join(names)}", *options)
-        step = srun_argv(task, options=options, allocation=self._allocation, hosts=self._hosts, shape=self.shape)
         return LaunchPlan(
-            argv=tuple(step),
+            argv=tuple(self._step(task, options, self._allocation)),
             set_env=tuple(sorted(set_env.items())),
             unset_env=self.removed_names(variables),
             files=texts,
             clean_up=(("sh", "-c", _CANCEL, "sh", STEP_NAME, ",".join(self._allocation.job_ids), str(_CANCEL_TRIES)),),
             timeout_s=timeout_s,
         )
+
+    def _step(self, task: Sequence[str], options: Sequence[str], allocation: Allocation) -> list[str]:
+        """Return the command that runs a task on the nodes as one step.
+
+        If the nodes belong to several components of a heterogeneous job, the step has a part for each; Slurm numbers
+        the ranks across all of them. The options of the user come last, so they win.
+        """
+        tasks_per_node = self.shape.processes_per_node
+        step = ["srun"]
+        for number, group in enumerate(allocation.groups):
+            part = [host for host in self._hosts if host in group]
+            if not part:
+                continue
+            step += [":"] if len(step) > 1 else []
+            step += [f"--het-group={number}"] if len(allocation.groups) > 1 else []
+            step += (
+                f"--nodes={len(part)}",
+                f"--ntasks={len(part) * tasks_per_node}",
+                f"--ntasks-per-node={tasks_per_node}",
+                f"--nodelist={','.join(part)}",
+                # Neighbouring ranks share a node, as the groups of a workload assume.
+                "--distribution=block",
+                # ncclt may itself run in an (interactive) step, for whose end this one must not wait.
+                "--overlap",
+                # Values with commas survive only in srun's own environment, not in `--export=NAME=VALUE`.
+                "--export=ALL",
+                "--kill-on-bad-exit=1",
+                "--input=none",
+                f"--job-name={STEP_NAME}",
+                *((f"--cpus-per-task={allocation.cpus_per_task}",) if allocation.cpus_per_task else ()),
+                *options,
+                *task,
+            )
+        return step
 
     def run(self, plan: LaunchPlan) -> LaunchResult:
         """Start the step and wait for its end, and for the end of all its tasks on all nodes."""
