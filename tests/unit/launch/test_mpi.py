@@ -56,6 +56,7 @@ def test_ranks_meet_on_the_first_node_where_it_is_known(subtests):
             made = MpirunLauncher(flavour=MpiFlavour.MPICH, shape=shape, granted=granted, environment={})
             argv = made.plan(("perf",), variables={}, timeout_s=1.0).argv
             assert (argv[argv.index("MASTER_ADDR") + 1] if "MASTER_ADDR" in argv else None) == where
+            assert ("-hosts" in argv) == bool(shape.hosts), "mpirun learns its nodes from the manager, ranks do not"
 
 
 @pytest.mark.parametrize("shape", [JobShape(nodes=2), JobShape(nodes=2, hosts=("a", "b")), JobShape()])

@@ -9,7 +9,6 @@ import pytest
 
 from ncclt.errors import InputError, UsageError
 from ncclt.launch.launcher import JobShape
-from ncclt.launch.local import LocalLauncher
 from ncclt.launch.mpi import MpiFlavour, MpirunLauncher
 from ncclt.launch.ssh import launcher as ssh
 from ncclt.launch.ssh.launcher import SshLauncher
@@ -81,16 +80,6 @@ def test_inherited_variables_can_be_shown(subtests):
             assert LAUNCHERS[name].inherited == ("NCCL_BUFFSIZE", "NCCL_DEBUG")
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape"), [(LocalLauncher, JobShape()), (TorchrunLauncher, ONE_NODE), (SshLauncher, TWO_NODES)]
-)
-def test_inherited_variables_are_kept_only_when_asked_for(kind, shape):
-    for options, gone in (({}, {"NCCL_BUFFSIZE", "NCCL_DEBUG"}), ({"keep_env": KEPT}, {"NCCL_DEBUG"})):
-        plan = kind.create(shape=shape, environment=ENVIRONMENT, **options).plan(COMMAND, variables={}, timeout_s=1.0)
-        assert gone.intersection(plan.unset_env) == gone
-        assert ("NCCL_BUFFSIZE" in plan.unset_env) == (not options)
-
-
 def test_ranks_of_torch_can_be_told_where_to_meet():
     """What the trial says goes before what we would say."""
     variables = {"MASTER_ADDR": "ib-gpu01", "MASTER_PORT": "4711", "OMP_NUM_THREADS": "6"}
@@ -98,14 +87,6 @@ def test_ranks_of_torch_can_be_told_where_to_meet():
     assert [word for word in argv if word.partition("=")[0] in variables] == [f"{n}={v}" for n, v in variables.items()]
     script = dict(LAUNCHERS["ssh"].plan(COMMAND, variables=variables, timeout_s=1.0).files)["node.sh"]
     assert "--master-addr ib-gpu01 --master-port 4711" in script
-
-
-def test_ranks_of_torch_meet_on_the_first_granted_node():
-    """mpirun learns its nodes from the manager, the ranks do not."""
-    granted = over_mpi(MpiFlavour.MPICH, JobShape(nodes=2, processes_per_node=8), granted=("gpu07", "gpu03"))
-    argv = granted.plan(COMMAND, variables={}, timeout_s=1.0).argv
-    assert argv[argv.index("MASTER_ADDR") + 1] == "gpu07"
-    assert "-hosts" not in argv
 
 
 def test_torchrun_is_for_one_node():
@@ -140,14 +121,3 @@ def test_ssh_brings_files_under_names_that_differ(tmp_path):
     assert "printf %s '# two\n' >\"$folder\"/1-worker.py" in script
     with pytest.raises(InputError):
         LAUNCHERS["ssh"].plan(("python",), variables={}, timeout_s=1.0, files=[tmp_path / "nowhere.py"])
-
-
-def test_mpirun_is_asked_whose_it_is(tmp_path):
-    """Once, when the launcher is made."""
-    program = tmp_path / "mpirun"
-    program.write_text("#!/bin/sh\necho HYDRA build details:\n")
-    program.chmod(0o755)
-    launcher = MpirunLauncher.create(shape=ONE_NODE, program=str(program), environment={"PATH": "/usr/bin:/bin"})
-    assert "-genv" in launcher.plan(("x",), variables={}, timeout_s=1.0).argv
-    with pytest.raises(UsageError, match="was not found"):
-        MpirunLauncher.create(shape=ONE_NODE, program="/nowhere/mpirun")

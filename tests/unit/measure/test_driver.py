@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,16 +26,7 @@ OPEN = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@U22-I3-B03-03-5)  "
     "Thu Jan 23 22:46:19 UTC 2025\nGCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
 )
-CLUSTER = Cluster(
-    name="pair",
-    nodes=1,
-    gpus_per_node=2,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvlink",
-    link_gbps=300,
-    nccl_version="2.27.3",
-)
+CLUSTER = replace(sample_cluster(nodes=1), gpus_per_node=2)
 
 
 def test_both_kernel_modules_are_read(subtests):

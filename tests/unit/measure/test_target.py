@@ -21,6 +21,7 @@ def test_the_launcher_is_chosen_and_the_reason_said(subtests):
         ({"gpus": True}, "local", "found GPUs on this machine"),
         ({"landscape": True, "gpus": True}, "replay", "landscape given"),
         ({"requested": "simulate", "gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "simulate", "as requested"),
+        ({"gpus": True, "environ": {"SLURM_JOB_ID": "7"}}, "slurm", "found Slurm allocation 7"),
     ]
     for given, name, reason in cases:
         with subtests.test(given=given):
@@ -47,12 +48,6 @@ def test_on_a_login_node_the_reason_names_the_launcher_that_measures(tmp_path):
     assert target.reason == "no GPU or Slurm allocation found (--launcher slurm submits jobs from here)"
 
 
-def test_a_slurm_allocation_goes_before_the_gpus_of_this_node():
-    target = choose(environ={"SLURM_JOB_ID": "7"}, gpus=True)
-
-    assert (target.launcher, target.reason) == ("slurm", "found Slurm allocation 7")
-
-
 def test_gloo_runs_on_the_cpus_of_this_machine_without_a_launcher_named():
     for gpus in (False, True):
         target = Target(cluster="leonardo", nodes=1, backend="gloo")
@@ -67,11 +62,6 @@ def test_an_unknown_launcher_is_refused_with_those_that_are_known():
     assert "slurm" in refused.value.hint
 
 
-def test_a_landscape_goes_with_replay_alone():
-    with pytest.raises(UsageError, match="replayed"):
-        choose("local", landscape=True)
-
-
 def test_what_means_nothing_is_refused(subtests):
     cases = [
         ({"beside": "gemm"}, "--beside does not apply to simulated times"),
@@ -81,6 +71,7 @@ def test_what_means_nothing_is_refused(subtests):
             {"launcher": "replay", "landscape": Path("x.csv"), "parallel": 2},
             "--parallel does not apply to recorded times",
         ),
+        ({"launcher": "local", "landscape": Path("x.csv")}, "--landscape is replayed"),
         ({"launcher": "replay", "cluster": "leonardo"}, "leonardo is not a recorded cluster"),
         ({"parallel": 0}, "at least 1"),
     ]
@@ -121,15 +112,17 @@ def test_nothing_is_simulated_unasked(given, for_nodes):
     assert asked.launcher == "simulate"
 
 
-@pytest.mark.parametrize("name", ["", " "])
-def test_an_empty_name_is_not_the_default_cluster(name):
-    with pytest.raises(UsageError, match="--cluster needs a name"):
-        Target(cluster=name)
-
-
-def test_one_text_is_no_list_of_hosts():
-    with pytest.raises(UsageError, match=r"hosts are several names, not the text 'a,b'"):
-        Target(hosts="a,b")
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"cluster": ""}, "--cluster needs a name"),
+        ({"cluster": " "}, "--cluster needs a name"),
+        ({"hosts": "a,b"}, "hosts are several names, not the text 'a,b'"),
+    ],
+)
+def test_an_empty_cluster_is_not_the_default_and_one_text_no_list_of_hosts(field, words):
+    with pytest.raises(UsageError, match=words):
+        Target(**field)
 
 
 @pytest.mark.parametrize("for_nodes", [False, True])

@@ -13,7 +13,7 @@ from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.replay import Landscape
-from ncclt.measure.testbed import Testbed, simulated_testbed
+from ncclt.measure.testbed import Testbed, _share_words, simulated_testbed
 from ncclt.measure.trial import launch
 from ncclt.search.space import build_space, count_excluded
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
@@ -55,22 +55,7 @@ def test_the_share_that_is_left_out_is_in_plain_percent_and_never_reads_as_all(s
     ]
     for left_out, kept, words in cases:
         with subtests.test(left_out=left_out):
-            rows = tuple(
-                MessageCalls(
-                    message=Message(collective=collective, dtype="int8", size_bytes=size, group_size=4),
-                    calls_per_step=1,
-                )
-                for collective, size in ((Collective.BROADCAST, left_out), (Collective.ALL_REDUCE, kept))
-            )
-            testbed = Testbed(
-                runner=FakeRunner(PAIR, lambda *_: 1.0),
-                reason="",
-                covers=lambda m: m.collective is Collective.ALL_REDUCE,
-            )
-
-            _, notes = testbed.cut(Workload(name="w", messages=rows, provenance=Provenance(source="test")))
-
-            assert f"(broadcast; {words} of the bytes)" in notes[-1]
+            assert _share_words(left_out, kept) == words
 
 
 def test_a_recording_measures_a_size_under_the_settings_that_were_recorded_there():

@@ -25,13 +25,8 @@ def test_afterwards_the_default_counts_with_a_floor():
     timeouts.learn([SMALL], 20.0)
     timeouts.learn([SMALL], 10.0)
     assert timeouts.limit_s([SMALL]) == 80
-
-
-def test_the_order_of_messages_does_not_matter():
-    """It changes once the default is known."""
-    timeouts = Timeouts(**RULE)
-    timeouts.learn([SMALL, LARGE], 20.0)
-    assert timeouts.limit_s([LARGE, SMALL]) == 80
+    timeouts.learn([SMALL, LARGE], 25.0)
+    assert timeouts.limit_s([LARGE, SMALL]) == 100, "in any order"
 
 
 def test_other_commands_keep_the_generous_limit():
@@ -42,17 +37,11 @@ def test_other_commands_keep_the_generous_limit():
     assert timeouts.limit_s([LARGE]) == pytest.approx(100 + 50 * (1 << 32) / 1e9)
 
 
-def test_a_part_takes_no_longer_than_the_whole():
-    """Confirmation launches fewer messages, in commands that were never launched so."""
+@pytest.mark.parametrize("measured", [[SMALL, LARGE], None])
+def test_a_part_takes_no_longer_than_the_whole(measured):
+    """Confirmation launches fewer messages, in commands that were never launched so; a stored default has all."""
     timeouts = Timeouts(**RULE)
-    timeouts.calibrate(20.0, [SMALL, LARGE])
-    assert timeouts.limit_s([LARGE]) == 80
-
-
-def test_a_resumed_study_brings_the_time_of_its_default():
-    """It stored a launch of all messages."""
-    timeouts = Timeouts(**RULE)
-    timeouts.calibrate(20.0)
+    timeouts.calibrate(20.0, measured)
     assert timeouts.limit_s([LARGE]) == 80
 
 

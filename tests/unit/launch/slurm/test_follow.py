@@ -93,11 +93,6 @@ def test_a_character_may_be_cut_by_a_look(tmp_path):
     assert "\ufffd" not in "".join(said)
 
 
-def test_a_silent_controller_ends_the_following_but_not_the_job(tmp_path):
-    with pytest.raises(StudyStoppedError, match="no longer knows job 7"):
-        followed(tmp_path, ["JobState=RUNNING Reason=None ExitCode=0:0"])
-
-
 @pytest.mark.parametrize(("silent", "found"), [(19, True), (20, False)])
 def test_a_controller_may_be_silent_for_19_questions_in_a_row(tmp_path, silent, found):
     running, ended = ("JobState=RUNNING ExitCode=0:0", "JobState=COMPLETED ExitCode=0:0")

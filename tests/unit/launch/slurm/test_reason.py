@@ -46,15 +46,10 @@ def test_the_rank_that_failed_first_is_named(subtests):
     ]
     for ending, exit_code in cases:
         with subtests.test(ending=ending):
-            assert step_failure(RANK_FAILED.format(ending=ending)) == StepFailure(
-                reason=f"task 1 on n2: {ending}", exit_code=exit_code
-            )
-
-
-def test_a_signal_is_told_as_such_where_the_shell_of_a_task_has_seen_it():
-    assert step_failure(RANK_FAILED.format(ending="Exited with exit code 139")) == StepFailure(
-        reason="task 1 on n2: Segmentation fault", exit_code=-11
-    )
+            failure = StepFailure(reason=f"task 1 on n2: {ending}", exit_code=exit_code)
+            assert step_failure(RANK_FAILED.format(ending=ending)) == failure
+    by_shell = StepFailure(reason="task 1 on n2: Segmentation fault", exit_code=-11)
+    assert step_failure(RANK_FAILED.format(ending="Exited with exit code 139")) == by_shell, "as the shell of a task"
 
 
 @pytest.mark.parametrize("shell", ["sh: 1: ", "sh: line 1: ", "sh: "])  # dash, bash, busybox

@@ -7,24 +7,16 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
 from ncclt.measure.replay import Landscape, ReplayRunner
+from ncclt.testing.samples import sample_cluster
 
 AR = Collective.ALL_REDUCE
 RING = Setting(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE)
 LANDSCAPE = Landscape(
-    cluster=Cluster(
-        name="box",
-        gpus_per_node=4,
-        gpu="L40S",
-        compute_capability=89,
-        link_class="pcie",
-        link_gbps=32.0,
-        nccl_version="2.29.2",
-    ),
+    cluster=sample_cluster("box", nodes=1),
     curves={
         (AR, DEFAULT): ((1024, (10.0, 11.0)), (65536, (50.0, 52.0))),
         (AR, RING): ((1024, (20.0,)), (16384, (30.0,))),
