@@ -86,17 +86,8 @@ _PASSWORD_IN_URL = re.compile(r"://[^\s/:@]*:(\S+)@")
 _SHORTEST_VALUE = 6
 
 _UNWANTED = frozenset(
-    {
-        "IPPublicDetector",
-        "KeywordDetector",
-        "Base64HighEntropyString",
-        "HexHighEntropyString",
-        "PrivateKeyDetector",
-        "BasicAuthDetector",
-        "ArtifactoryDetector",
-        "NpmDetector",
-        "JwtTokenDetector",
-    }
+    {"IPPublicDetector", "KeywordDetector", "Base64HighEntropyString", "HexHighEntropyString", "PrivateKeyDetector"}
+    | {"BasicAuthDetector", "ArtifactoryDetector", "NpmDetector", "JwtTokenDetector"}
 )
 """Of detect-secrets: addresses, hashes and file names of every log look like these, a rule here removes more, or (npm,
 JWT) the time grows with the square of a line's length."""

@@ -217,12 +217,16 @@ class LaunchedRunner(RealRunner):
         with results_folder(f"ncclt-{forced.digest()}-{repeat}-", parent=self._scratch) as folder:
             return self._trial(forced, state, messages, folder)
 
-    def _environment(self, state: ForcedState, _folder: Path | None) -> Mapping[str, str]:
+    def _environment(self, state: ForcedState, folder: Path | None) -> Mapping[str, str]:  # noqa: ARG002
         """Return the variables of a launch."""
         return dict(state.variables)
 
     def _attest(
-        self, result: TrialResult, _state: ForcedState, _messages: Sequence[Message], _folder: Path | None
+        self,
+        result: TrialResult,
+        state: ForcedState,  # noqa: ARG002
+        messages: Sequence[Message],  # noqa: ARG002
+        folder: Path | None,  # noqa: ARG002
     ) -> TrialResult:
         """Judge the good result of a command by what is known beside its output."""
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,16 @@ from ncclt.core.cluster_file import cluster_toml
 from ncclt.core.message import Collective
 from ncclt.core.setting import Setting
 from ncclt.measure.replay.landscape_rows import LandscapeRow, write_rows
+
+_USUAL: dict[str, Any] = {
+    "system": "box",
+    "nodes": 1,
+    "gpus_per_node": 8,
+    "nccl_version": "2.28.9",
+    "collective": "all_reduce",
+    "dtype": "float32",
+    "source": "a test",
+}
 
 
 def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: Any) -> Path:
@@ -33,35 +44,20 @@ def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: An
             channels=int(row["nchannels"]) if row.get("nchannels") else None,
             parameters=tuple(row.get("parameters", ())),
         )
-        collective = Collective(row.get("collective", "all_reduce"))
-        nodes = int(row.get("nodes", 1))
-        gpus_per_node = int(row.get("gpus_per_node", 8))
-        dtype = row.get("dtype", "float32")
-        point = (setting, collective, dtype, int(row["size_bytes"]))
+        columns = {**_USUAL, **{field.name: row[field.name] for field in fields(LandscapeRow) if field.name in row}}
+        columns |= {
+            "gpus": columns["nodes"] * columns["gpus_per_node"],
+            "collective": Collective(columns["collective"]),
+            "setting": setting,
+        }
+        point = (setting, columns["collective"], columns["dtype"], columns["size_bytes"])
         points[point] += 1
-        table.append(
-            LandscapeRow(
-                system=row.get("system", "box"),
-                gpus=nodes * gpus_per_node,
-                nodes=nodes,
-                gpus_per_node=gpus_per_node,
-                nccl_version=row.get("nccl_version", "2.28.9"),
-                collective=collective,
-                dtype=dtype,
-                size_bytes=int(row["size_bytes"]),
-                setting=setting,
-                repetition=points[point],
-                time_us=float(row["time_us"]),
-                spread=float(row.get("spread", 0)),
-                in_place=row.get("in_place"),
-                source=row.get("source", "a test"),
-            )
-        )
+        table.append(LandscapeRow(**columns, repetition=points[point]))
     with path.open("w", encoding="utf-8", newline="") as file:
         write_rows(table, file)
     first = table[0]
     networked = {"fabric": "ethernet", "nics_per_node": 1, "nic_gbps": 12.5} if first.nodes > 1 else {}
-    fields = {
+    described = {
         "name": path.stem,
         "gpu": "A100-SXM4-80GB",
         "compute_capability": 80,
@@ -72,6 +68,8 @@ def write_landscape(path: Path, rows: Iterable[Mapping[str, Any]], **cluster: An
         **networked,
         **cluster,
     }
-    described = Cluster(**fields, nodes=first.nodes, gpus_per_node=first.gpus_per_node, nccl_version=first.nccl_version)
-    path.with_suffix(".toml").write_text(cluster_toml(described), encoding="utf-8")
+    recorded = Cluster(
+        **described, nodes=first.nodes, gpus_per_node=first.gpus_per_node, nccl_version=first.nccl_version
+    )
+    path.with_suffix(".toml").write_text(cluster_toml(recorded), encoding="utf-8")
     return path

@@ -29,10 +29,7 @@ def _message(collective="all_reduce", dtype="float32", size_bytes=4096, group_si
 
 
 def _document(messages, **changes):
-    rows = [
-        {"message": worker_word(m), "samples_us": [5.0, 4.0, 6.0], "settled": True, "wrong": 0, "bits": "ab12"}
-        for m in messages
-    ]
+    rows = [{"message": worker_word(m), "samples_us": [5.0, 4.0, 6.0], "wrong": 0, "bits": "ab12"} for m in messages]
     return {"version": 1, "environment": {}, "beside": {}, "measurements": rows} | changes
 
 

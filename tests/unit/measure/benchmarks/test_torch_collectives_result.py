@@ -39,7 +39,6 @@ def _row(**changes):
     return {
         "message": "all_reduce:float32:8:2",
         "samples_us": [1.5, 2],
-        "settled": True,
         "wrong": 0,
         "bits": "ab12",
     } | changes

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ncclt.core.message import DTYPE_SIZES, Message
 from ncclt.core.trial import Measurement
@@ -40,8 +40,7 @@ _FAILED = re.compile(r"ncclt: (rank \d{1,7} on \S{1,200}) failed after (\d{1,9}\
 _ENDED_BY_SIGNAL = re.compile(r"rank\s+: (\d{1,7}) \(local_rank: \d+\)\s+exitcode\s+: -(?!15\b)(\d{1,2}) ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchRow:
+class TorchRow(NamedTuple):
     """One message as it was measured.
 
     Attributes:
@@ -158,12 +157,7 @@ def _row(row: Mapping[str, Any]) -> TorchRow:
         raise ValueError(f"times of {row['message']} that are none")
     if not isinstance(row["wrong"], int) or row["wrong"] < 0:
         raise ValueError(f"{row['wrong']!r} wrong elements of {row['message']}")
-    return TorchRow(
-        word=str(row["message"]),
-        samples_us=samples_us,
-        wrong=row["wrong"],
-        bits=str(row["bits"]),
-    )
+    return TorchRow(str(row["message"]), samples_us, row["wrong"], str(row["bits"]))
 
 
 WORKER = Path(__file__).parent / "torch_worker" / "ncclt_torch_worker.py"

@@ -172,7 +172,7 @@ def _find_setting(test: NcclTest, path: Path, requested: Setting | None, fallbac
             hint=f"add --setting '{path}=ring/ll' if all its runs had that setting",
         )
     stated = None if test.is_ambiguous else stated_setting(test, path)
-    if requested is not None and stated not in (None, requested):
+    if requested is not None and stated is not None and stated != requested:
         raise UsageError(
             f"{path.name} was run with {stated.label}, not {requested.label}", hint="leave out --setting for it"
         )

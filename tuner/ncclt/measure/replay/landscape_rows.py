@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,9 @@ class LandscapeRow:
         return SIMULATED in self.source
 
 
+_FIELDS = frozenset(field.name for field in fields(LandscapeRow))
+
+
 def build_row(cluster: Cluster, **measured: Any) -> LandscapeRow:
     """Return a row of a job on a whole cluster, of which `measured` has the other fields."""
     return LandscapeRow(
@@ -101,22 +104,17 @@ def read_rows(path: Path, *, is_growing: bool = False) -> tuple[LandscapeRow, ..
             row = _parse_row(number, line)
             first = rows[0] if rows else row
             for column in _SAME:
-                if getattr(row, column) != getattr(first, column):
-                    raise InputError(
-                        f"{column} is {line[column]!r}, unlike in line {first.number}",
-                        hint="a table holds one landscape: write the others to files of their own",
-                    )
-            if row.is_simulated != first.is_simulated:
-                raise InputError(
-                    f"simulated and measured times are mixed, see source in line {first.number}",
-                    hint="write them to files of their own",
+                _require(
+                    getattr(row, column) == getattr(first, column),
+                    f"{column} is {line[column]!r}, unlike in line {first.number}",
+                    hint="a table holds one landscape: write the others to files of their own",
                 )
+            mixed = f"simulated and measured times are mixed, see source in line {first.number}"
+            _require(row.is_simulated == first.is_simulated, mixed, hint="write them to files of their own")
             point = (row.collective, row.dtype, row.size_bytes, row.setting, row.repetition)
-            if points.setdefault(point, number) != number:
-                raise InputError(
-                    f"repetition {row.repetition} of line {points[point]} is there twice",
-                    hint="number the repetitions of a point 1, 2, 3",
-                )
+            earlier = points.setdefault(point, number)
+            twice = f"repetition {row.repetition} of line {earlier} is there twice"
+            _require(earlier == number, twice, hint="number the repetitions of a point 1, 2, 3")
         except InputError as error:
             raise InputError(f"{path.name}, line {number}: {error.message}", hint=error.hint) from error
         rows.append(row)
@@ -134,7 +132,7 @@ def write_rows(rows: Iterable[LandscapeRow], file: TextIO, *, header: bool = Tru
         setting = row.setting
         writer.writerow(
             {
-                **{column: getattr(row, column) for column in COLUMNS if column in LandscapeRow.__slots__},
+                **{column: getattr(row, column) for column in COLUMNS if column in _FIELDS},
                 "collective": row.collective.value,
                 "algo": setting.algorithm or "",
                 "proto": setting.protocol or "",
@@ -181,8 +179,7 @@ def _lines(path: Path, *, is_growing: bool) -> Iterator[tuple[int, dict[str, str
 def _parse_row(number: int, line: Mapping[str, str]) -> LandscapeRow:
     cells = {column: parse(column, line[column]) for column, parse in _CELLS.items()}
     gpus, nodes, gpus_per_node = (cells[column] for column in ("gpus", "nodes", "gpus_per_node"))
-    if gpus != nodes * gpus_per_node:
-        raise InputError(f"{gpus} gpus are not {nodes} nodes x {gpus_per_node}", hint="correct the row")
+    _require(gpus == nodes * gpus_per_node, f"{gpus} gpus are not {nodes} nodes x {gpus_per_node}")
     try:
         setting = Setting(
             algorithm=cells["algo"],
@@ -192,18 +189,22 @@ def _parse_row(number: int, line: Mapping[str, str]) -> LandscapeRow:
         )
     except SettingError as error:
         raise InputError(f"nchannels: {error.message}", hint="correct the row") from error
-    if cells["is_default"] != setting.is_default:
-        raise InputError(
-            f"is_default is {line['is_default']}, and the row forces {setting.label}",
-            hint="is_default is 1 where algo, proto, nchannels and parameters are blank, else 0",
-        )
-    own = {column: value for column, value in cells.items() if column in LandscapeRow.__slots__}
+    _require(
+        cells["is_default"] == setting.is_default,
+        f"is_default is {line['is_default']}, and the row forces {setting.label}",
+        hint="is_default is 1 where algo, proto, nchannels and parameters are blank, else 0",
+    )
+    own = {column: value for column, value in cells.items() if column in _FIELDS}
     return LandscapeRow(number=number, setting=setting, spread=(cells["spread_percent"] or 0.0) / 100, **own)
 
 
+def _require(holds: bool, problem: str, *, hint: str = "correct or remove the row") -> None:
+    if not holds:
+        raise InputError(problem, hint=hint)
+
+
 def _words(column: str, text: str) -> str:
-    if not text:
-        raise InputError(f"{column} is blank", hint="name the machine, and where the time comes from")
+    _require(bool(text), f"{column} is blank", hint="name the machine, and where the time comes from")
     return text
 
 
@@ -224,43 +225,37 @@ def _parameters(column: str, text: str) -> tuple[tuple[str, int], ...]:
             is_known = parameter(match[1]).name == match[1]
         except SettingError as error:
             raise InputError(f"{column}: {error.message}", hint=error.hint) from error
-        if not is_known:
-            raise InputError(f"{column} is {text!r}", hint="leave out NCCL_")
+        _require(is_known, f"{column} is {text!r}", hint="leave out NCCL_")
         parameters[match[1]] = int(match[2])
     return tuple(parameters.items())
 
 
 def _flag(column: str, text: str) -> bool:
-    if text not in ("0", "1"):
-        raise InputError(f"{column} is {text!r}, neither 0 nor 1", hint="correct the row")
+    _require(text in ("0", "1"), f"{column} is {text!r}, neither 0 nor 1")
     return text == "1"
 
 
 def _member(names: type[StrEnum], column: str, text: str) -> StrEnum:
-    if text not in list(names):
-        raise InputError(f"unknown {column} {text!r}", hint=f"one of {', '.join(names)}")
+    _require(text in list(names), f"unknown {column} {text!r}", hint=f"one of {', '.join(names)}")
     return names(text)
 
 
 def _number(most: float, column: str, text: str) -> float:
     value = float(text) if _NUMBER.fullmatch(text) else 0.0
-    if not 1 / MAX_TIME_US <= value <= most:
-        raise InputError(
-            f"{column} is {text!r}, which is not a number above 0 and up to {most:g}",
-            hint="correct or remove the row",
-        )
+    is_valid = 1 / MAX_TIME_US <= value <= most
+    _require(is_valid, f"{column} is {text!r}, which is not a number above 0 and up to {most:g}")
     return value
 
 
 def _whole(column: str, text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d{0,17}", text, re.ASCII):
-        raise InputError(f"{column} is {text!r}, which is not a whole number above 0", hint="correct or remove the row")
+    is_valid = re.fullmatch(r"0*[1-9]\d{0,17}", text, re.ASCII) is not None
+    _require(is_valid, f"{column} is {text!r}, which is not a whole number above 0")
     return int(text)
 
 
 def _size(column: str, text: str) -> int:
-    if (size_bytes := _whole(column, text)) > MOST_BYTES:
-        raise InputError(f"{column} is {size_bytes}, above 2^53", hint="correct or remove the row")
+    size_bytes = _whole(column, text)
+    _require(size_bytes <= MOST_BYTES, f"{column} is {size_bytes}, above 2^53")
     return size_bytes
 
 

@@ -192,7 +192,7 @@ def _time(monkeypatch, own, *, other=lambda mine: [1.0] * len(mine), budget_s=36
     calls = []
     monkeypatch.setattr(measuring, "_times_on_host", lambda _call, count: [own() for _ in range(count)])
     agreement = _Alone(other)
-    samples = measuring.time_calls(lambda: calls.append(1), agreement, CPU, budget_s)
+    samples = measuring.CallTimer(lambda: calls.append(1), agreement, CPU, budget_s).time_calls()
     assert len(calls) == measuring.WARMUP_CALLS
     return samples, agreement.rounds
 
@@ -230,7 +230,7 @@ def test_what_is_slower_than_it_should_be_gets_a_first_batch(enough_us, samples,
     monkeypatch.setattr(measuring, "_times_on_host", lambda _call, count: [15.0] * count)
     monkeypatch.setattr(measuring, "is_settled", lambda _samples: False)
 
-    found = measuring.time_calls(lambda: None, _Alone(lambda mine: mine), CPU, 3600.0, enough_us)
+    found = measuring.CallTimer(lambda: None, _Alone(lambda mine: mine), CPU, 3600.0, enough_us).time_calls()
 
     assert len(found) == samples
 
@@ -257,7 +257,7 @@ def test_very_slow_calls_are_made_less_often(enough_us, first_us, second_us, cou
     agreement = _Alone(lambda mine: 2 * mine)
     agreement.reach = lambda mine, decide: decide([mine, 2 * mine])
 
-    found = measuring.first_counts(lambda: made.append(1), agreement, CPU, 0.5, enough_us, first_us)
+    found = measuring.CallTimer(lambda: made.append(1), agreement, CPU, 0.5, enough_us).first_counts(first_us)
 
     assert found == counts
     assert len(made) == calls

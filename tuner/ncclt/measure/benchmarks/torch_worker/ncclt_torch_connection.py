@@ -49,12 +49,8 @@ class RankConnection:
         self._buffer = bytearray()
         # The system notices during silence that the other host is down: after 10 + 6 x 5 s.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, 10),
-            (socket.TCP_KEEPINTVL, 5),
-            (socket.TCP_KEEPCNT, 6),
-            (socket.TCP_NODELAY, 1),
-        ):
+        options = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 6, socket.TCP_NODELAY: 1}
+        for option, value in options.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def prove(self, within_s: float) -> None:
@@ -64,17 +60,13 @@ class RankConnection:
             RankConnectionError: the other end does not know it, is of another release, or too slow.
         """
         deadline_s = time.monotonic() + within_s
-        own_number = secrets.token_hex(32)
-        self._write({"protocol": PROTOCOL, "number": own_number})
+        nonce = secrets.token_hex(32)
+        self._write({"protocol": PROTOCOL, "number": nonce})
         answer = self._before_proof(deadline_s)
-        peer_number = answer.get("number")
-        if (
-            answer.get("protocol") != PROTOCOL
-            or not isinstance(peer_number, str)
-            or len(peer_number) != len(own_number)
-        ):
+        peer_nonce = answer.get("number")
+        if answer.get("protocol") != PROTOCOL or not isinstance(peer_nonce, str) or len(peer_nonce) != len(nonce):
             raise RankConnectionError("the other end is of another release of ncclt, or no part of it")
-        numbers = (own_number, peer_number) if self._me == "controller" else (peer_number, own_number)
+        numbers = (nonce, peer_nonce) if self._me == "controller" else (peer_nonce, nonce)
         if self._me == "rank 0":
             self._write({"proof": self._proof(self._me, *numbers)})
         proof = self._before_proof(deadline_s).get("proof")

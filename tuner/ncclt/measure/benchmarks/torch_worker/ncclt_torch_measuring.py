@@ -176,15 +176,8 @@ def is_settled(samples: Sequence[float]) -> bool:
     return max(median - ordered[below - 1], ordered[-below] - median) <= PRECISION * median
 
 
-def time_calls(
-    call: Callable[[], Any],
-    agreement: Any,
-    device: torch.device,
-    budget_s: float,
-    enough_us: float | None = None,
-    counts: tuple[int, int] = (WARMUP_CALLS, FIRST_BATCH),
-) -> list[float]:
-    """Return, on rank 0, the time of each call on the slowest rank, µs; batches grow until the median is settled.
+class CallTimer(NamedTuple):
+    """Times the calls of one message, on all ranks alike.
 
     Args:
         call: sends the message.
@@ -192,58 +185,61 @@ def time_calls(
         device: of the data.
         budget_s: after which no batch is started.
         enough_us: median above which a first batch is enough; None = no such limit.
-        counts: calls that are not timed, and calls of the first batch (`first_counts`).
     """
-    slowest: list[float] = []
-    deadline = time.monotonic() + budget_s
 
-    def decide(times_us: list[list[float]]) -> int:
-        slowest.extend(map(max, *times_us))
-        median = statistics.median(slowest)
-        if is_settled(slowest) or (enough_us is not None and median > enough_us):
-            return 0
-        affordable = int((deadline - time.monotonic()) * 1e6 / max(1.0, median))
-        return max(0, min(len(slowest), MOST_SAMPLES - len(slowest), affordable))
+    call: Callable[[], Any]
+    agreement: Any
+    device: torch.device
+    budget_s: float
+    enough_us: float | None = None
 
-    warmup, count = counts
-    for _ in range(warmup):
-        call()
-    while count:
-        batch = _times_on_gpu if device.type == "cuda" else _times_on_host
-        count = agreement.reach(batch(call, count), decide)
-    return slowest
+    def time_calls(self, counts: tuple[int, int] = (WARMUP_CALLS, FIRST_BATCH)) -> list[float]:
+        """Return, on rank 0, the time of each call on the slowest rank, µs; batches grow until the median is settled.
 
+        Args:
+            counts: calls that are not timed, and calls of the first batch (`first_counts`).
+        """
+        slowest: list[float] = []
+        deadline = time.monotonic() + self.budget_s
 
-def first_counts(
-    call: Callable[[], Any],
-    agreement: Any,
-    device: torch.device,
-    budget_s: float,
-    enough_us: float | None,
-    first_us: float,
-) -> tuple[int, int]:
-    """Return the numbers of untimed calls and of calls in the first batch: fewer where they would take very long.
+        def decide(times_us: list[list[float]]) -> int:
+            slowest.extend(map(max, *times_us))
+            median = statistics.median(slowest)
+            if is_settled(slowest) or (self.enough_us is not None and median > self.enough_us):
+                return 0
+            affordable = int((deadline - time.monotonic()) * 1e6 / max(1.0, median))
+            return max(0, min(len(slowest), MOST_SAMPLES - len(slowest), affordable))
 
-    A message that is too slow to win and would exceed the budget before its first batch is done gets as many timed
-    calls as fit into the budget, at least `LEAST_CALLS`, and no untimed ones: two calls have been made by then.
+        warmup, count = counts
+        for _ in range(warmup):
+            self.call()
+        while count:
+            batch = _times_on_gpu if self.device.type == "cuda" else _times_on_host
+            count = self.agreement.reach(batch(self.call, count), decide)
+        return slowest
 
-    Args:
-        call, agreement, device, budget_s, enough_us: as in `time_calls`.
-        first_us: what the very first call took on the slowest rank, the same number on all ranks.
-    """
-    usual = WARMUP_CALLS + ALIGN_CALLS + FIRST_BATCH
+    def first_counts(self, first_us: float) -> tuple[int, int]:
+        """Return the numbers of untimed calls and of calls in the first batch: fewer where they would take very long.
 
-    def lasts(call_us: float) -> bool:
-        return enough_us is not None and call_us > enough_us and call_us * usual > budget_s * 1e6
+        A message that is too slow to win and would exceed the budget before its first batch is done gets as many timed
+        calls as fit into the budget, at least `LEAST_CALLS`, and no untimed ones: two calls have been made by then.
 
-    # The first call may have connected the ranks; only a second one shows that calls are slow.
-    if not lasts(first_us):
-        return WARMUP_CALLS, FIRST_BATCH
-    call_us = float(agreement.reach(_duration_us(call, device), max))
-    if not lasts(call_us):
-        return WARMUP_CALLS, FIRST_BATCH
-    affordable = int(budget_s * 1e6 / call_us) - ALIGN_CALLS
-    return 0, max(LEAST_CALLS, min(FIRST_BATCH, affordable))
+        Args:
+            first_us: what the very first call took on the slowest rank, the same number on all ranks.
+        """
+        usual = WARMUP_CALLS + ALIGN_CALLS + FIRST_BATCH
+
+        def lasts(call_us: float) -> bool:
+            return self.enough_us is not None and call_us > self.enough_us and call_us * usual > self.budget_s * 1e6
+
+        # The first call may have connected the ranks; only a second one shows that calls are slow.
+        if not lasts(first_us):
+            return WARMUP_CALLS, FIRST_BATCH
+        call_us = float(self.agreement.reach(_duration_us(self.call, self.device), max))
+        if not lasts(call_us):
+            return WARMUP_CALLS, FIRST_BATCH
+        affordable = int(self.budget_s * 1e6 / call_us) - ALIGN_CALLS
+        return 0, max(LEAST_CALLS, min(FIRST_BATCH, affordable))
 
 
 def _duration_us(call: Callable[[], Any], device: torch.device) -> float:
@@ -368,8 +364,8 @@ def measure(
         return int(wrong), float(slowest_us)
 
     wrong, first_us = check()
-    counts = first_counts(payload.call, agreement, device, budget_s, enough_us, first_us)
-    samples_us = time_calls(payload.call, agreement, device, budget_s, enough_us, counts)
+    timer = CallTimer(payload.call, agreement, device, budget_s, enough_us)
+    samples_us = timer.time_calls(timer.first_counts(first_us))
     wrong += check()[0]
     payload.fill(inexact=True)
     payload.call()
