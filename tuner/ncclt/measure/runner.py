@@ -56,6 +56,10 @@ class RunnerParts(TypedDict, total=False):
     delegate: str
 
 
+def _express_nothing(_policy: Policy) -> None:
+    """Say that no variables deliver a policy."""
+
+
 class RealRunner(ABC):
     """Base of the runners that start real commands.
 
@@ -77,7 +81,7 @@ class RealRunner(ABC):
     def __init__(self, **parts: Unpack[RunnerParts]) -> None:
         self._benchmark, self._launcher, self.cluster = parts["benchmark"], parts["launcher"], parts["cluster"]
         self._variables = parts["variables"]
-        self._policy_variables = parts.get("policy_variables", lambda _policy: None)
+        self._policy_variables = parts.get("policy_variables", _express_nothing)
         self._timeouts, self._sampling = parts.get("timeouts") or Timeouts(), parts.get("sampling")
         self._scratch, self._place = parts.get("scratch"), parts.get("place", "")
         self._plugin, self._delegate = parts.get("plugin"), parts.get("delegate", "")
