@@ -14,20 +14,31 @@ from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Model, spread
 from ncclt.cli.render import Column, format_bandwidth, note, print_json, print_table
+from ncclt.core.cluster import Cluster
 from ncclt.core.duration import format_duration
+from ncclt.core.message import format_bytes
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.trial import Measurement, Outcome, TimesOrigin
+from ncclt.core.workload import Workload
 from ncclt.errors import InputError, UsageError
-from ncclt.profile.views.estimate import OPERATIONS, Curve, CurveKey, build_curves, compute_seconds
+from ncclt.profile.advice.advice import Advice
+from ncclt.profile.advice.advice import advise as predict_changes
+from ncclt.profile.advice.alignment import UnalignedMessage, find_unaligned
+from ncclt.profile.advice.job import RECORDING, Prediction, recorded_cluster
+from ncclt.profile.views.estimate import (
+    OPERATIONS,
+    Curve,
+    CurveKey,
+    Estimate,
+    MessageTime,
+    build_curves,
+    compute_seconds,
+    estimate,
+)
+from ncclt.store import open_to_read
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.workload import Workload
-    from ncclt.profile.advice.advice import Advice
-    from ncclt.profile.advice.alignment import UnalignedMessage
-    from ncclt.profile.advice.job import Prediction
-    from ncclt.profile.views.estimate import Estimate, MessageTime
     from ncclt.store import Store
 
 app = typer.Typer(add_completion=False)
@@ -80,9 +91,6 @@ def advise(
     and whether the step is network-bound. The second predicts other buckets, compression, accumulation, sharding and
     numbers of nodes; it needs the step time, recorded or given.
     """
-    from ncclt.profile.advice.job import recorded_cluster
-    from ncclt.store import open_to_read
-
     if cluster is None and (nodes is not None or gpus_per_node is not None):
         raise UsageError("--nodes and --gpus-per-node need --cluster", hint="`ncclt cluster list` shows the names")
     with open_to_read(storage_url()) as store:
@@ -153,10 +161,6 @@ class _Report:
 def _predict(
     workload: Workload, where: Cluster, others: Sequence[Cluster], measured: MeasuredTimes, step: StepOptions
 ) -> _Report:
-    from ncclt.profile.advice.advice import advise as predict_changes
-    from ncclt.profile.advice.alignment import find_unaligned
-    from ncclt.profile.advice.job import RECORDING
-    from ncclt.profile.views.estimate import estimate
 
     compute_s, source = _find_compute(workload, where, step)
     placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
@@ -349,7 +353,6 @@ def _name_source(row: MessageTime, measured: MeasuredTimes) -> str:
 
 
 def _print_estimate(profile: Workload, estimated: Estimate, source: str, measured: MeasuredTimes) -> None:
-    from ncclt.core.message import format_bytes
 
     print_table(
         estimated.messages[:_ROWS],

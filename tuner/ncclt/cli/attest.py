@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ncclt.cli.configuration import lookup, require_one_source, storage_flag
 from ncclt.cli.options import AsJson
 from ncclt.cli.render import Column, print_json, print_table, print_text, say
-from ncclt.core.attestation import Attestation, Effect, Form
+from ncclt.core.attestation import Attestation, DeliveredPolicy, Effect, Form
+from ncclt.core.message import format_bytes
 from ncclt.core.plural import count_noun
+from ncclt.core.recommendation import Recommendation
 from ncclt.deliver.answer import AnswerSource, api_key, server_errors
+from ncclt.deliver.log_evidence import attest_files, find_form, job_files, policy_from_recommendation, reported_tables
 from ncclt.errors import TraceError, UsageError
-
-if TYPE_CHECKING:
-    from ncclt.core.attestation import DeliveredPolicy
+from ncclt.store import open_store, open_to_read
 
 app = typer.Typer()
 
@@ -51,7 +52,6 @@ def attest(
     as_json: AsJson = False,
 ) -> None:
     """Compare the settings NCCL used with a recommendation."""
-    from ncclt.deliver.log_evidence import attest_files, find_form, job_files, reported_tables
     from ncclt.profile.source import regular_files
 
     storage = storage_flag()
@@ -95,18 +95,13 @@ def find_delivered(id: str, form: Form, source: AnswerSource) -> DeliveredPolicy
         ServerError: the server is unreachable.
         UsageError: it delivers nothing in this form.
     """
-    from ncclt.deliver.log_evidence import policy_from_recommendation
-
     if source.server:
         from ncclt.client.fetch import fetch_recommendation
-        from ncclt.core.recommendation import Recommendation
 
         with server_errors():
             document = fetch_recommendation(source.server, id, timeout_s=source.timeout_s, api_key=api_key(os.environ))
         recommendation = Recommendation.from_document(document)
     else:
-        from ncclt.store import open_to_read
-
         with open_to_read(source.storage) as store:
             recommendation = store.recommendations.get(id)
     return policy_from_recommendation(recommendation, form)
@@ -130,7 +125,6 @@ def keep_attestation(attestation: Attestation, ticket: str, source: AnswerSource
             post_attestation(source.server, document, timeout_s=source.timeout_s, api_key=key, ticket=ticket)
         say(f"ncclt: posted to {source.server}")
         return
-    from ncclt.store import open_store
 
     with open_store(source.storage) as store:
         is_new = store.records.add_attestation(attestation)
@@ -147,8 +141,6 @@ def print_attestation(attestation: Attestation, *, to_stderr: bool = False) -> N
     job = f"{attestation.model} on {attestation.cluster}, as {attestation.form}"
     write(f"ncclt: {attestation.recommendation} ({job}) {_WORDS[attestation.effect]}: {attestation.reason}")
     if attestation.rows:
-        from ncclt.core.message import format_bytes
-
         print_table(
             attestation.rows[:_SHOWN_ROWS],
             [

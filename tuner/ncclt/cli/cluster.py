@@ -14,14 +14,20 @@ import typer
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import REPLACE_CLUSTER, AsJson, ClusterName, Fields, Storing, spread, storage_option
 from ncclt.cli.render import Column, print_json, print_table, say
+from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, format_gbps, parse_cluster_toml
+from ncclt.core.name import check_name
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.option import Option
 from ncclt.errors import InputError, UsageError, hide_passwords, reason
 from ncclt.measure.target import Target, gpus_visible
+from ncclt.store import open_store, open_to_read
+from ncclt.store.location import locate
+from ncclt.user_dirs import recorded_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ncclt.core.cluster import Cluster
     from ncclt.health.detect.detection import Detection
     from ncclt.health.doctor import Facts
 
@@ -36,9 +42,6 @@ def cluster() -> None:
 @app.command("list")
 def list_clusters(as_json: AsJson = False) -> None:
     """List shipped, recorded and added clusters."""
-    from ncclt.store import open_to_read
-    from ncclt.user_dirs import recorded_tables
-
     with open_to_read(storage_url()) as store:
         entries = store.clusters.entries()
     if as_json:
@@ -69,9 +72,6 @@ def show(
 
     link_gbps and nic_gbps are in GB/s (1e9 bytes/s), not Gb/s.
     """
-    from ncclt.core.cluster_file import BANDWIDTHS, cluster_toml, format_gbps
-    from ncclt.store import open_to_read
-
     if toml and as_json:
         raise UsageError("give --toml or --json, not both")
     with open_to_read(storage_url()) as store:
@@ -100,10 +100,7 @@ def add(
     link_gbps and nic_gbps are numbers in GB/s (1e9 bytes/s), or texts with a unit such as "400 Gb/s" or "50 GB/s".
     `ncclt cluster detect` writes a cluster from what nvidia-smi and NCCL print.
     """
-    from ncclt.core.cluster_file import parse_cluster_toml
-    from ncclt.core.name import check_name
     from ncclt.health.detect.detection import require_plausible_links
-    from ncclt.store import open_store
 
     try:
         text = file.read_text(encoding="utf-8")
@@ -164,7 +161,6 @@ def detect(
     Prints every field with its source. Set fields that could not be detected with --set.
     """
     storage = storage_url()
-    from ncclt.core.name import check_name
     from ncclt.health.detect.detection import detect as detect_cluster
 
     name = name.strip()
@@ -198,7 +194,6 @@ def _parse_fields(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _print_fields(detection: Detection) -> None:
-    from ncclt.core.cluster_file import BANDWIDTHS, format_gbps
 
     columns = [
         Column("field", lambda row: row.field),
@@ -210,8 +205,6 @@ def _print_fields(detection: Detection) -> None:
 
 def _find_facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], tuple[str, ...]]:
     """Return the facts of files, of this machine, or of nodes, and what is missing."""
-    from ncclt.core.nccl_version import NcclVersion
-
     version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
     if paths:
         if target.launcher:
@@ -228,8 +221,6 @@ def _find_facts(paths: list[Path], target: Target) -> tuple[tuple[Facts, ...], t
 
 def _build_command(paths: list[Path], target: Target, name: str, fields: dict[str, str], storage: str | None) -> str:
     """Return this command, to be repeated with more fields."""
-    from ncclt.store.location import locate
-
     words = ["ncclt", "cluster", "detect"]
     for path in paths:
         words += ["--from", str(path)]
@@ -247,7 +238,6 @@ def _build_command(paths: list[Path], target: Target, name: str, fields: dict[st
 
 def _store(cluster: Cluster, nodes: tuple[Facts, ...], storage: str | None, *, replace: bool) -> None:
     from ncclt.health.doctor import diagnose
-    from ncclt.store import open_store
 
     with open_store(storage) as store:
         store.clusters.add(cluster, replace=replace)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,23 +18,26 @@ from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, spread
 from ncclt.cli.render import Column, print_json, print_table, print_text, say
+from ncclt.core.cluster import Cluster
 from ncclt.core.duration import format_duration
-from ncclt.core.message import format_bytes
+from ncclt.core.message import Collective, format_bytes
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
+from ncclt.core.recommendation import Decision, Request
+from ncclt.deliver.render.delivery import deliver_variables
 from ncclt.errors import InputError, UsageError
 from ncclt.health.doctor import RULES, Diagnosis, Facts
 from ncclt.health.doctor.diagnosis import SCHEMA
+from ncclt.health.doctor.examine import build_unknown_cluster, examine_files, examine_here, start_log
+from ncclt.health.doctor.facts import JobRun
 from ncclt.health.doctor.matrix import TopologyMatrix
+from ncclt.health.doctor.settings import SetVariable
+from ncclt.launch import launcher_names
+from ncclt.measure.open_testbed import choose_benchmark, create_launcher
 from ncclt.measure.target import Target
-
-if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.health.doctor.facts import JobRun
-    from ncclt.health.doctor.settings import SetVariable
-    from ncclt.nccl.log.facts import LogFacts, LoggedChoice
-
+from ncclt.nccl.log.facts import LogFacts, LoggedChoice
+from ncclt.store import chosen, open_to_read
 
 app = typer.Typer()
 
@@ -89,8 +92,6 @@ def doctor(
     With -- COMMAND it also runs your job with NCCL's log switched on, ends it after ten training steps (without
     PyTorch: a minute after NCCL starts), and shows what NCCL uses.
     """
-    from ncclt.health.doctor.examine import examine_files, examine_here
-
     storage = storage_url()
     if rules:
         print_rules(as_json=as_json)
@@ -137,10 +138,6 @@ def _require_one_way(target: Target, sources: Sequence[Path], command: Sequence[
 
 def _read_context(target: Target, model: str | None, storage: str | None) -> Facts:
     """Return the cluster, version and recommendation that the user names; none of the last for keep-default."""
-    from ncclt.core.recommendation import Decision, Request
-    from ncclt.deliver.render.delivery import deliver_variables
-    from ncclt.store import chosen, open_to_read
-
     version = NcclVersion.parse(target.nccl_version) if target.nccl_version else None
     cluster = None
     if target.cluster is not None:
@@ -158,10 +155,6 @@ def _read_context(target: Target, model: str | None, storage: str | None) -> Fac
 
 
 def _start(target: Target, cluster: Cluster | None) -> tuple[LogFacts, tuple[str, ...]]:
-    from ncclt.core.message import Collective
-    from ncclt.health.doctor.examine import build_unknown_cluster, start_log
-    from ncclt.launch import launcher_names
-    from ncclt.measure.open_testbed import choose_benchmark, create_launcher
 
     if target.launcher not in (names := launcher_names()):
         raise UsageError(

@@ -19,6 +19,9 @@ from ncclt.core.tuning_job import USUAL_PRIORITY, JobState, JobStatus, StaleJob,
 from ncclt.errors import ConflictError, UsageError, require_extra
 from ncclt.measure.target import Target
 from ncclt.pipeline.remote_jobs import RemoteJobs
+from ncclt.store import open_store, open_to_read
+from ncclt.store.clock import utc_now
+from ncclt.store.location import locate
 
 if TYPE_CHECKING:
     from ncclt.store.job_queue import JobQueue
@@ -52,9 +55,7 @@ def _open_jobs(server: str | None) -> AbstractContextManager[RemoteJobs | JobQue
         return nullcontext(_open_remote(server))
     storage = storage_url()
     require_extra("jobs")
-    from ncclt.store import open_to_read
     from ncclt.store.job_queue import JobQueue
-    from ncclt.store.location import locate
 
     open_to_read(storage).close()  # a named store that is not there is an error
     return JobQueue(locate(storage).url)
@@ -126,8 +127,6 @@ def _queue_job(job: TuningJob, *, again: bool) -> JobStatus:
     """Queue a job in a store, which is made where it is missing."""
     storage = storage_url()
     require_extra("jobs")
-    from ncclt.store import open_store
-    from ncclt.store.clock import utc_now
     from ncclt.store.job_queue import JobQueue, new_job_id, prepare
 
     with open_store(storage) as store:
@@ -150,8 +149,6 @@ def _submit_stale(limits: TuningJob, cluster: str | None, server: str | None, *,
         stale = _open_remote(server).submit_stale(limits, cluster=cluster)
     else:
         require_extra("jobs")
-        from ncclt.store import open_store
-        from ncclt.store.clock import utc_now
         from ncclt.store.job_queue import JobQueue, prepare, submit_stale
 
         with open_store(storage_url(), makes=False) as store:
@@ -232,8 +229,6 @@ def cancel(id: Id, server: Server = None, as_json: AsJson = False) -> None:
 @app.command("retry")
 def retry(id: Id, server: Server = None) -> None:
     """Queue an ended job again; its study resumes."""
-    from ncclt.store.clock import utc_now
-
     with _open_jobs(server) as jobs:
         status = jobs.retry(id) if isinstance(jobs, RemoteJobs) else jobs.retry(id, by="", now=utc_now())[0]
     _print_status(status, as_json=False)

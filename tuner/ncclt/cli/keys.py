@@ -16,6 +16,8 @@ from ncclt.cli.options import AsJson
 from ncclt.cli.render import Column, print_list, say
 from ncclt.core.api_key import PREFIX, USUAL_DAYS, Role, hash_secret, new_key, new_secret
 from ncclt.errors import UsageError, reason
+from ncclt.store import open_store, open_to_read
+from ncclt.store.clock import utc_now
 
 if TYPE_CHECKING:
     from ncclt.store.store import Store
@@ -38,9 +40,6 @@ def create(
     Once there is a key, the service refuses requests without one. Launchers read it from NCCLT_API_KEY, or from
     the file that NCCLT_API_KEY_FILE names.
     """
-    from ncclt.store import open_store
-    from ncclt.store.clock import utc_now
-
     days = None if expires == "never" else _parse_days(expires)
     secret = new_secret()
     digest = hash_secret(secret)
@@ -57,9 +56,6 @@ def create(
 @app.command("list")
 def list_keys(as_json: AsJson = False) -> None:
     """List the keys, oldest first."""
-    from ncclt.store import open_to_read
-    from ncclt.store.clock import utc_now
-
     with open_to_read(storage_url()) as store:
         keys = list(store.keys.find().values())
     now = utc_now()
@@ -82,9 +78,6 @@ def list_keys(as_json: AsJson = False) -> None:
 @app.command("revoke")
 def revoke(id: Annotated[str, typer.Argument(help="Id of the key, see `ncclt admin keys list`.")]) -> None:
     """Revoke a key: every service refuses it within a second."""
-    from ncclt.store import open_store
-    from ncclt.store.clock import utc_now
-
     with open_store(storage_url(), makes=False) as store:
         key = store.keys.revoke(id, now=utc_now())
     say(f"ncclt: the key {key.id} was revoked at {key.revoked}")
@@ -98,8 +91,6 @@ def add_first_key(store: Store, file: Path) -> None:
     Raises:
         UsageError: the file cannot be made or read, or holds no secret of a key.
     """
-    from ncclt.store.clock import utc_now
-
     if store.keys.find():
         return
     try:

@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclt import __version__
 from ncclt.cli.completion import cluster_names, recorded_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, StudyKey
 from ncclt.cli.render import Column, draw_bar, print_json, print_table, print_text, say
+from ncclt.core.cluster import Cluster
+from ncclt.core.cluster_file import cluster_toml
+from ncclt.core.message import Collective, Message, format_bytes
+from ncclt.core.name import check_name
 from ncclt.core.plural import count_noun
+from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import NotFoundError, UsageError
+from ncclt.measure.replay import Landscape, load_landscape
+from ncclt.measure.replay.export import export, exported_cluster
+from ncclt.measure.replay.landscape_import import import_logs, parse_setting
+from ncclt.measure.replay.landscape_rows import LandscapeRow, write_rows
+from ncclt.profile.source import list_files
+from ncclt.store import open_to_read
+from ncclt.user_dirs import landscape_folder, recorded_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.message import Collective
-    from ncclt.core.setting import Setting
-    from ncclt.measure.replay import Landscape
-    from ncclt.measure.replay.landscape_rows import LandscapeRow
 
 app = typer.Typer(help="Show, import and export recorded measurements.", no_args_is_help=True)
 
@@ -37,8 +45,6 @@ def landscape() -> None:
 
 
 def _load(name: str) -> Landscape:
-    from ncclt.measure.replay import load_landscape
-    from ncclt.user_dirs import recorded_tables
 
     tables = recorded_tables()
     if name not in tables:
@@ -47,7 +53,6 @@ def _load(name: str) -> Landscape:
 
 
 def _print_all(*, as_json: bool) -> None:
-    from ncclt.user_dirs import recorded_tables
 
     landscapes = {name: _load(name) for name in recorded_tables()}
     if as_json:
@@ -130,9 +135,6 @@ def _draw_speedup(speedup: float) -> str:
 
 def _find_best(landscape: Landscape, collective: Collective) -> list[dict[str, Any]]:
     """Return the best recorded setting of each size."""
-    from ncclt.core.message import Message, format_bytes
-    from ncclt.core.setting import DEFAULT
-
     settings = [DEFAULT, *(s for s in landscape.settings() if (collective, s) in landscape.curves)]
     rows = []
     for size, _ in landscape.curves[collective, DEFAULT]:
@@ -176,13 +178,7 @@ def import_landscape(
 
     The forced setting is read from command lines (-x NCCL_ALGO=tree) and NCCL_DEBUG=INFO lines of the outputs.
     """
-    from ncclt import __version__
-    from ncclt.core.name import check_name
-    from ncclt.measure.replay.landscape_import import import_logs
     from ncclt.profile.readers.nccl_tests import read_tests
-    from ncclt.profile.source import list_files
-    from ncclt.store import open_to_read
-    from ncclt.user_dirs import landscape_folder
 
     check_name(name, "--name", kind="cluster")
     target = landscape_folder() / f"{name}.csv"
@@ -211,8 +207,6 @@ def import_landscape(
 
 def _settings(texts: Sequence[str], logs: Sequence[Path]) -> tuple[dict[Path, Setting], Setting | None]:
     """Return the settings of single outputs, and that of all others; None = not given."""
-    from ncclt.measure.replay.landscape_import import parse_setting
-
     of_logs: dict[Path, Setting] = {}
     fallback = None
     for text in texts:
@@ -245,8 +239,6 @@ def _write(path: Path, rows: Iterable[LandscapeRow], cluster: Cluster, *, option
         UsageError: a file cannot be written.
     """
     from ncclt.cli.env import write_whole
-    from ncclt.core.cluster_file import cluster_toml
-    from ncclt.measure.replay.landscape_rows import write_rows
 
     text = io.StringIO()
     write_rows(rows, text)
@@ -267,12 +259,6 @@ def export_study(
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
 ) -> None:
     """Export the measurements of a study, without hosts and users."""
-    from ncclt import __version__
-    from ncclt.core.name import check_name
-    from ncclt.measure.replay.export import export, exported_cluster
-    from ncclt.measure.replay.landscape_rows import write_rows
-    from ncclt.store import open_to_read
-
     if out is not None:
         if out.suffix != ".csv":
             raise UsageError(f"{out} has no ending .csv", hint="name it FILE.csv; FILE.toml beside it is the cluster")

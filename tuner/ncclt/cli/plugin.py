@@ -11,6 +11,7 @@ import typer
 from ncclt.cli.options import AsJson, CollectiveName
 from ncclt.cli.render import print_json, say
 from ncclt.errors import NotFoundError, UsageError
+from ncclt.nccl.tuner_plugin import LIBRARY_NAME, find, user_library
 
 app = typer.Typer(help="Find, build and check the NCCL tuner plugin.", no_args_is_help=True)
 
@@ -38,7 +39,6 @@ def build(
     ] = None,
 ) -> None:
     """Compile the plugin with CC, gcc, cc or clang."""
-    from ncclt.nccl.tuner_plugin import LIBRARY_NAME, user_library
     from ncclt.nccl.tuner_plugin.build import build as build_plugin
 
     library = build_plugin(user_library() if into is None else into.absolute() / LIBRARY_NAME)
@@ -86,7 +86,6 @@ def check(
 
 
 def _find_library() -> Path:
-    from ncclt.nccl.tuner_plugin import find
 
     library = find()
     if library is None:

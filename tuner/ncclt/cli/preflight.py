@@ -26,19 +26,24 @@ from ncclt.cli.render import (
     say,
 )
 from ncclt.core.budget import MOST_SECONDS
+from ncclt.core.cluster import Cluster
 from ncclt.core.message import format_bytes
 from ncclt.core.option import Group, Option
-from ncclt.core.preflight import State
+from ncclt.core.preflight import Preflight, ProbeReading, State
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
 from ncclt.errors import MissingDependencyError, StoreError, UsageError
 from ncclt.health.preflight.checkup import LAUNCH_S, SIZES, Depth, PreflightRequest
 from ncclt.health.preflight.checkup import preflight as examine
+from ncclt.health.preflight.expectation import expectation, find_healthy
+from ncclt.health.preflight.probes import Probes, hosts_here, launched_runners, probe_messages
+from ncclt.launch.hostfile import granted_hosts
+from ncclt.measure.open_testbed import choose_cluster, on_cpus
 from ncclt.measure.target import Target
+from ncclt.store import only_shipped, open_store, open_to_read
+from ncclt.store.clock import utc_now
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.preflight import Preflight, ProbeReading
     from ncclt.store import Store
 
 
@@ -100,8 +105,6 @@ def preflight(
     Measures all nodes together first. If they are slow, it bisects nodes, pairs and GPUs, and measures each suspect
     three times before naming it.
     """
-    from ncclt.store import open_store, open_to_read
-
     storage = storage_url()
     if history:
         with open_to_read(storage) as opened:
@@ -141,8 +144,6 @@ def _read_store(
     Raises:
         StoreError: the result could not be kept; raised before anything is measured.
     """
-    from ncclt.measure.open_testbed import choose_cluster, on_cpus
-    from ncclt.store import only_shipped, open_store, open_to_read
 
     def read(store: Store) -> tuple[Cluster, tuple[Preflight, ...]]:
         cluster = choose_cluster(target, store.clusters.get)
@@ -172,10 +173,6 @@ def _build_request(
     dry_run: bool,
 ) -> PreflightRequest:
     """Return the request; --dry-run needs no names and no allocation: placeholders stand for the nodes."""
-    from ncclt.health.preflight.expectation import expectation, find_healthy
-    from ncclt.health.preflight.probes import hosts_here
-    from ncclt.launch.hostfile import granted_hosts
-
     if target.nodes is None and target.hosts:
         cluster = cluster.sized(nodes=len(target.hosts))
     are_known = target.hosts or cluster.nodes == 1 or granted_hosts(os.environ) or target.launcher_class.chooses_nodes
@@ -219,9 +216,6 @@ def _parse_sizes(text: str | None) -> tuple[int, ...]:
 
 def _measure(request: PreflightRequest, target: Target, *, time_s: float | None, hidden: bool) -> Preflight:
     """Run the preflight, and report each launch on stderr unless `hidden`."""
-    from ncclt.health.preflight.probes import Probes, launched_runners
-    from ncclt.store.clock import utc_now
-
     runner_for, notes = launched_runners(request.cluster, target, environ=os.environ, time_s=time_s)
     numbers = itertools.count(1)
 
@@ -308,7 +302,6 @@ def _plan_first_launch(request: PreflightRequest, target: Target, *, time_s: flo
     """Return the launch on all nodes; empty where there is no allocation to launch in."""
     if target.lacks_allocation(os.environ):
         return []
-    from ncclt.health.preflight.probes import launched_runners, probe_messages
 
     cluster, hosts = request.cluster, request.hosts
     target = target if target.launcher_class.shares_files else replace(target, hosts=hosts)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,22 +18,22 @@ from ncclt.cli.exits import report
 from ncclt.cli.options import AsJson, Fields, Storing, spread
 from ncclt.cli.render import Column, note, print_json, print_table, say
 from ncclt.core.duration import format_duration
-from ncclt.core.message import format_bytes
+from ncclt.core.message import Message, format_bytes
+from ncclt.core.name import check_name
 from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
-from ncclt.core.workload import RANK_ROLES
+from ncclt.core.workload import RANK_ROLES, MessageCalls, Workload, merge_workloads
 from ncclt.errors import NccltError, UsageError, reason
-from ncclt.profile.model.named import ModelRequest
+from ncclt.launch.mpi import is_open_mpi
+from ncclt.nccl.tuner_plugin import find
+from ncclt.profile import read_workload
+from ncclt.profile.model.named import ModelRequest, build_model_workload
 from ncclt.profile.record.plan import Method, RecordOptions, plan_recording
+from ncclt.profile.record.session import Recording, clear_folder, make_folder, run_recording
+from ncclt.profile.views.difference import Difference, Totals, WorkloadChange, compare_workloads
 from ncclt.profile.views.exposure import bound_gain
 from ncclt.profile.views.histogram import SIZE_CLASSES, count_traffic, find_median_sizes, group_by_size
-
-if TYPE_CHECKING:
-    from ncclt.core.message import Message
-    from ncclt.core.workload import MessageCalls, Workload
-    from ncclt.profile.record.session import Recording
-    from ncclt.profile.views.difference import Difference, Totals, WorkloadChange
-
+from ncclt.store import open_store, open_to_read
 
 app = typer.Typer(help="List, show, import, record, merge and compare workloads.", no_args_is_help=True)
 
@@ -46,8 +46,6 @@ def profile() -> None:
 @app.command("list")
 def list_profiles(as_json: AsJson = False) -> None:
     """List shipped and imported workloads."""
-    from ncclt.store import open_to_read
-
     with open_to_read(storage_url()) as store:
         entries = store.workloads.entries()
     if as_json:
@@ -90,8 +88,6 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the messages of a workload, largest share first."""
-    from ncclt.store import open_to_read
-
     with open_to_read(storage_url()) as store:
         workload = store.workloads.get(name)
     if as_json:
@@ -124,9 +120,6 @@ def import_files(
 
     Ranks are merged; a call that several of them recorded counts once.
     """
-    from ncclt.core.name import check_name
-    from ncclt.profile import read_workload
-
     check_name(name, "--name")
     workload = read_workload(files, name=name, source=source)
     if steps is not None:
@@ -149,8 +142,6 @@ def _parse_group(text: str) -> tuple[int, bool | None]:
 
 def _add_to_store(workload: Workload, *, replace: bool) -> str:
     """Store a new workload and return the store as shown to users."""
-    from ncclt.store import open_store
-
     with open_store(storage_url()) as store:
         store.workloads.add(workload, replace=replace)
         return store.shown
@@ -185,10 +176,6 @@ def merge(
     storing: Storing,
 ) -> None:
     """Merge workloads, to find one policy for all of them."""
-    from ncclt.core.name import check_name
-    from ncclt.core.workload import merge_workloads
-    from ncclt.store import open_store, open_to_read
-
     check_name(name, "--name")
     try:
         if weights is not None and ("_" in weights or not weights.isascii()):  # float() takes 1_0 for 10
@@ -395,9 +382,6 @@ def model(
 
     Needs no weights, GPU or network; buckets are PyTorch's own.
     """
-    from ncclt.core.name import check_name
-    from ncclt.profile.model.named import build_model_workload
-
     if store is not None:
         check_name(store, "--store")
     request, created = replace(request, model=name), datetime.now(UTC).date().isoformat()
@@ -438,11 +422,6 @@ def record(
 
     The training needs no change; its exit code is returned.
     """
-    from ncclt.core.name import check_name
-    from ncclt.launch.mpi import is_open_mpi
-    from ncclt.nccl.tuner_plugin import find
-    from ncclt.profile.record.session import clear_folder, make_folder, run_recording
-
     check_name(name, "--name")
     _check_free(name, replace=storing.replace)
     folder = make_folder(directory, keep=keep)
@@ -471,8 +450,6 @@ def record(
 
 def _check_free(name: str, *, replace: bool) -> None:
     """Refuse a name that is taken, and a store that cannot be written, before the training runs and not hours later."""
-    from ncclt.store import open_store
-
     with open_store(storage_url()) as store:
         store.require_writable()
         shipped_by_name = {workload.name: shipped for workload, shipped in store.workloads.entries()}
@@ -520,9 +497,6 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare the messages of two workloads."""
-    from ncclt.profile.views.difference import compare_workloads
-    from ncclt.store import open_to_read
-
     with open_to_read(storage_url()) as store:
         first, second = store.workloads.get(before), store.workloads.get(after)
     difference = compare_workloads(first, second)

@@ -9,16 +9,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ncclt import store
 from ncclt.core.budget import Budget
+from ncclt.core.cluster import Cluster
 from ncclt.core.workload import Workload
 from ncclt.errors import UsageError, require_extra
 from ncclt.health.doctor import Facts
 from ncclt.health.doctor.examine import examine_here
 from ncclt.measure.open_testbed import open_testbed
 from ncclt.measure.target import Target
+from ncclt.store import open_to_read
+from ncclt.store.clock import utc_now
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
     from ncclt.pipeline.tune import TuneResult
     from ncclt.store import Store
 
@@ -58,12 +61,10 @@ def tune(
         MissingDependencyError: ncclt was installed without its `tune` extra.
     """
     require_extra("tune")
-    from ncclt import store
     from ncclt.cli.options import storage_option
     from ncclt.cli.tune import TuneProgress
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.pipeline.tune import tune as run
-    from ncclt.store.clock import utc_now
     from ncclt.store.shipped import is_demo
 
     demo = isinstance(workload, str) and is_demo(workload)
@@ -98,7 +99,6 @@ def _find_workload(workload: Workload | str, opened: Store | None, url: str | No
     """Return a workload, also by name; an unknown one fails before a missing launcher or GPU, and makes no store."""
     if not isinstance(workload, str):
         return workload
-    from ncclt.store import open_to_read
 
     with nullcontext(opened) if opened else open_to_read(url, would_be_made=True) as store:
         return store.workloads.get(workload)

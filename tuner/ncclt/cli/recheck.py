@@ -13,17 +13,23 @@ from ncclt.cli.configuration import storage_url
 from ncclt.cli.exits import EXIT_INTERRUPTED, StopRequest
 from ncclt.cli.options import AsJson, Fields, Model, Quiet, spread
 from ncclt.cli.render import Column, print_json, print_table, print_text, say
+from ncclt.core.cluster import hash_site
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.option import Group
-from ncclt.core.recommendation import ORIGIN_WORDS
+from ncclt.core.policy import Policy
+from ncclt.core.recheck import Recheck
+from ncclt.core.recommendation import ORIGIN_WORDS, Recommendation, Request, select
+from ncclt.core.setting import Setting
+from ncclt.core.study import Arm, Study
+from ncclt.core.trial import TrialResult
+from ncclt.errors import UsageError
+from ncclt.measure.open_testbed import ask_drivers, open_testbed
 from ncclt.measure.target import Target
+from ncclt.measure.testbed import Testbed
+from ncclt.store import open_store
+from ncclt.store.clock import utc_now
 
 if TYPE_CHECKING:
-    from ncclt.core.policy import Policy
-    from ncclt.core.recheck import Recheck
-    from ncclt.core.recommendation import Recommendation
-    from ncclt.core.study import Arm, Study
-    from ncclt.core.trial import TrialResult
-    from ncclt.measure.testbed import Testbed
     from ncclt.prove.recheck import RecheckRequest
     from ncclt.store import Store
 
@@ -63,9 +69,7 @@ def recheck(
     variables of the study, the gain over what you run today is measured too. Exit codes: 0 = fresh, 4 = stale,
     3 = nothing to recheck.
     """
-    from ncclt.measure.open_testbed import open_testbed
     from ncclt.prove.recheck import RecheckRequest
-    from ncclt.store import open_store
     from ncclt.store.shipped import is_demo
 
     target.require_known_names()
@@ -99,11 +103,9 @@ def _measure(request: RecheckRequest, testbed: Testbed, store: Store, *, hidden:
     Raises:
         Exit: interrupted.
     """
-    from ncclt.core.study import Arm
     from ncclt.prove.evidence import collect_evidence
     from ncclt.prove.recheck import find_served_arm
     from ncclt.prove.recheck import recheck as run
-    from ncclt.store.clock import utc_now
 
     published = request.recommendation
     arm, served = find_served_arm(published, collect_evidence(request.trials))
@@ -144,10 +146,6 @@ def _find_published(
     store: Store, testbed: Testbed, model: str, nccl_version: str | None
 ) -> tuple[Recommendation, Study]:
     """Return the recommendation that is served here, a stale one too, and its study."""
-    from ncclt.core.cluster import hash_site
-    from ncclt.core.nccl_version import NcclVersion
-    from ncclt.core.recommendation import Request, select
-
     cluster = testbed.runner.cluster
     wanted = Request(
         cluster=cluster.name,
@@ -173,9 +171,6 @@ def _require_expressible(policy: Policy, request: RecheckRequest, testbed: Testb
     Raises:
         UsageError: naming the first such setting.
     """
-    from ncclt.core.setting import Setting
-    from ncclt.errors import UsageError
-
     for setting in policy.by_setting([calls.message for calls in request.study.workload.messages]):
         algo_proto = Setting(algorithm=setting.algorithm, protocol=setting.protocol)
         if not algo_proto.is_default and not testbed.expressible(algo_proto):
@@ -190,7 +185,6 @@ def _add_history(
     request: RecheckRequest, store: Store, target: Target, testbed: Testbed, *, new_driver: bool
 ) -> RecheckRequest:
     """Add earlier rechecks, and the driver of the nodes now and before; skip the query where nothing is launched."""
-    from ncclt.measure.open_testbed import ask_drivers
     from ncclt.prove.recheck import driver_before
 
     earlier = store.records.rechecks(request.recommendation.id)

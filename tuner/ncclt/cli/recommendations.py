@@ -14,11 +14,12 @@ from ncclt.cli.options import AsJson, ClusterFilter, Limit, ModelFilter
 from ncclt.cli.render import Column, format_percent, print_facts, print_json, print_table, print_text, say
 from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor, HistoryEvent, RevisionState, RevisionStatus
-from ncclt.core.rollout import OPEN_STATES
+from ncclt.core.rollout import OPEN_STATES, RollOut
+from ncclt.deliver.render.delivery import choose_form
+from ncclt.store import open_store, open_to_read
 from ncclt.user_dirs import account_name
 
 if TYPE_CHECKING:
-    from ncclt.core.rollout import RollOut
     from ncclt.prove.rollout import RollOutVerdict
     from ncclt.store import Store
 
@@ -39,8 +40,6 @@ def list_recommendations(
     as_json: AsJson = False,
 ) -> None:
     """List published revisions with their states, newest first."""
-    from ncclt.store import open_to_read
-
     with open_to_read(storage_url()) as store:
         revisions = store.revisions.statuses(cluster=cluster, model=model, limit=limit)
         rollouts = store.revisions.rollouts(cluster=cluster, model=model, state=OPEN_STATES)
@@ -76,9 +75,7 @@ def list_recommendations(
 @app.command("show")
 def show(id: Id, as_json: AsJson = False) -> None:
     """Show a revision, its roll-outs and its history."""
-    from ncclt.deliver.render.delivery import choose_form
     from ncclt.prove.rollout import describe_cohort_bits, judge_stored
-    from ncclt.store import open_to_read
 
     with open_to_read(storage_url()) as store:
         revision = store.revisions.status(id)
@@ -131,8 +128,6 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """List the changes of revisions, newest first."""
-    from ncclt.store import open_to_read
-
     with open_to_read(storage_url()) as store:
         events = store.revisions.history(cluster=cluster, before=before, limit=limit)
     if as_json:
@@ -209,8 +204,6 @@ def pause(
     why: Why = "",
 ) -> None:
     """Pause a roll-out: jobs that start get the control."""
-    from ncclt.store import open_store
-
     with open_store(storage_url(), makes=False) as store:
         change = store.revisions.resume_rollout if off else store.revisions.pause_rollout
         for opened in store.revisions.rollouts(recommendation=rollout, state=OPEN_STATES, limit=1):
@@ -253,7 +246,6 @@ def rules(
 ) -> None:
     """Show or change the publication rules of a cluster."""
     storage = storage_url()
-    from ncclt.store import open_store, open_to_read
 
     changes = {
         "require_approval": require_approval,
@@ -287,7 +279,6 @@ def rules(
 
 
 def _change(id: str, why: str, storage: str | None, change: Callable[[Store, Actor], str]) -> None:
-    from ncclt.store import open_store
 
     with open_store(storage, makes=False) as store:
         state = change(store, Actor(who=account_name(), why=why))

@@ -15,6 +15,8 @@ import typer
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.keys import add_first_key
 from ncclt.errors import UsageError, require_extra
+from ncclt.store import open_service_store
+from ncclt.store.location import locate
 
 app = typer.Typer()
 
@@ -71,8 +73,6 @@ def serve(
     require_extra("api")
     _can_listen(host, port)
     if first_key:
-        from ncclt.store import open_service_store
-
         with open_service_store(storage) as store:
             add_first_key(store, first_key)
     argv, environment = service_command(
@@ -103,8 +103,6 @@ def service_command(
     Raises:
         UsageError: the storage is not a database URL.
     """
-    from ncclt.store.location import locate
-
     words = json.dumps({"debug": bool(ctx.find_root().params.get("debug")), **options})
     # A password in the URL would be in the list of processes. An empty variable counts as unset.
     environment = {key: value for key, value in os.environ.items() if key != "NCCLT_STORAGE"}

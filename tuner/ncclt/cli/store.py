@@ -15,6 +15,8 @@ import typer
 from ncclt.cli.configuration import storage_url
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
+from ncclt.store import open_store
+from ncclt.store.location import locate
 
 app = typer.Typer(help="Create, migrate, export, import and prune the store.", no_args_is_help=True)
 
@@ -27,8 +29,6 @@ def store() -> None:
 @app.command("migrate")
 def migrate() -> None:
     """Create or upgrade the tables of the store and job queue."""
-    from ncclt.store import open_store
-
     with open_store(storage_url()) as opened:
         revision = opened.migration()
         if importlib.util.find_spec("dbos"):
@@ -48,7 +48,6 @@ def export(
     included.
     """
     from ncclt.store.archive import back_up, export_store
-    from ncclt.store.location import locate
 
     location = locate(storage_url())
     if file.suffix == ".db":
@@ -62,7 +61,6 @@ def export(
 def import_(file: Annotated[Path, typer.Argument(help="Path to a file written by `export`.")]) -> None:
     """Import an export into an empty store."""
     from ncclt.store.archive import import_store
-    from ncclt.store.location import locate
 
     _say(import_store(locate(storage_url()), file))
 
@@ -78,7 +76,6 @@ def prune(
     and studies whose revisions are all retired and replaced. Keeps the history, evidence of staleness, and the newest
     preflight of each cluster.
     """
-    from ncclt.store.location import locate
     from ncclt.store.retention import prune_store
 
     if not re.fullmatch(r"[1-9][0-9]{0,4}d", older_than):

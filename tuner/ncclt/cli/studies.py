@@ -37,22 +37,21 @@ from ncclt.cli.render import (
     print_text,
 )
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
-from ncclt.core.message import format_sizes
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Message, format_sizes
 from ncclt.core.plural import count_noun
-from ncclt.core.recommendation import ORIGIN_WORDS, Decision
-from ncclt.core.study import StudyState, gpu_seconds
+from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation
+from ncclt.core.study import Study, StudyEntry, StudyState, Trial, gpu_seconds
+from ncclt.core.trial import ON_STEPS
 from ncclt.deliver.render.delivery import choose_form, describe_channels
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.measure.target import Target
 from ncclt.nccl.p2p_chunk import default_process_wide
 from ncclt.nccl.tuner_plugin import find as find_plugin
 from ncclt.prove.payback import describe_cost
+from ncclt.store import open_to_read
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.message import Message
-    from ncclt.core.recommendation import Recommendation
-    from ncclt.core.study import Study, StudyEntry, Trial
     from ncclt.prove.study_summary import MessageRow, StudySummary
 
 _ROWS, _BAR = 20, 3
@@ -74,8 +73,6 @@ def list_studies(
     as_json: AsJson = False,
 ) -> None:
     """List studies, newest first."""
-    from ncclt.store import open_to_read
-
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
     with open_to_read(storage_url()) as store:
@@ -157,10 +154,8 @@ def show(
 ) -> None:
     """Show a study: trials, verdict, gain and its next command."""
     storage = storage_url()
-    from ncclt.core.trial import ON_STEPS
     from ncclt.pipeline.on_jobs import describe_study
     from ncclt.prove.proof import evidence_document
-    from ncclt.store import open_to_read
 
     if plot and (evidence or as_json):
         raise UsageError("--plot cannot be combined with --evidence or --json", hint="give one of them")

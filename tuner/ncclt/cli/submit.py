@@ -12,13 +12,15 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ncclt.cli.render import say
+from ncclt.core.cluster import Cluster
 from ncclt.errors import UsageError, hide_passwords
+from ncclt.launch.launcher import JobShape
 from ncclt.launch.process.process_tree import MARK_VARIABLE
+from ncclt.measure.open_testbed import describe_variables
 from ncclt.measure.redact import words_without_secrets
+from ncclt.measure.target import Target
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.measure.target import Target
     from ncclt.store import Store
 
 _FOLDERS = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
@@ -40,9 +42,7 @@ def submit_study(cluster: Cluster, store: Store, target: Target, *, wait: bool, 
     Raises:
         UsageError: sbatch is missing or refuses, or the nodes would not see the store, or not its password.
     """
-    from ncclt.launch.launcher import JobShape
     from ncclt.launch.slurm.sbatch import BatchRequest, node_local_folder, plan_batch, submit_and_follow
-    from ncclt.measure.open_testbed import describe_variables
 
     path = None if "NCCLT_STORE_IS_SHARED" in os.environ else store.path
     if path is not None and (why := node_local_folder(path)):

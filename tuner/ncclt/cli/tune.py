@@ -30,27 +30,33 @@ from ncclt.cli.studies import (
     print_summary,
 )
 from ncclt.core.budget import Budget
+from ncclt.core.cluster import Cluster
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
+from ncclt.core.printed_costs import PrintedCosts
+from ncclt.core.revision import Actor
 from ncclt.core.rollout import MAX_COST
-from ncclt.core.study import Phase, gpu_seconds
+from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.study import Phase, Study, Trial, gpu_seconds
 from ncclt.core.trial import Outcome
+from ncclt.core.workload import Workload
 from ncclt.deliver.render.delivery import describe_channels
 from ncclt.errors import UsageError, require_extra
 from ncclt.launch.slurm.job import job_loss
+from ncclt.measure.open_testbed import choose_cluster, open_testbed
+from ncclt.measure.runner import RealRunner
 from ncclt.measure.target import ON_REQUEST, Target
+from ncclt.measure.testbed import Testbed
 from ncclt.nccl.compile import variables_for_setting
 from ncclt.nccl.switching import split_setting
 from ncclt.nccl.tuner_plugin import find as find_plugin
+from ncclt.nccl.variables import site_variables
 from ncclt.prove.payback import describe_ceiling, describe_cost
+from ncclt.store import open_store, open_to_read
+from ncclt.store.clock import utc_now
+from ncclt.user_dirs import account_name
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.printed_costs import PrintedCosts
-    from ncclt.core.setting import Setting
-    from ncclt.core.study import Study, Trial
-    from ncclt.core.workload import Workload
-    from ncclt.measure.testbed import Testbed
     from ncclt.pipeline.tune import TuneRequest, TuneResult
     from ncclt.prove.verdict import Pairs
     from ncclt.search.loop import Progress as SearchProgress
@@ -117,9 +123,7 @@ def tune(
     """
     storage, dry_run = storage_url(), options.dry_run
     require_extra("tune")
-    from ncclt.measure.open_testbed import open_testbed
     from ncclt.pipeline.tune import TuneRequest
-    from ncclt.store import open_store, open_to_read
     from ncclt.store.shipped import is_demo
 
     costs = _read_costs(options.init_log)
@@ -175,7 +179,6 @@ def _find_or_submit(request: TuneRequest, target: Target, store: Store, options:
         UsageError: the batch job would refuse the request.
     """
     from ncclt.cli.submit import submit_study
-    from ncclt.measure.open_testbed import choose_cluster, open_testbed
     from ncclt.pipeline.tune import build_study, find_finished
 
     cluster, budget = choose_cluster(target, store.clusters.get), request.budget
@@ -204,12 +207,7 @@ def _tune_on_jobs(
     as_json: bool,
 ) -> None:
     """Publish candidates without evidence and open their roll-out, or show them."""
-    from ncclt.core.revision import Actor
-    from ncclt.measure.open_testbed import choose_cluster
-    from ncclt.nccl.variables import site_variables
     from ncclt.pipeline.on_jobs import describe_started, plan_on_jobs, start_on_jobs
-    from ncclt.store import open_store, open_to_read
-    from ncclt.user_dirs import account_name
 
     dry_run, max_cost = options.dry_run, options.max_cost
     with open_to_read(storage, would_be_made=True) if dry_run else open_store(storage) as store:
@@ -245,7 +243,6 @@ def run_study(
         Exit: it was killed.
     """
     from ncclt.pipeline.tune import tune as run
-    from ncclt.store.clock import utc_now
 
     if testbed.is_launched:
         _examine(testbed.runner.cluster, force=force, hidden=hidden)
@@ -446,7 +443,6 @@ def print_plan(document: dict[str, Any], *, as_json: bool, texts: bool) -> None:
 
 def build_plan_document(request: TuneRequest, testbed: Testbed) -> dict[str, Any]:
     """Return the plan of a study, for `--dry-run`, without measuring or storing anything."""
-    from ncclt.measure.runner import RealRunner
     from ncclt.pipeline.tune import build_study
     from ncclt.prove.study_summary import describe_rounded
     from ncclt.search.space import build_space, count_excluded
@@ -489,7 +485,6 @@ def _build_launch_documents(testbed: Testbed, space: SearchSpace, workload: Work
 
     Persistent ranks are started once for the first two.
     """
-    from ncclt.core.setting import DEFAULT
     from ncclt.measure import LaunchedRunner, PersistentRunner
 
     runner = testbed.searching[0]

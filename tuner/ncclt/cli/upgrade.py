@@ -12,16 +12,22 @@ import typer
 from ncclt.cli.configuration import lookup, storage_url
 from ncclt.cli.options import AsJson, Fields, Quiet, spread
 from ncclt.cli.render import Column, format_percent, note, print_json, print_table, print_text
+from ncclt.core.cluster import Cluster
+from ncclt.core.message import Collective, format_bytes
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.option import Group, Option
-from ncclt.core.recommendation import MIN_EFFECT
+from ncclt.core.printed_costs import PrintedCosts
+from ncclt.core.recommendation import MIN_EFFECT, Recommendation
+from ncclt.core.trial import TimesOrigin
+from ncclt.deliver.render.delivery import choose_form
 from ncclt.errors import UsageError
+from ncclt.nccl.parameters import CATALOGUE
+from ncclt.nccl.upgrade import choice, choice_changes, newest_read, policy_change, variable_changes
 from ncclt.prove.comparison import Comparison
+from ncclt.store import open_to_read
+from ncclt.user_dirs import recorded_tables
 
 if TYPE_CHECKING:
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.nccl_version import NcclVersion
-    from ncclt.core.printed_costs import PrintedCosts
-    from ncclt.core.recommendation import Recommendation
     from ncclt.store import Store
 
 app = typer.Typer()
@@ -105,9 +111,6 @@ def upgrade(
     Launches nothing, except with --gate: then COMMAND runs under today's and the new environment, in pairs of random
     order, until it is decided whether the new one is slower.
     """
-    from ncclt.core.nccl_version import NcclVersion
-    from ncclt.store import open_to_read
-
     name = options.cluster or lookup("cluster").value
     if gate:
         from ncclt.cli.upgrade_gate import gate_upgrade
@@ -140,10 +143,8 @@ def _build_report(
     store: Store, name: str, before: NcclVersion, after: NcclVersion, logs: tuple[Path | None, Path | None]
 ) -> dict[str, Any]:
     """Compare two versions on a cluster, and find the recommendations to measure again."""
-    from ncclt.core.message import Collective
     from ncclt.health.doctor.facts import Facts
     from ncclt.health.doctor.known_issues import find_upgrade_issues
-    from ncclt.nccl.upgrade import choice_changes, newest_read, variable_changes
 
     if before == after:
         raise UsageError(f"--from and --to are both {before}", hint="name two versions")
@@ -187,7 +188,6 @@ def _read_costs(
     Raises:
         UsageError: one log is missing, or is of another version or cluster.
     """
-    from ncclt.core.nccl_version import NcclVersion
     from ncclt.health.doctor.files import read_printed_costs_file
 
     from_log, to_log = logs
@@ -215,11 +215,6 @@ def _describe_remeasured(
     the bytes per step in messages for which NCCL itself would choose otherwise. `command` measures it again; it is
     empty for a replayed study, since a recording has one NCCL version.
     """
-    from ncclt.core.trial import TimesOrigin
-    from ncclt.deliver.render.delivery import choose_form
-    from ncclt.nccl.upgrade import choice, policy_change
-    from ncclt.user_dirs import recorded_tables
-
     study, fingerprint = store.studies.get(recommendation.study), recommendation.fingerprint
     upgraded, messages = study.cluster.sized(nccl_version=str(after)), study.workload.messages
     moved = sum(
@@ -264,8 +259,6 @@ def _describe_recording(report: dict[str, Any]) -> list[str]:
 
 def _print(report: dict[str, Any]) -> None:
     """Print the three tables; of the new variables those worth tuning, as nothing that is set becomes wrong by them."""
-    from ncclt.core.message import format_bytes
-
     print_text(f"{report['cluster']}: NCCL {report['from']} to {report['to']}\n")
     _print_variables(report["variables"])
     if report["choices"]:
@@ -293,7 +286,6 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _print_variables(variables: list[dict[str, Any]]) -> None:
-    from ncclt.nccl.parameters import CATALOGUE
 
     if changed := [(row["variable"], row["change"], row["note"]) for row in variables if row["note"]]:
         print_table(changed, [Column("variable"), Column("change"), Column("note")])

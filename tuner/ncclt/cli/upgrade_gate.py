@@ -15,16 +15,20 @@ from ncclt.cli.exits import interruptible
 from ncclt.cli.render import Column, format_percent, note, print_document, print_json, print_table, print_text, say
 from ncclt.cli.verify import build_request as build_sides
 from ncclt.cli.verify import parse_variables, split_command
+from ncclt.core.cluster import Cluster
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
+from ncclt.core.verification import Side
 from ncclt.errors import UsageError
+from ncclt.launch.launcher import Launcher
+from ncclt.launch.local import LocalLauncher
+from ncclt.launch.process.session import KEEP_BYTES
 from ncclt.measure.redact import variables_without_secrets, words_without_secrets
+from ncclt.nccl.variables import split_variables
+from ncclt.prove.comparison import Comparison
 
 if TYPE_CHECKING:
     from ncclt.cli.upgrade import UpgradeOptions
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.verification import Side
-    from ncclt.launch.launcher import Launcher
-    from ncclt.prove.comparison import Comparison
     from ncclt.prove.gate import GateRequest, GateResult
 
 GATE_SCHEMA = 1
@@ -62,9 +66,6 @@ def gate_upgrade(
         UsageError: there is nothing to compare.
         Exit: regression or undecided.
     """
-    from ncclt.launch.local import LocalLauncher
-    from ncclt.launch.process.session import KEEP_BYTES
-    from ncclt.nccl.variables import split_variables
     from ncclt.prove.gate import SIDE_NAMES, GateDecision, run_gate
 
     # The whole table is read, not only the last lines of the output.
@@ -106,9 +107,6 @@ def _build_request(
     Raises:
         UsageError: the command or what distinguishes the sides is missing, or a library is not there.
     """
-    from ncclt.core.nccl_version import NcclVersion
-    from ncclt.core.verification import Side
-    from ncclt.nccl.variables import split_variables
     from ncclt.prove.gate import GateRequest
 
     if not argv:
@@ -154,7 +152,6 @@ def _safe_argv(request: GateRequest, side: Side) -> tuple[str, ...]:
 
 
 def _plan_document(request: GateRequest) -> dict[str, object]:
-    from ncclt.core.verification import Side
     from ncclt.prove.gate import SIDE_NAMES
 
     sides = request.sides
@@ -204,8 +201,6 @@ def print_gate(request: GateRequest, result: GateResult, *, quiet: bool) -> None
 
 def _set_differently(request: GateRequest) -> list[str]:
     """Describe what the user sets differently, without secrets."""
-    from ncclt.core.verification import Side
-
     today, new = (dict(variables_without_secrets(env)) for env in (request.sides.base_env, request.sides.tuned_env))
     changed = [f"command, today {shlex.join(_safe_argv(request, Side.BASE))}"]
     return (changed if request.sides.base_argv else []) + [
@@ -218,7 +213,6 @@ def _set_differently(request: GateRequest) -> list[str]:
 
 
 def _next_step(request: GateRequest, result: GateResult) -> str:
-    from ncclt.core.verification import Side
     from ncclt.prove.gate import SIDE_NAMES, GateDecision
 
     versions = {side: facts.get("NCCL", "") for side, facts in result.seen.items()}

@@ -17,17 +17,24 @@ from ncclt.cli.exits import EXIT_INTERRUPTED, interruptible
 from ncclt.cli.options import AsJson, Fields, ModelFilter, Quiet, spread
 from ncclt.cli.render import Column, note, print_document, print_json, print_table, print_text, say
 from ncclt.cli.stdio import Styled
+from ncclt.core.cluster import hash_site
+from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
+from ncclt.core.recommendation import Recommendation, Request
+from ncclt.core.verification import PERCENTILES, Side, StepLaunch, Variables, Verification, sorted_variables
 from ncclt.errors import UsageError
+from ncclt.launch.launcher import Launcher, LaunchResult
+from ncclt.launch.local import LocalLauncher
+from ncclt.launch.process.session import KEEP_BYTES as ALL_OUTPUT
 from ncclt.measure.redact import variables_without_secrets, words_without_secrets
-from ncclt.measure.target import Target
+from ncclt.measure.target import Target, gpus_visible
+from ncclt.nccl.variables import site_variables, split_variables
 from ncclt.prove.comparison import Comparison
+from ncclt.store import chosen, open_store, open_to_read
+from ncclt.store.clock import utc_now
 
 if TYPE_CHECKING:
-    from ncclt.core.recommendation import Recommendation
-    from ncclt.core.verification import Side, StepLaunch, Variables, Verification
-    from ncclt.launch.launcher import Launcher, LaunchResult
     from ncclt.prove.step_times import VerifyRequest
     from ncclt.store import Store
 
@@ -85,12 +92,7 @@ def verify(
     environments instead, --against two commands. Launches come in pairs in random order, until the verdict is certain.
     """
     storage = storage_url()
-    from ncclt.launch.local import LocalLauncher
-    from ncclt.launch.process.session import KEEP_BYTES as ALL_OUTPUT
-    from ncclt.measure.target import gpus_visible
-    from ncclt.nccl.variables import split_variables
     from ncclt.prove.tuned_arm import prepare_comparison, require_measurable
-    from ncclt.store import open_store
 
     argv, has_sides = tuple(command or ()), sides != SideOptions()
     if recommendation and has_sides:
@@ -127,8 +129,6 @@ def _build_user_request(
     argv: tuple[str, ...], sides: SideOptions, how: Comparison, launcher: Launcher
 ) -> VerifyRequest:
     """Return the comparison of two sides; the user's own tuning is part of both, and shown and kept as such."""
-    from ncclt.nccl.variables import split_variables
-
     own = split_variables(os.environ).tuning
     request = build_request(
         argv,
@@ -159,7 +159,6 @@ def build_request(
         how: number, length and limits of the launches.
         launcher: of both; neither side inherits the tuning variables of this shell, but it may set them itself.
     """
-    from ncclt.nccl.variables import split_variables
     from ncclt.prove.step_times import VerifyRequest, open_mpi_sides
 
     own = split_variables(os.environ).tuning
@@ -194,7 +193,6 @@ def compare(
     """
     from ncclt.prove.step_times import InterruptedComparisonError
     from ncclt.prove.step_times import verify as run
-    from ncclt.store.clock import utc_now
 
     names = _side_names(bool(request.base_argv))
 
@@ -246,11 +244,6 @@ def split_command(command: str | None) -> tuple[str, ...]:
 
 
 def _find_recommendation(model: str, target: Target, storage: str | None, *, id: str | None) -> Recommendation:
-    from ncclt.core.cluster import hash_site
-    from ncclt.core.nccl_version import NcclVersion
-    from ncclt.core.recommendation import Request
-    from ncclt.nccl.variables import site_variables
-    from ncclt.store import chosen, open_to_read
 
     if id:
         with open_to_read(storage) as store:
@@ -277,8 +270,6 @@ def parse_variables(option: str, texts: Sequence[str], *, own: Mapping[str, str]
     Raises:
         UsageError: a text is not NAME=VALUE.
     """
-    from ncclt.core.verification import sorted_variables
-
     variables = dict(own)
     for text in texts:
         name, equals, value = text.partition("=")
@@ -295,7 +286,6 @@ def format_variables(variables: Variables) -> str:
 
 
 def _side_names(are_commands: bool) -> dict[Side, str]:
-    from ncclt.core.verification import Side
 
     names = ("against", "command") if are_commands else (side.value for side in Side)
     return dict(zip(Side, names, strict=True))
@@ -339,8 +329,6 @@ def _plan_document(request: VerifyRequest) -> dict[str, Any]:
 
 def print_verification(verification: Verification, location: str, *, quiet: bool) -> None:
     """Print the step times of both sides, the verdict, and the failures and notes on stderr."""
-    from ncclt.core.verification import PERCENTILES, Side
-
     names, launches = _side_names(bool(verification.base_argv)), verification.launches
     rows: list[list[object]] = []
     for side in Side:

@@ -16,6 +16,8 @@ from ncclt.cli.configuration import storage_url
 from ncclt.cli.exits import report
 from ncclt.cli.render import say
 from ncclt.errors import NccltError, UsageError, require_extra
+from ncclt.measure.target import Target
+from ncclt.store import open_store
 
 _MOST_AT_ONCE = 1000
 
@@ -45,7 +47,6 @@ def worker(
     require_extra("jobs")
     require_extra("tune")
     from ncclt.pipeline.job_worker import JobWorker
-    from ncclt.store import open_store
 
     if not 1 <= at_once <= _MOST_AT_ONCE:
         raise UsageError(f"--at-once must be 1 to {_MOST_AT_ONCE}, not {at_once}")
@@ -79,7 +80,6 @@ def _require_tune_options(words: Sequence[str]) -> None:
         UsageError: the launcher or the benchmark is unknown.
     """
     from ncclt.cli.tune import app as tune
-    from ncclt.measure.target import Target
 
     options = typer.main.get_command(tune).make_context("ncclt tune", ["--model", "any", *words]).params
     Target(launcher=options["launcher"] or "", benchmark=options["benchmark"]).require_known_names()
