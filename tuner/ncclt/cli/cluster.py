@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, show, add and detect clusters.", no_args_is_help=True)
 
 
-@app.callback()
-def cluster() -> None:
-    """List, show, add and detect clusters."""
-
-
 @app.command("list")
 def list_clusters(as_json: AsJson = False) -> None:
     """List shipped, recorded and added clusters."""

@@ -44,11 +44,6 @@ _LIMITS = {
 """Help of the limits of a job."""
 
 
-@app.callback()
-def jobs() -> None:
-    """Queue, list, follow and cancel tuning jobs."""
-
-
 def _open_jobs(server: str | None) -> AbstractContextManager[RemoteJobs | JobQueue]:
     """Return the jobs of a service, or the queue of a store; neither is made."""
     if server:

@@ -39,11 +39,6 @@ _BAR = 12
 """Characters of the longest bar, for twice the speed: a line stays within 80 columns."""
 
 
-@app.callback()
-def landscape() -> None:
-    """Show, import and export recorded measurements."""
-
-
 def _load(name: str) -> Landscape:
 
     tables = recorded_tables()

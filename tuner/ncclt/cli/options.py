@@ -7,7 +7,7 @@ import inspect
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -101,24 +101,27 @@ class Fields:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with an option for each field of its records: the parameters whose type is a dataclass.
+    """Return a command for the framework: parameters with an `Option`, and records, become options.
 
-    A parameter that is annotated with `Fields` offers only these. An option that is left out has the record's default.
+    A parameter whose type is a dataclass becomes an option for each of its fields, or for those that `Fields` names. An
+    option that is left out has the record's default.
     """
-    own = inspect.signature(command, eval_str=True).parameters
+    parameters = inspect.signature(command, eval_str=True).parameters
+    own = {name: _offer(parameter) for name, parameter in parameters.items()}
     records: dict[str, tuple[type, dict[str, Option]]] = {}
-    parameters: dict[str, inspect.Parameter] = {}
+    offered: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
-        annotation = parameter.annotation
-        hint, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        hint, marks = _read_annotation(parameter)
         if not isinstance(hint, type) or not is_dataclass(hint):
-            parameters.setdefault(name, parameter)
+            offered.setdefault(name, parameter)
             continue
         chosen = next((mark for mark in marks if isinstance(mark, Fields)), Fields())
-        options = {**options_of(hint), **chosen.own}
+        options, hints = {**options_of(hint), **chosen.own}, get_type_hints(hint)
+        defaults = {slot.name: slot.default for slot in fields(hint)}
         words = chosen.words.split() or list(options)
         records[name] = hint, {word: options[word] for word in words if word not in own}
-        parameters |= {word: own[word] if word in own else _parameter(hint, word, options[word]) for word in words}
+        for word in words:
+            offered[word] = own.get(word) or _offer_field(word, options[word], hints[word], defaults[word])
 
     @functools.wraps(command, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
     def call(**arguments: Any) -> None:
@@ -127,32 +130,48 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             arguments[name] = record(**{word: value for word, value in values.items() if value is not None})
         command(**arguments)
 
-    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters.values()]
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in offered.values()]
     vars(call)["__signature__"] = inspect.Signature(keywords)
     call.__annotations__ = {}  # typer would evaluate them in the namespace of the command's module
     return call
 
 
-def _parameter(record: type, name: str, option: Option) -> inspect.Parameter:
-    """Return a field as a parameter of typer, for which an empty default is None."""
-    hint = get_type_hints(record)[name]
-    default: Any = next(slot.default for slot in fields(record) if slot.name == name)
+def _read_annotation(parameter: inspect.Parameter) -> tuple[Any, list[Any]]:
+    """Return the type of a parameter, and what it is annotated with."""
+    if get_origin(parameter.annotation) is not Annotated:
+        return parameter.annotation, []
+    hint, *marks = get_args(parameter.annotation)
+    return hint, marks
+
+
+def _offer(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a parameter of a command as the framework's, if it is annotated with `Option`."""
+    hint, marks = _read_annotation(parameter)
+    option = next((mark for mark in marks if isinstance(mark, Option)), None)
+    return parameter if option is None else _build_parameter(parameter.name, option, hint, parameter.default)
+
+
+def _offer_field(name: str, option: Option, hint: Any, default: Any) -> inspect.Parameter:
+    """Return a field as a parameter of the framework, for which an empty default is None."""
     if option.comma:
         hint, default = str, ",".join(default or ())
     elif get_origin(hint) is tuple:
-        hint = list[str]
-    metavar = option.metavar or ("<str>" if get_origin(hint) is list else None)
+        hint, option = list[str], replace(option, metavar=option.metavar or "<str>")
+    default = None if default in ("", ()) else default
+    return _build_parameter(name, option, hint | None if default is None else hint, default)
+
+
+def _build_parameter(name: str, option: Option, hint: Any, default: Any) -> inspect.Parameter:
     offered = typer.Option(
         option.flag or f"--{name.replace('_', '-')}",
         help=option.help,
         envvar=option.envvar,
-        metavar=metavar,
+        metavar=option.metavar,
         min=option.least,
         rich_help_panel=option.group,
         autocompletion=NAMES.get(name),
+        show_default=default is not None,
     )
-    default = None if default in ("", ()) else default
-    hint = hint | None if default is None else hint
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, offered], default=default)
 
 

@@ -21,11 +21,6 @@ _LARGEST = 1 << 33
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-@app.callback()
-def plugin() -> None:
-    """Find, build and check the NCCL tuner plugin."""
-
-
 @app.command("path", epilog="Exit codes: 0 = printed, 3 = no plugin.")
 def path() -> None:
     """Print the path of the plugin, for NCCL_TUNER_PLUGIN."""

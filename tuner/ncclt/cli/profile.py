@@ -38,11 +38,6 @@ from ncclt.store import open_store, open_to_read
 app = typer.Typer(help="List, show, import, record, merge and compare workloads.", no_args_is_help=True)
 
 
-@app.callback()
-def profile() -> None:
-    """List, show, import, record, merge and compare workloads."""
-
-
 @app.command("list")
 def list_profiles(as_json: AsJson = False) -> None:
     """List shipped and imported workloads."""
@@ -66,26 +61,27 @@ def list_profiles(as_json: AsJson = False) -> None:
     def describe_bytes(workload: Workload) -> str:
         return format_bytes(round(workload.bytes_per_step)) + (" in all" if workload.provenance.whole_file else "")
 
-    print_table(
-        entries,
-        [
-            Column("name", lambda entry: entry[0].name),
-            Column("source", lambda entry: entry[0].provenance.source),
-            Column("messages", lambda entry: len(entry[0].messages)),
-            Column("bytes per step", lambda entry: describe_bytes(entry[0]), right=True),
-            Column("collectives", lambda entry: ", ".join(sorted(entry[0].collectives)), drop=1),
-            Column("origin", lambda entry: "shipped" if entry[1] else "imported", drop=2),
-        ],
-    )
+    columns = [
+        Column("name", lambda entry: entry[0].name),
+        Column("source", lambda entry: entry[0].provenance.source),
+        Column("messages", lambda entry: len(entry[0].messages)),
+        Column("bytes per step", lambda entry: describe_bytes(entry[0]), right=True),
+        Column("collectives", lambda entry: ", ".join(sorted(entry[0].collectives)), drop=1),
+        Column("origin", lambda entry: "shipped" if entry[1] else "imported", drop=2),
+    ]
+    print_table(entries, columns)
+
+
+_Shown = Annotated[
+    str, typer.Argument(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
+]
+_NewName = Annotated[str, Option("Name of the workload.")]
 
 
 @app.command("show")
+@spread
 def show(
-    name: Annotated[
-        str, typer.Argument(help="Name of the workload, see `ncclt profile list`.", autocompletion=model_names)
-    ],
-    limit: Annotated[int, typer.Option(help="Max rows; 0 = all.", min=0)] = 40,
-    as_json: AsJson = False,
+    name: _Shown, limit: Annotated[int, Option("Max rows; 0 = all.", least=0)] = 40, as_json: AsJson = False
 ) -> None:
     """Show the messages of a workload, largest share first."""
     with open_to_read(storage_url()) as store:
@@ -96,23 +92,19 @@ def show(
         print_profile(workload, limit=limit)
 
 
+_GROUP = Option("Keep messages in groups of N ranks; PLACE = inside (a node) or across.", metavar="N[:PLACE]")
+
+
 @app.command("import")
 @spread
 def import_files(
     files: Annotated[
         list[Path], typer.Argument(help="Traces of one job: files, one per rank, a folder, a pipe, or - for stdin.")
     ],
-    name: Annotated[str, typer.Option(help="Name of the workload.")],
-    source: Annotated[
-        str | None, typer.Option(help="Kind of source, such as kineto; default: recognised by content.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps in files that mark none.")] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N[:PLACE]", help="Keep messages in groups of N ranks; PLACE = inside (a node) or across."
-        ),
-    ] = None,
+    name: _NewName,
+    source: Annotated[str | None, Option("Kind of source, such as kineto; default: recognised by content.")] = None,
+    steps: Annotated[int | None, Option("Training steps in files that mark none.")] = None,
+    group: Annotated[str | None, _GROUP] = None,
     *,
     storing: Storing,
 ) -> None:
@@ -168,9 +160,9 @@ def merge(
     parts: Annotated[
         list[str], typer.Argument(metavar="A B...", help="Names of the workloads to merge.", autocompletion=model_names)
     ],
-    name: Annotated[str, typer.Option(help="Name of the merged workload.")],
+    name: Annotated[str, Option("Name of the merged workload.")],
     weights: Annotated[
-        str | None, typer.Option(help="Comma-separated steps of each part per merged step; default: 1 each.")
+        str | None, Option("Comma-separated steps of each part per merged step; default: 1 each.")
     ] = None,
     *,
     storing: Storing,
@@ -199,20 +191,19 @@ DOMINANT_SHARE = 0.95
 
 def profile_document(workload: Workload) -> dict[str, Any]:
     """Return the workload's document with figures derived from it, for `--json`."""
-    document = workload.to_document()
-    total, communication_us = workload.bytes_per_step, workload.communication_us
+    document, communication_us = workload.to_document(), workload.communication_us
     dominant = {calls.message for calls in workload.dominant(DOMINANT_SHARE)}
     for row, calls in zip(document["messages"], workload.messages, strict=True):
         row["bytes_per_step"] = calls.bytes_per_step
-        row["share"] = calls.bytes_per_step / total
+        row["share"] = calls.bytes_per_step / workload.bytes_per_step
         if communication_us:
-            row["time_share"] = (calls.recorded_us or 0.0) * calls.calls_per_step / communication_us
+            row["time_share"] = _share_of_time(calls, workload)
         row["dominant"] = calls.message in dominant
     bound, half = bound_gain(workload), find_median_sizes(workload)
     per_rank, of_all_ranks = count_traffic(workload)
     return {
         **document,
-        "bytes_per_step": total,
+        "bytes_per_step": workload.bytes_per_step,
         "communication_us": communication_us,
         "dominant_by": "time" if communication_us else "bytes",
         "exposed_share": bound.share if bound else None,
@@ -223,6 +214,10 @@ def profile_document(workload: Workload) -> dict[str, Any]:
     }
 
 
+def _share_of_time(calls: MessageCalls, workload: Workload) -> float:
+    return (calls.recorded_us or 0.0) * calls.calls_per_step / (workload.communication_us or 1.0)
+
+
 def print_profile(workload: Workload, *, limit: int | None = None) -> None:
     """Print a workload, heaviest messages first.
 
@@ -230,8 +225,11 @@ def print_profile(workload: Workload, *, limit: int | None = None) -> None:
         limit: rows shown at most; 0 = all; None = an outline, for a workload that `ncclt profile show` shows in full.
     """
     origin = workload.provenance
-    detail = ", ".join(f"{key} {_shorten(value) if limit is None else value}" for key, value in origin.detail.items())
-    print(f"{workload.name}: {origin.source}{f', {detail}' if detail else ''}")
+    detail = {
+        key: f"{value[: _OUTLINE_LETTERS - 3]}..." if limit is None and len(value) > _OUTLINE_LETTERS else value
+        for key, value in origin.detail.items()
+    }
+    print(", ".join([f"{workload.name}: {origin.source}", *(f"{key} {value}" for key, value in detail.items())]))
     _print_times(workload)
     _print_messages(workload, _OUTLINE_ROWS if limit is None else limit)
     _print_bytes(workload)
@@ -242,11 +240,6 @@ def print_profile(workload: Workload, *, limit: int | None = None) -> None:
 
 
 _OUTLINE_ROWS, _OUTLINE_LETTERS = 10, 80
-
-
-def _shorten(value: str) -> str:
-    """Cut a list of files or of other things for an outline."""
-    return value if len(value) <= _OUTLINE_LETTERS else f"{value[: _OUTLINE_LETTERS - 3]}..."
 
 
 def _print_times(workload: Workload) -> None:
@@ -265,10 +258,8 @@ def _print_times(workload: Workload) -> None:
         print(f"Exposed communication: {format_duration(workload.exposed_us)}, no step marked")
     elif communication_us or workload.step_time_us:
         most = workload.tunable_share
-        bound_words = (
-            "and with it the upper bound of the gain" if most is None else f"at most {most * 100:.1f} % of a step"
-        )
-        print(f"Exposed communication: unknown, {bound_words}")
+        limit = "and with it the upper bound of the gain" if most is None else f"at most {most * 100:.1f} % of a step"
+        print(f"Exposed communication: unknown, {limit}")
 
 
 def _size(size_bytes: float) -> str:
@@ -281,16 +272,10 @@ def _size(size_bytes: float) -> str:
 
 
 def _print_messages(workload: Workload, limit: int) -> None:
-    by_time = bool(workload.communication_us)
-    weights = workload.weights()
-    total = sum(weights)
+    by_time, weights = bool(workload.communication_us), workload.weights()
     dominant = {calls.message for calls in workload.dominant(DOMINANT_SHARE)}
     ranked = sorted(zip(weights, workload.messages, strict=True), key=lambda pair: -pair[0])
     shown = ranked[: limit or None]
-
-    def share_of_time(calls: MessageCalls) -> float:
-        return (calls.recorded_us or 0.0) * calls.calls_per_step / (workload.communication_us or 1.0)
-
     columns = [
         Column("", lambda calls: "*" if calls.message in dominant else ""),
         *_message_columns(lambda calls: calls.message),
@@ -299,19 +284,18 @@ def _print_messages(workload: Workload, limit: int) -> None:
             f"bytes per {workload.unit}", lambda calls: format_bytes(round(calls.bytes_per_step)), drop=4, right=True
         ),
         Column("% of bytes", lambda c: f"{c.bytes_per_step / workload.bytes_per_step * 100:.1f}", drop=3, right=True),
+        Column("µs per call", lambda calls: f"{calls.recorded_us or 0.0:,.1f}", right=True),
+        Column("% of time", lambda calls: f"{_share_of_time(calls, workload) * 100:.1f}", right=True),
     ]
-    if by_time:
-        columns.append(Column("µs per call", lambda calls: f"{calls.recorded_us or 0.0:,.1f}", right=True))
-        columns.append(Column("% of time", lambda calls: f"{share_of_time(calls) * 100:.1f}", right=True))
-    print_table([calls for _, calls in shown], columns)
+    print_table([calls for _, calls in shown], columns if by_time else columns[:-2])
     unit = "communication time" if by_time else "bytes"
     if len(shown) < len(ranked):
-        hidden = sum(weight for weight, _ in ranked[len(shown) :]) / total
+        hidden = sum(weight for weight, _ in ranked[len(shown) :]) / sum(weights)
         print(
             f"... and {count_noun(len(ranked) - len(shown), 'more message')} with {hidden * 100:.1f} % of the {unit}; "
             f"to show all: ncclt profile show {shlex.quote(workload.name)} --limit 0"
         )
-    covered = sum(weight for weight, calls in ranked if calls.message in dominant) / total
+    covered = sum(weight for weight, calls in ranked if calls.message in dominant) / sum(weights)
     print(
         f"* dominant: {len(dominant)} of {count_noun(len(ranked), 'message')}, {covered * 100:.1f} % of the {unit} "
         f"of a {workload.unit}"
@@ -336,32 +320,28 @@ def _message_columns(find_message: Callable[[Any], Message], *, placed: bool = F
 def _print_bytes(workload: Workload) -> None:
     role = " of this role" if RANK_ROLES in workload.provenance.detail else ""
     per_rank, of_all_ranks = count_traffic(workload)
-    if per_rank is None:
-        wire = "bytes on the wire depend on the size of the job"
-    else:
-        wire = f"{_size(per_rank)} on the wire"
-        if of_all_ranks is not None:
-            wire += f", {_size(of_all_ranks)} for all {workload.provenance.world_size} ranks"
+    ranks = (
+        f", {_size(of_all_ranks)} for all {workload.provenance.world_size} ranks" if of_all_ranks is not None else ""
+    )
+    wire = "bytes on the wire depend on the size of the job"
+    if per_rank is not None:
+        wire = f"{_size(per_rank)} on the wire{ranks}"
     print(f"{_size(workload.bytes_per_step)} per rank{role} {workload.per} ({wire})")
 
 
 def _print_classes(workload: Workload) -> None:
     """Print the shares of each collective and size class, and the median size by calls and by bytes."""
-    communication_us = workload.communication_us
     small, medium = (format_bytes(below) for _, below in SIZE_CLASSES[:2])
     limits = {"small": f"< {small}", "medium": f"< {medium}", "large": f">= {medium}"}
-    calls = sum(c.calls_per_step for c in workload.messages)
+    calls, communication_us = sum(c.calls_per_step for c in workload.messages), workload.communication_us
     columns = [
         Column("collective", lambda row: row.collective.value),
         Column("size", lambda row: limits[row.name]),
         Column("% of calls", lambda row: f"{row.calls / calls * 100:.1f}", right=True),
         Column("% of bytes", lambda row: f"{row.bytes_per_step / workload.bytes_per_step * 100:.1f}", right=True),
+        Column("% of time", lambda row: f"{(row.time_us or 0.0) / (communication_us or 1.0) * 100:.1f}", right=True),
     ]
-    if communication_us:
-        columns.append(
-            Column("% of time", lambda row: f"{(row.time_us or 0.0) / communication_us * 100:.1f}", right=True)
-        )
-    print_table(group_by_size(workload), columns)
+    print_table(group_by_size(workload), columns if communication_us else columns[:-1])
     half = find_median_sizes(workload)
     by_time = f", {_size(half.time_bytes)} by time" if half.time_bytes else ""
     print(f"Median size: {_size(half.calls_bytes)} by calls, {_size(half.bytes_bytes)} by bytes{by_time}")
@@ -373,7 +353,7 @@ def model(
     name: Annotated[
         str, typer.Argument(metavar="MODEL", help="Model of torchvision, timm or transformers (bert), or LIBRARY:NAME.")
     ],
-    store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Store the workload as NAME.")] = None,
+    store: Annotated[str | None, Option("Store the workload as NAME.", metavar="NAME")] = None,
     *,
     request: ModelRequest,
     storing: Annotated[Storing, Fields("replace as_json")],
@@ -409,13 +389,13 @@ _OF_RECORDING = {
 @spread
 def record(
     command: Annotated[list[str], typer.Argument(help="Command of the training, such as: torchrun ... train.py")],
-    name: Annotated[str, typer.Option(help="Name of the workload.")],
+    name: _NewName,
     *,
     scope: Annotated[RecordOptions, Fields(" ".join(_OF_RECORDING), _OF_RECORDING)],
     directory: Annotated[
-        Path, typer.Option("--dir", help="Path to a folder that all ranks share, for temporary files.")
+        Path, Option("Path to a folder that all ranks share, for temporary files.", flag="--dir")
     ] = Path(),
-    keep: Annotated[Path | None, typer.Option(help="Path to a folder to keep raw traces and logs in.")] = None,
+    keep: Annotated[Path | None, Option("Path to a folder to keep raw traces and logs in.")] = None,
     storing: Annotated[Storing, Fields("replace")],
 ) -> None:
     """Run a training and record its messages as a workload.
@@ -452,8 +432,7 @@ def _check_free(name: str, *, replace: bool) -> None:
     """Refuse a name that is taken, and a store that cannot be written, before the training runs and not hours later."""
     with open_store(storage_url()) as store:
         store.require_writable()
-        shipped_by_name = {workload.name: shipped for workload, shipped in store.workloads.entries()}
-    is_shipped = shipped_by_name.get(name)
+        is_shipped = {workload.name: shipped for workload, shipped in store.workloads.entries()}.get(name)
     if is_shipped or (is_shipped is not None and not replace):
         hint = "use another --name" if is_shipped else "use another --name, or --replace"
         raise UsageError(f"there is a workload {name!r} already", hint=hint)
@@ -479,10 +458,10 @@ def _store(recording: Recording, *, method: Method, replace: bool) -> None:
         f"ncclt: recorded {steps} of {count_noun(len(origin.ranks_read), 'rank')}: "
         f"{count_noun(len(workload.messages), 'message')}, {size} {workload.per}"
     )
-    if recording.overhead is None and method is Method.PLUGIN:
-        say("ncclt: overhead not measured: the plugin only counts calls")
-    elif recording.overhead is None:
-        say("ncclt: overhead not measured: it needs PyTorch and unrecorded steps after the first three")
+    if recording.overhead is None:
+        why = "it needs PyTorch and unrecorded steps after the first three"
+        why = "the plugin only counts calls" if method is Method.PLUGIN else why
+        say(f"ncclt: overhead not measured: {why}")
     for remark in origin.notes:
         say(f"note: {remark}")
     say(f"ncclt: stored {workload.name} in {shown}; see: ncclt profile show {workload.name}")
@@ -521,21 +500,20 @@ def _print_changes(difference: Difference, before: Workload, after: Workload) ->
     def mark(change: WorkloadChange) -> str:
         return "~" if change.calls_before and change.calls_after else "-" if change.calls_before else "+"
 
+    def describe_calls(calls_per_step: float) -> str | None:
+        return f"{calls_per_step:g}" if calls_per_step else None
+
     columns = [
         Column("", mark),
         *_message_columns(lambda change: change.message, placed=True),
-        Column(f"calls per {before.unit}, {before.name}", lambda c: _calls(c.calls_before), right=True),
-        Column(f"calls per {after.unit}, {after.name}", lambda c: _calls(c.calls_after), right=True),
+        Column(f"calls per {before.unit}, {before.name}", lambda c: describe_calls(c.calls_before), right=True),
+        Column(f"calls per {after.unit}, {after.name}", lambda c: describe_calls(c.calls_after), right=True),
     ]
     print_table(changes, columns)
     print(
         f"{len(difference.added)} added, {len(difference.removed)} removed, {len(difference.changed)} with other calls "
         f"per {before.unit}, {difference.unchanged} unchanged"
     )
-
-
-def _calls(calls_per_step: float) -> str | None:
-    return f"{calls_per_step:g}" if calls_per_step else None
 
 
 def _compare_totals(before: Totals, after: Totals) -> list[tuple[str, str, str, str]]:

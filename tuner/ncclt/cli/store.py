@@ -21,11 +21,6 @@ from ncclt.store.location import locate
 app = typer.Typer(help="Create, migrate, export, import and prune the store.", no_args_is_help=True)
 
 
-@app.callback()
-def store() -> None:
-    """Create, migrate, export, import and prune the store."""
-
-
 @app.command("migrate")
 def migrate() -> None:
     """Create or upgrade the tables of the store and job queue."""

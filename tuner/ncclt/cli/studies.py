@@ -60,11 +60,6 @@ _ROWS, _BAR = 20, 3
 app = typer.Typer(help="List and show studies.", no_args_is_help=True)
 
 
-@app.callback()
-def studies() -> None:
-    """List and show studies."""
-
-
 @app.command("list")
 def list_studies(
     cluster: ClusterFilter = None,
