@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Model, spread
 from ncclt.cli.render import Column, format_bandwidth, note, print_json, print_table
@@ -73,15 +72,10 @@ def advise(
     *,
     model: Model,
     cluster: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the cluster; default: only the times of the recording itself.", autocompletion=cluster_names
-        ),
+        str | None, Option("Name of the cluster; default: only the times of the recording itself.")
     ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="Nodes; default: those of the recording, else the cluster's.")
-    ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node; default: as with --nodes.")] = None,
+    nodes: Annotated[int | None, Option("Nodes; default: those of the recording, else the cluster's.")] = None,
+    gpus_per_node: Annotated[int | None, Option("GPUs per node; default: as with --nodes.")] = None,
     step: StepOptions,
     as_json: AsJson = False,
 ) -> None:

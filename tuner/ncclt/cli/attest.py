@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.configuration import lookup, require_one_source, storage_flag
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, spread
 from ncclt.cli.render import Column, print_json, print_table, print_text, say
 from ncclt.core.attestation import Attestation, DeliveredPolicy, Effect, Form
 from ncclt.core.message import format_bytes
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Recommendation
 from ncclt.deliver.answer import AnswerSource, api_key, server_errors
@@ -34,21 +35,18 @@ _SERVER_TIMEOUT_S = 10.0
 
 
 @app.command(epilog="Exit codes: 0 = it took effect, 1 = partly, not at all, or unknown, 3 = no such recommendation.")
+@spread
 def attest(
     files: Annotated[
         list[Path], typer.Argument(help="Plugin reports and NCCL logs (INIT,ENV,TUNING) of one job, or its folder.")
     ],
     recommendation: Annotated[
-        str | None, typer.Option(help="Id of the recommendation; default: from the plugin's reports.")
+        str | None, Option("Id of the recommendation; default: from the plugin's reports.")
     ] = None,
-    form: Annotated[
-        Form | None, typer.Option(help="Delivery form; default: from the files.", show_default=False)
-    ] = None,
-    server: Annotated[str | None, typer.Option(help="URL of the ncclt server to report to. [NCCLT_SERVER]")] = None,
+    form: Annotated[Form | None, Option("Delivery form; default: from the files.")] = None,
+    server: Annotated[str | None, Option("URL of the ncclt server to report to. [NCCLT_SERVER]")] = None,
     # No default from the environment here: the more direct of the two counts, then the server, as in `ncclt env`.
-    ticket: Annotated[
-        str, typer.Option(help="Ticket of the job, which a server requires.", envvar="NCCLT_TICKET")
-    ] = "",
+    ticket: Annotated[str, Option("Ticket of the job, which a server requires.", envvar="NCCLT_TICKET")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Compare the settings NCCL used with a recommendation."""

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, Quiet, spread
 from ncclt.core.budget import Budget
@@ -39,18 +38,16 @@ def autotune(
         list[str] | None,
         typer.Argument(help="Command of the training, such as: torchrun ... train.py; or --model."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Name of a stored workload instead of a recording.", autocompletion=model_names)
-    ] = None,
+    model: Annotated[str | None, Option("Name of a stored workload instead of a recording.")] = None,
     *,
     target: Annotated[Target, Fields(_OF_TARGET)],
     budget: Annotated[Budget, Fields("trials seconds blocks min_effect process_wide")],
     how: Annotated[Comparison, Fields("warmup timeout_s directory", _OF_BOTH)],
-    window: Annotated[int | None, typer.Option(help="Steps to record and to time; default: 20 and 30.", min=1)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Continue with too little to gain or doctor errors.")] = False,
-    live: Annotated[bool, typer.Option("--live", help="Tune inside the running job (experimental).")] = False,
-    max_cost: Annotated[float, typer.Option(help="Max cost of --live, as a share of the job's time.")] = MAX_COST,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the stages; run and store nothing.")] = False,
+    window: Annotated[int | None, Option("Steps to record and to time; default: 20 and 30.", least=1)] = None,
+    force: Annotated[bool, Option("Continue with too little to gain or doctor errors.")] = False,
+    live: Annotated[bool, Option("Tune inside the running job (experimental).")] = False,
+    max_cost: Annotated[float, Option("Max cost of --live, as a share of the job's time.")] = MAX_COST,
+    dry_run: Annotated[bool, Option("Print the stages; run and store nothing.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

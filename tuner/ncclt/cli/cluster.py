@@ -58,9 +58,10 @@ def list_clusters(as_json: AsJson = False) -> None:
 
 
 @app.command("show")
+@spread
 def show(
     name: ClusterName,
-    toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file for `ncclt cluster add`.")] = False,
+    toml: Annotated[bool, Option("Print a TOML file for `ncclt cluster add`.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a cluster and the sources of its fields.
@@ -134,7 +135,7 @@ def detect(
         ),
     ] = None,
     *,
-    name: Annotated[str, typer.Option(help="Name of the cluster; default: derived from its GPUs.")] = "",
+    name: Annotated[str, Option("Name of the cluster; default: derived from its GPUs.")] = "",
     set_: Annotated[
         list[str] | None,
         typer.Option(

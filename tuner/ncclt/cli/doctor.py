@@ -81,7 +81,7 @@ def doctor(
     *,
     target: Annotated[Target, _TARGET_FIELDS],
     model: _Model = None,
-    rules: Annotated[bool, typer.Option("--rules", help="List all rules.")] = False,
+    rules: Annotated[bool, Option("List all rules.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find broken settings, links and GPUs of a node or a job.

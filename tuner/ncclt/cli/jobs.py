@@ -75,9 +75,9 @@ def submit(
         ),
     ],
     budget: Annotated[Budget, Fields(" ".join(_LIMITS), _LIMITS)],
-    priority: Annotated[int, typer.Option(help="Priority, from 1 (first) to 9 (last).")] = USUAL_PRIORITY,
-    again: Annotated[bool, typer.Option("--again", help="Measure again if it was tuned already.")] = False,
-    stale: Annotated[bool, typer.Option("--stale", help="Queue a job for each stale recommendation.")] = False,
+    priority: Annotated[int, Option("Priority, from 1 (first) to 9 (last).")] = USUAL_PRIORITY,
+    again: Annotated[bool, Option("Measure again if it was tuned already.")] = False,
+    stale: Annotated[bool, Option("Queue a job for each stale recommendation.")] = False,
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
@@ -174,9 +174,10 @@ def _print_stale(entry: StaleJob) -> None:
 
 
 @app.command("list")
+@spread
 def list_jobs(
     cluster: ClusterFilter = None,
-    state: Annotated[JobState | None, typer.Option(help="State of the jobs.")] = None,
+    state: Annotated[JobState | None, Option("State of the jobs.")] = None,
     limit: Limit = 50,
     server: Server = None,
     as_json: AsJson = False,

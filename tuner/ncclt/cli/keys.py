@@ -12,9 +12,10 @@ import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson
+from ncclt.cli.options import AsJson, spread
 from ncclt.cli.render import Column, print_list, say
 from ncclt.core.api_key import PREFIX, USUAL_DAYS, Role, hash_secret, new_key, new_secret
+from ncclt.core.option import Option
 from ncclt.errors import UsageError, reason
 from ncclt.store import open_store, open_to_read
 from ncclt.store.clock import utc_now
@@ -26,14 +27,15 @@ app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True
 
 
 @app.command("create")
+@spread
 def create(
-    role: Annotated[Role, typer.Option(help="Role; each includes those before it.")] = Role.READ,
+    role: Annotated[Role, Option("Role; each includes those before it.")] = Role.READ,
     cluster: Annotated[
         list[str] | None,
         typer.Option(help="Cluster of the key; repeatable; default: all.", autocompletion=cluster_names),
     ] = None,
-    expires: Annotated[str, typer.Option(help="Days until the key expires, or `never`.")] = str(USUAL_DAYS),
-    note: Annotated[str, typer.Option(help="Note, such as the owner of the key.")] = "",
+    expires: Annotated[str, Option("Days until the key expires, or `never`.")] = str(USUAL_DAYS),
+    note: Annotated[str, Option("Note, such as the owner of the key.")] = "",
 ) -> None:
     """Create a key and print its secret, once.
 

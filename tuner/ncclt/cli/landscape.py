@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclt import __version__
-from ncclt.cli.completion import cluster_names, recorded_names
+from ncclt.cli.completion import recorded_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, StudyKey
+from ncclt.cli.options import AsJson, StudyKey, spread
 from ncclt.cli.render import Column, draw_bar, print_json, print_table, print_text, say
 from ncclt.core.cluster import Cluster
 from ncclt.core.cluster_file import cluster_toml
 from ncclt.core.message import Collective, Message, format_bytes
 from ncclt.core.name import check_name
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.errors import NotFoundError, UsageError
@@ -150,13 +151,12 @@ def _find_best(landscape: Landscape, collective: Collective) -> list[dict[str, A
 
 
 @app.command("import")
+@spread
 def import_landscape(
     logs: Annotated[list[Path], typer.Argument(help="Outputs of nccl-tests, as text or JSON (-J), or their folder.")],
-    name: Annotated[str, typer.Option(help="Name of the landscape and its cluster.")],
-    cluster: Annotated[
-        str, typer.Option(help="Cluster of the outputs, see `ncclt cluster list`.", autocompletion=cluster_names)
-    ],
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node of the runs; default: all.")] = None,
+    name: Annotated[str, Option("Name of the landscape and its cluster.")],
+    cluster: Annotated[str, Option("Cluster of the outputs, see `ncclt cluster list`.")],
+    gpus_per_node: Annotated[int | None, Option("GPUs per node of the runs; default: all.")] = None,
     settings: Annotated[
         list[str],
         typer.Option(
@@ -165,7 +165,7 @@ def import_landscape(
             help="[LOG=]SETTING of outputs that name none: default, tree/ll; repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
-    force: Annotated[bool, typer.Option("--force", help="Replace a landscape of this name.")] = False,
+    force: Annotated[bool, Option("Replace a landscape of this name.")] = False,
 ) -> None:
     """Import outputs of nccl-tests as a landscape.
 
@@ -246,12 +246,11 @@ def _write(path: Path, rows: Iterable[LandscapeRow], cluster: Cluster, *, option
 
 
 @app.command("export")
+@spread
 def export_study(
     key: StudyKey,
-    out: Annotated[
-        Path | None, typer.Option(help="Path to FILE.csv, with FILE.toml beside it; default: stdout.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    out: Annotated[Path | None, Option("Path to FILE.csv, with FILE.toml beside it; default: stdout.")] = None,
+    force: Annotated[bool, Option("Replace the file.")] = False,
 ) -> None:
     """Export the measurements of a study, without hosts and users."""
     if out is not None:

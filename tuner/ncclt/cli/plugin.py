@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.options import AsJson, CollectiveName
+from ncclt.cli.options import AsJson, CollectiveName, spread
 from ncclt.cli.render import print_json, say
+from ncclt.core.option import Option
 from ncclt.errors import NotFoundError, UsageError
 from ncclt.nccl.tuner_plugin import LIBRARY_NAME, find, user_library
 
@@ -28,10 +29,9 @@ def path() -> None:
 
 
 @app.command("build")
+@spread
 def build(
-    into: Annotated[
-        Path | None, typer.Option("--into", help="Path to the output folder; default: your data folder.")
-    ] = None,
+    into: Annotated[Path | None, Option("Path to the output folder; default: your data folder.")] = None,
 ) -> None:
     """Compile the plugin with CC, gcc, cc or clang."""
     from ncclt.nccl.tuner_plugin.build import build as build_plugin

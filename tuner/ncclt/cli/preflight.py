@@ -90,13 +90,11 @@ def preflight(
     sizes: _Sizes = None,
     expect: _Expect = None,
     seconds: _Seconds = None,
-    history: Annotated[bool, typer.Option("--history", help="List earlier preflights and exit.")] = False,
+    history: Annotated[bool, Option("List earlier preflights and exit.")] = False,
     store: Annotated[
-        bool, typer.Option("--store/--no-store", help="Keep the result, for later runs to compare with.")
+        bool, Option("Keep the result, for later runs to compare with.", flag="--store/--no-store")
     ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the launches and their duration; run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("Print the launches and their duration; run nothing.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

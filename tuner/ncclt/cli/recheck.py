@@ -15,7 +15,7 @@ from ncclt.cli.options import AsJson, Fields, Model, Quiet, spread
 from ncclt.cli.render import Column, print_json, print_table, print_text, say
 from ncclt.core.cluster import hash_site
 from ncclt.core.nccl_version import NcclVersion
-from ncclt.core.option import Group
+from ncclt.core.option import Group, Option
 from ncclt.core.policy import Policy
 from ncclt.core.recheck import Recheck
 from ncclt.core.recommendation import ORIGIN_WORDS, Recommendation, Request, select
@@ -51,14 +51,10 @@ def recheck(
             "through"
         ),
     ],
-    points: Annotated[int, typer.Option(rich_help_panel=Group.PROOF, help="Heaviest messages to measure: 3 to 6.")] = 5,
-    blocks: Annotated[int, typer.Option(rich_help_panel=Group.PROOF, help="Blocks of two launches per arm.")] = 2,
-    tolerance: Annotated[
-        float, typer.Option(rich_help_panel=Group.PROOF, help="Max change of a time, as a share.")
-    ] = 0.10,
-    new_driver: Annotated[
-        bool, typer.Option("--new-driver", help="Accept another NVIDIA driver if nothing else changed.")
-    ] = False,
+    points: Annotated[int, Option("Heaviest messages to measure: 3 to 6.", group=Group.PROOF)] = 5,
+    blocks: Annotated[int, Option("Blocks of two launches per arm.", group=Group.PROOF)] = 2,
+    tolerance: Annotated[float, Option("Max change of a time, as a share.", group=Group.PROOF)] = 0.10,
+    new_driver: Annotated[bool, Option("Accept another NVIDIA driver if nothing else changed.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

@@ -10,8 +10,9 @@ import typer
 
 from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
-from ncclt.cli.options import AsJson, ClusterFilter, Limit, ModelFilter
+from ncclt.cli.options import AsJson, ClusterFilter, Limit, ModelFilter, spread
 from ncclt.cli.render import Column, format_percent, print_facts, print_json, print_table, print_text, say
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.revision import Actor, HistoryEvent, RevisionState, RevisionStatus
 from ncclt.core.rollout import OPEN_STATES, RollOut
@@ -182,7 +183,8 @@ def activate(id: Id, why: Why = "") -> None:
 
 
 @app.command("pin")
-def pin(id: Id, off: Annotated[bool, typer.Option("--off", help="Unpin it instead.")] = False, why: Why = "") -> None:
+@spread
+def pin(id: Id, off: Annotated[bool, Option("Unpin it instead.")] = False, why: Why = "") -> None:
     """Keep a revision active, whatever is published later.
 
     Ends open roll-outs for the same jobs.
@@ -198,9 +200,10 @@ def pin(id: Id, off: Annotated[bool, typer.Option("--off", help="Unpin it instea
 
 
 @app.command("pause")
+@spread
 def pause(
     rollout: Annotated[str, typer.Argument(help="Id of the roll-out, or of a revision in an open one.")],
-    off: Annotated[bool, typer.Option("--off", help="Resume it instead.")] = False,
+    off: Annotated[bool, Option("Resume it instead.")] = False,
     why: Why = "",
 ) -> None:
     """Pause a roll-out: jobs that start get the control."""

@@ -14,6 +14,8 @@ import typer
 
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.keys import add_first_key
+from ncclt.cli.options import spread
+from ncclt.core.option import Option
 from ncclt.errors import UsageError, require_extra
 from ncclt.store import open_service_store
 from ncclt.store.location import locate
@@ -34,27 +36,22 @@ UserRoles = Annotated[
 
 
 @app.command()
+@spread
 def serve(
     ctx: typer.Context,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option("Port to listen on.")] = 8080,
     optuna_dashboard_url: Annotated[
-        str,
-        typer.Option(envvar="NCCLT_OPTUNA_DASHBOARD_URL", help="URL of an optuna-dashboard to link to."),
+        str, Option("URL of an optuna-dashboard to link to.", envvar="NCCLT_OPTUNA_DASHBOARD_URL")
     ] = "",
-    insecure_no_auth: Annotated[
-        bool, typer.Option("--insecure-no-auth", help="Listen beyond loopback although the store has no keys.")
-    ] = False,
-    first_key: Annotated[
-        Path | None, typer.Option(help="Path to the file for the first admin key.", show_default=False)
-    ] = None,
+    insecure_no_auth: Annotated[bool, Option("Listen beyond loopback although the store has no keys.")] = False,
+    first_key: Annotated[Path | None, Option("Path to the file for the first admin key.")] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(help="Host name to answer to while there are no keys; repeatable."),
     ] = None,
     public_url: Annotated[
-        str,
-        typer.Option(envvar="NCCLT_PUBLIC_URL", help="Public URL of the service, such as https://tuner."),
+        str, Option("Public URL of the service, such as https://tuner.", envvar="NCCLT_PUBLIC_URL")
     ] = "",
     trust_user_header: Proxies = None,
     user_role: UserRoles = None,

@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from ncclt.cli.configuration import storage_url
+from ncclt.cli.options import spread
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.errors import UsageError
 from ncclt.store import open_store
@@ -61,9 +63,10 @@ def import_(file: Annotated[Path, typer.Argument(help="Path to a file written by
 
 
 @app.command("prune")
+@spread
 def prune(
-    older_than: Annotated[str, typer.Option(help="Min age in days, such as 180d.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")] = False,
+    older_than: Annotated[str, Option("Min age in days, such as 180d.")],
+    dry_run: Annotated[bool, Option("List what would be removed; remove nothing.")] = False,
 ) -> None:
     """Remove old records and studies that no job depends on.
 

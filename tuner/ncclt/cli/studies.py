@@ -20,6 +20,7 @@ from ncclt.cli.options import (
     ModelFilter,
     StepsPerDay,
     StudyKey,
+    spread,
     storage_option,
     words_of,
 )
@@ -39,6 +40,7 @@ from ncclt.cli.render import (
 from ncclt.core.budget import MAX_BLOCKS, MIN_BLOCKS, Budget
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message, format_sizes
+from ncclt.core.option import Option
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import ORIGIN_WORDS, Decision, Recommendation
 from ncclt.core.study import Study, StudyEntry, StudyState, Trial, gpu_seconds
@@ -61,10 +63,11 @@ app = typer.Typer(help="List and show studies.", no_args_is_help=True)
 
 
 @app.command("list")
+@spread
 def list_studies(
     cluster: ClusterFilter = None,
     model: ModelFilter = None,
-    limit: Annotated[int, typer.Option(help="Max studies to list.")] = 50,
+    limit: Annotated[int, Option("Max studies to list.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List studies, newest first."""
@@ -138,12 +141,11 @@ def build_job_document(study: Study) -> dict[str, Any]:
 
 
 @app.command("show")
+@spread
 def show(
     key: StudyKey,
-    evidence: Annotated[
-        bool, typer.Option("--evidence", help="Show the launches of the A/B test and recompute the verdict.")
-    ] = False,
-    plot: Annotated[bool, typer.Option("--plot", help="Plot the time per message, default and policy.")] = False,
+    evidence: Annotated[bool, Option("Show the launches of the A/B test and recompute the verdict.")] = False,
+    plot: Annotated[bool, Option("Plot the time per message, default and policy.")] = False,
     steps_per_day: StepsPerDay = None,
     as_json: AsJson = False,
 ) -> None:

@@ -94,15 +94,13 @@ def upgrade(
         list[str] | None,
         typer.Argument(help="Command for --gate, such as: torchrun ... bench.py, or all_reduce_perf ..."),
     ] = None,
-    gate: Annotated[
-        bool, typer.Option("--gate", help="Run COMMAND with the old and the new NCCL; fail if the new is slower.")
-    ] = False,
+    gate: Annotated[bool, Option("Run COMMAND with the old and the new NCCL; fail if the new is slower.")] = False,
     *,
     options: Annotated[
         UpgradeOptions, Fields("old new cluster from_log to_log gate to_env from_env against differs margin")
     ],
     how: Annotated[Comparison, Fields("blocks steps warmup timeout_s run_to_end directory", _OF_GATE)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launches of --gate; run nothing.")] = False,
+    dry_run: Annotated[bool, Option("Print the launches of --gate; run nothing.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

@@ -74,15 +74,13 @@ def verify(
         list[str] | None, typer.Argument(help="Command of the training, such as: torchrun ... train.py")
     ] = None,
     model: ModelFilter = None,
-    recommendation: Annotated[str | None, typer.Option(help="Id of the revision to test, such as a candidate.")] = None,
+    recommendation: Annotated[str | None, Option("Id of the revision to test, such as a candidate.")] = None,
     *,
     target: Annotated[Target, Fields("cluster nodes gpus_per_node nccl_version", _OF_THE_JOB)],
     sides: SideOptions,
     how: Comparison,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launches; run and store nothing.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", rich_help_panel=Group.LAUNCH, help="Print the output of each launch.")
-    ] = False,
+    dry_run: Annotated[bool, Option("Print the launches; run and store nothing.")] = False,
+    verbose: Annotated[bool, Option("Print the output of each launch.", group=Group.LAUNCH)] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.exits import report
+from ncclt.cli.options import spread
 from ncclt.cli.render import say
+from ncclt.core.option import Option
 from ncclt.errors import NccltError, UsageError, require_extra
 from ncclt.measure.target import Target
 from ncclt.store import open_store
@@ -25,18 +26,14 @@ app = typer.Typer()
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
+@spread
 def worker(
-    cluster: Annotated[
-        str, typer.Option(envvar="NCCLT_CLUSTER", help="Name of the cluster.", autocompletion=cluster_names)
-    ],
+    cluster: Annotated[str, Option("Name of the cluster.", envvar="NCCLT_CLUSTER")],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(help="After --: options of `ncclt tune` for every job."),
     ] = None,
-    at_once: Annotated[
-        int,
-        typer.Option(help="Max jobs of the cluster at once, over all workers."),
-    ] = 1,
+    at_once: Annotated[int, Option("Max jobs of the cluster at once, over all workers.")] = 1,
 ) -> None:
     """Run the tuning jobs of a cluster.
 
