@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Model, spread
-from ncclt.cli.render import Column, format_bandwidth, note, print_json, print_table
+from ncclt.cli.render import Column, format_bandwidth, note, print_json, print_table, print_text
 from ncclt.core.cluster import Cluster
 from ncclt.core.duration import format_duration
 from ncclt.core.message import format_bytes
@@ -100,7 +101,7 @@ def advise(
         print_json(report.to_document())
         return
     shape = f"{where.nodes} x {where.gpus_per_node} {where.gpu}"
-    print(f"{model} on {where.name}, {shape}" if cluster else f"{model} as recorded on {where.world_size} GPUs")
+    print_text(f"{model} on {where.name}, {shape}" if cluster else f"{model} as recorded on {where.world_size} GPUs")
     if report.estimated is not None:
         _print_estimate(workload, report.estimated, report.source, measured)
     _print_unaligned(workload, report.unaligned)
@@ -159,7 +160,7 @@ def _predict(
     compute_s, source = _find_compute(workload, where, step)
     placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
     is_named = where.name != RECORDING
-    advice, refusal = None, None
+    advice = refusal = None
     try:
         if (ranks := workload.provenance.world_size) and where.world_size != ranks:
             raise UsageError(
@@ -225,7 +226,7 @@ def _find_compute(workload: Workload, cluster: Cluster, step: StepOptions) -> tu
     flops = {"--tflops": step.tflops, "--params": step.params, "--tokens-per-step": step.tokens_per_step}
     with_flops = any(value is not None for value in flops.values())
     if workload.provenance.whole_file:
-        if with_flops or step.step_ms is not None or step.compute_ms is not None:
+        if step != StepOptions():
             raise UsageError(
                 f"cannot compare with the computation of a step: {workload.name} has no known number of steps",
                 hint="import it again with `ncclt profile import --steps N`",
@@ -319,13 +320,12 @@ def _read_times(store: Store, where: Cluster, others: Sequence[Cluster]) -> Meas
 
 
 def _document_estimate(estimated: Estimate, source: str, measured: MeasuredTimes) -> dict[str, Any]:
-    bound = estimated.is_network_bound
     return {
         "compute_s": estimated.compute_s,
         "compute_source": source,
         "communication_s": estimated.communication_s,
         "links_s": estimated.links_s,
-        "bound": None if bound is None else "network" if bound else "compute",
+        "bound": {None: None, True: "network", False: "compute"}[estimated.is_network_bound],
         "busbw_gbps": estimated.bus_gbps,
         "turning_busbw_gbps": estimated.turning_gbps,
         "studies": list(measured.studies),
@@ -362,26 +362,26 @@ def _print_estimate(profile: Workload, estimated: Estimate, source: str, measure
         ],
     )
     if len(estimated.messages) > _ROWS:
-        print(f"... and {len(estimated.messages) - _ROWS} more messages")
+        print_text(f"... and {len(estimated.messages) - _ROWS} more messages")
+    times = "NCCL's cost model with nominal links (no study of this cluster)"
     if measured.studies:
         kind = "SIMULATED, not measured" if measured.simulated else ", ".join(measured.recorded) or "measured"
         studies = count_noun(len(measured.studies), "study", "studies")
-        print(f"Times: {studies} with the NCCL default ({kind}), else NCCL's cost model")
-    else:
-        print("Times: NCCL's cost model with nominal links (no study of this cluster)")
+        times = f"{studies} with the NCCL default ({kind}), else NCCL's cost model"
+    print_text(f"Times: {times}")
     average = f"average bus bandwidth {format_bandwidth(estimated.bus_gbps)}"
-    print(f"Communication: {_format_seconds(estimated.communication_s)} {profile.per}, {average}")
-    print(f"  expected from rings at nominal link bandwidth: {_format_seconds(estimated.links_s)}")
+    print_text(f"Communication: {_format_seconds(estimated.communication_s)} {profile.per}, {average}")
+    print_text(f"  expected from rings at nominal link bandwidth: {_format_seconds(estimated.links_s)}")
     if estimated.compute_s is None:
-        ask = "give --compute-ms, or --tflops, --params and --tokens-per-step"
-        print(f"Compute: {f'unknown; {ask}' if not profile.provenance.whole_file else f'not comparable: {source}'}")
+        ask = "unknown; give --compute-ms, or --tflops, --params and --tokens-per-step"
+        print_text(f"Compute: {f'not comparable: {source}' if profile.provenance.whole_file else ask}")
         return
-    print(f"Compute: {_format_seconds(estimated.compute_s)} per step ({source})")
     longest = max(estimated.compute_s, estimated.communication_s)
-    sum_s = estimated.compute_s + estimated.communication_s
-    verdict = "Network-bound" if estimated.is_network_bound else "Compute-bound"
-    print(f"{verdict}: {_format_seconds(longest)}/step with full overlap, {_format_seconds(sum_s)} with none")
-    print(f"Network-bound below {format_bandwidth(estimated.turning_gbps or 0.0)} bus bandwidth")
+    overlap = f"{_format_seconds(longest)}/step with full overlap"
+    none = f"{_format_seconds(estimated.compute_s + estimated.communication_s)} with none"
+    print_text(f"Compute: {_format_seconds(estimated.compute_s)} per step ({source})")
+    print_text(f"{'Network' if estimated.is_network_bound else 'Compute'}-bound: {overlap}, {none}")
+    print_text(f"Network-bound below {format_bandwidth(estimated.turning_gbps or 0.0)} bus bandwidth")
 
 
 def _format_seconds(value: float) -> str:
@@ -411,25 +411,23 @@ def _print_unaligned(placed: Workload, unaligned: Sequence[UnalignedMessage]) ->
     to_pad = [message for message in unaligned if message.calls.message.begins_unaligned]
     if to_pad:
         share = sum(message.calls.bytes_per_step for message in to_pad) / placed.bytes_per_step * 100
-        print(
+        print_text(
             f"Alignment: in {count_noun(len(to_pad), 'message')} ({share:.3g} % of the bytes), the bytes per rank are "
             "not a multiple of 16. NCCL (Simple, LL128) copies these more slowly. Pad them:"
         )
-    unknown_gains: dict[str, None] = {}
     for row in to_pad[:_ROWS]:
         message, elements = row.calls.message, count_noun(row.padding, "element")
         size = f"{message.collective} of {message.size_bytes:,} B {message.dtype}, {message.rank_bytes:,.0f} B per rank"
-        print(f"  {size}: add {elements} per rank{f'; {row.gain}' if row.times else ''}")
-        if not row.times:
-            unknown_gains[f"{message.collective}: {row.gain}"] = None
+        print_text(f"  {size}: add {elements} per rank{f'; {row.gain}' if row.times else ''}")
     if len(to_pad) > _ROWS:
-        print(f"  ... and {count_noun(len(to_pad) - _ROWS, 'more message')}")
-    for sentence in unknown_gains:
-        print(f"  {sentence}")
-    by_gain: dict[str, list[str]] = {}
+        print_text(f"  ... and {count_noun(len(to_pad) - _ROWS, 'more message')}")
+    unknown_gains = (f"{row.calls.message.collective}: {row.gain}" for row in to_pad[:_ROWS] if not row.times)
+    for sentence in dict.fromkeys(unknown_gains):
+        print_text(f"  {sentence}")
+    by_gain: dict[str, list[str]] = defaultdict(list)
     for row in unaligned:
         if not row.calls.message.begins_unaligned:
-            by_gain.setdefault(row.gain, []).append(row.calls.message.collective)
+            by_gain[row.gain].append(row.calls.message.collective)
     for gain, collectives in by_gain.items():
         note(f"alignment of {count_noun(len(collectives), 'size')} of {', '.join(sorted({*collectives}))}: {gain}")
 
@@ -468,14 +466,14 @@ def _document_times(prediction: Prediction | None) -> dict[str, float | None]:
 
 def _print_advice(advice: Advice) -> None:
     job, step_us = advice.job, advice.as_is.step_us
-    print(
+    print_text(
         f"Exposed communication: {format_duration(advice.exposed_us)} of {format_duration(step_us)} per step "
         f"({advice.exposed_us / step_us * 100:.1f} %{'' if job.step_us is not None else ', predicted'}); no NCCL "
         "setting can gain more"
     )
     explained_us = max(0.0, advice.model_us - job.compute_us)
     if job.step_us is not None and explained_us < 0.8 * advice.exposed_us:
-        print(
+        print_text(
             f"  The messages and the backward pass explain about {explained_us / 1e3:.2g} ms of it. None of these "
             "changes fix the rest, often CPU launch overhead."
         )
@@ -492,15 +490,15 @@ def _print_advice(advice: Advice) -> None:
         ],
     )
     if any(change.lossy for _, change, _ in rows):
-        print("lossy: rounds gradients; check the loss before you keep it")
-    print("To try:")
+        print_text("lossy: rounds gradients; check the loss before you keep it")
+    print_text("To try:")
     for number, change, _ in rows:
         print(f"{number:3}  " + change.code.replace("; ", "\n     "))
         if change.why:
-            print(f"       {change.why}")
+            print_text(f"       {change.why}")
     for change in advice.changes:
         if change.prediction is None:
-            print(f"not predicted: {change.name}: {change.why}")
+            print_text(f"not predicted: {change.name}: {change.why}")
     for sentence in advice.notes:
         note(sentence)
     print(f"Measure one on real steps:\n  {_TEST}")

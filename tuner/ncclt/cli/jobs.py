@@ -43,6 +43,9 @@ _LIMITS = {
 }
 """Help of the limits of a job."""
 
+_SHAPE = ("nodes", "gpus_per_node", "nccl_version")
+_OF_JOB = {"nccl_version": Option("NCCL version of the job; default: the cluster's.")}
+
 
 def _open_jobs(server: str | None) -> AbstractContextManager[RemoteJobs | JobQueue]:
     """Return the jobs of a service, or the queue of a store; neither is made."""
@@ -67,13 +70,7 @@ def submit(
     *,
     cluster: ClusterHere = None,
     model: ModelFilter = None,
-    shape: Annotated[
-        Target,
-        Fields(
-            "nodes gpus_per_node nccl_version",
-            {"nccl_version": Option("NCCL version of the job; default: the cluster's.")},
-        ),
-    ],
+    shape: Annotated[Target, Fields(" ".join(_SHAPE), _OF_JOB)],
     budget: Annotated[Budget, Fields(" ".join(_LIMITS), _LIMITS)],
     priority: Annotated[int, Option("Priority, from 1 (first) to 9 (last).")] = USUAL_PRIORITY,
     again: Annotated[bool, Option("Measure again if it was tuned already.")] = False,
@@ -85,35 +82,18 @@ def submit(
 
     With --stale, queue a job for each stale recommendation without one, of --cluster or all clusters.
     """
-    limits = TuningJob(
-        id="",
-        cluster="",
-        model="",
-        trials=budget.trials,
-        seconds=budget.seconds,
-        gpu_hours=budget.gpu_hours,
-        blocks=budget.blocks,
-        prove_variables=budget.prove_variables,
-        priority=priority,
-    )
+    limits = {name: getattr(budget, name) for name in _LIMITS} | {name: getattr(shape, name) for name in _SHAPE}
+    job = TuningJob(id="", cluster=cluster or "", model=model or "", priority=priority, **limits)
     if stale:
         if again or model is not None or shape != Target():
             raise UsageError(
                 "--stale takes workload and shape from the recommendations",
                 hint="leave out --model, --nodes, --gpus-per-node, --nccl-version and --again",
             )
-        _submit_stale(limits, cluster or None, server, as_json=as_json)
+        _submit_stale(replace(job, cluster=""), cluster or None, server, as_json=as_json)
         return
     if not cluster or not model:
         raise UsageError("--cluster and --model are needed", hint="or --stale, for all stale recommendations")
-    job = replace(
-        limits,
-        cluster=cluster,
-        model=model,
-        nodes=shape.nodes,
-        gpus_per_node=shape.gpus_per_node,
-        nccl_version=shape.nccl_version,
-    )
     status = _open_remote(server).submit(job, again=again) if server else _queue_job(job, again=again)
     _print_status(status, as_json=as_json)
 

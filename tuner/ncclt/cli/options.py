@@ -162,12 +162,14 @@ def _offer_field(name: str, option: Option, hint: Any, default: Any) -> inspect.
 
 
 def _build_parameter(name: str, option: Option, hint: Any, default: Any) -> inspect.Parameter:
+    word = name.replace("_", "-")
     offered = typer.Option(
-        option.flag or f"--{name.replace('_', '-')}",
+        option.flag or (f"--{word}/--no-{word}" if hint == bool | None else f"--{word}"),
         help=option.help,
         envvar=option.envvar,
         metavar=option.metavar,
         min=option.least,
+        max=option.most,
         rich_help_panel=option.group,
         autocompletion=NAMES.get(name),
         show_default=default is not None,

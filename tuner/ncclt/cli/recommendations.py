@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,8 +29,20 @@ app = typer.Typer(help="List, approve, activate, pin and retire revisions.", no_
 Id = Annotated[str, typer.Argument(help="Id of the revision, see `ncclt admin recommendations list`.")]
 Why = Annotated[str, typer.Option(help="Reason, for the history.")]
 LossLimit = Annotated[
-    float | None, typer.Option(min=0, max=0.5, help="Max loss of step time, as a share, before an arm is dropped.")
+    float | None, Option("Max loss of step time, as a share, before an arm is dropped.", least=0, most=0.5)
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleChanges:
+    """Rules of a cluster to change; None = unchanged."""
+
+    require_approval: Annotated[bool | None, Option("Require approval by another person.")] = None
+    require_verification: Annotated[bool | None, Option("Require a gain in `ncclt verify`.")] = None
+    percent: Annotated[int | None, Option("Percentage of jobs in a new roll-out.", least=1, most=100)] = None
+    loss_limit: LossLimit = None
+    delivery: Annotated[bool | None, Option("Serve active revisions; otherwise jobs keep their own settings.")] = None
+    approve_wins: Annotated[bool | None, Option("Require approval of winners on step times.")] = None
 
 
 @app.command("list")
@@ -61,12 +73,7 @@ def list_recommendations(
             Column("nodes x GPUs", _format_size, drop=5),
             Column("nccl", lambda revision: revision.nccl_version, drop=2),
             Column("times", lambda revision: revision.origin, drop=1),
-            Column(
-                "state",
-                lambda revision: ", in roll-out ".join(
-                    filter(None, (_format_state(revision), rolling.get(revision.id)))
-                ),
-            ),
+            Column("state", lambda row: ", in roll-out ".join(filter(None, (_format_state(row), rolling.get(row.id))))),
             Column("publisher", lambda revision: revision.publisher, drop=6),
             Column("created", lambda revision: revision.created[:16].replace("T", " "), drop=4),
         ],
@@ -137,14 +144,16 @@ def history(
         _print_history(events)
 
 
+_Percent = Annotated[int | None, Option("Percentage of jobs; default: the cluster's rule.", least=1, most=100)]
+
+
 @app.command("approve")
+@spread
 def approve(
     ids: Annotated[list[str], typer.Argument(help="Id of the revision; several become arms of one roll-out.")],
-    percent: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Percentage of jobs; default: the cluster's rule.")
-    ] = None,
+    percent: _Percent = None,
     loss_limit: LossLimit = None,
-    max_cost: Annotated[float, typer.Option(min=0, max=1, help="Max cost, as a share of the jobs' GPU hours.")] = 0.005,
+    max_cost: Annotated[float, Option("Max cost, as a share of the jobs' GPU hours.", least=0, most=1)] = 0.005,
     why: Why = "",
 ) -> None:
     """Approve a candidate; roll it out or activate it.
@@ -226,44 +235,19 @@ def retire(id: Id, why: Why = "") -> None:
 
 
 @app.command("rules")
+@spread
 def rules(
     cluster: Annotated[str, typer.Argument(help="Name of the cluster.", autocompletion=cluster_names)],
-    require_approval: Annotated[
-        bool | None, typer.Option(help="Require approval by another person.", show_default=False)
-    ] = None,
-    require_verification: Annotated[
-        bool | None, typer.Option(help="Require a gain in `ncclt verify`.", show_default=False)
-    ] = None,
-    percent: Annotated[int | None, typer.Option(min=1, max=100, help="Percentage of jobs in a new roll-out.")] = None,
-    loss_limit: LossLimit = None,
-    delivery: Annotated[
-        bool | None,
-        typer.Option(help="Serve active revisions; otherwise jobs keep their own settings.", show_default=False),
-    ] = None,
-    approve_wins: Annotated[
-        bool | None,
-        typer.Option(help="Require approval of winners on step times.", show_default=False),
-    ] = None,
+    rules: RuleChanges,
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Show or change the publication rules of a cluster."""
-    storage = storage_url()
-
-    changes = {
-        "require_approval": require_approval,
-        "require_verification": require_verification,
-        "percent": percent,
-        "loss_limit": loss_limit,
-        "delivery": delivery,
-        "approve_wins": approve_wins,
-    }
-    changes = {name: value for name, value in changes.items() if value is not None}
-    with open_store(storage) if changes else open_to_read(storage) as store:
+    changes = {name: value for name, value in asdict(rules).items() if value is not None}
+    with open_store(storage_url()) if changes else open_to_read(storage_url()) as store:
         store.clusters.get(cluster)
-        publication = store.revisions.rules(cluster)
+        publication = replace(store.revisions.rules(cluster), **changes)
         if changes:
-            publication = replace(publication, **changes)  # type: ignore[arg-type]
             store.revisions.set_rules(publication, Actor(who=account_name(), why=why))
     if as_json:
         print_json(publication)

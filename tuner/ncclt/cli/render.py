@@ -85,11 +85,12 @@ def note(text: str) -> None:
     print_text(f"note: {text}")
 
 
-def print_headline(text: str) -> None:
-    """Write a line to stdout, bold on a terminal and never folded: a command must be copied whole."""
+def print_headline(text: str, *, is_command: bool = True) -> None:
+    """Write a line to stdout, bold on a terminal; a command is never folded: it must be copied whole."""
     from rich.text import Text
 
-    console().print(Text(visible(text), style="bold"), soft_wrap=True)
+    terminal = console()
+    terminal.print(Text(visible(text), style="bold"), soft_wrap=is_command or not terminal.is_terminal)
 
 
 def print_facts(facts: Iterable[tuple[str, str]], *, commands: Collection[str] = ()) -> None:

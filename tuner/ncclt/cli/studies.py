@@ -84,11 +84,7 @@ def list_studies(
             Column("id", lambda entry: entry.study.id),
             Column("model", lambda entry: entry.study.workload.name),
             Column("cluster", lambda entry: entry.study.cluster.name),
-            Column(
-                "nodes x GPUs",
-                lambda entry: f"{entry.study.cluster.nodes} x {entry.study.cluster.gpus_per_node}",
-                drop=2,
-            ),
+            Column("nodes x GPUs", _describe_size, drop=2),
             Column("trials on", lambda entry: entry.study.label.partition(":")[0].lower() or entry.study.launcher),
             Column("trials", lambda entry: entry.trials, drop=3),
             Column("result", _describe_result),
@@ -163,19 +159,16 @@ def show(
         publication = store.revisions.publication(newest.id) if newest else ""
         on_jobs = describe_study(study, store) if study.launcher in ON_STEPS else []
         source = storage_option(storage, store.shown)
-    if plot or evidence:
+    if (plot or evidence) and (on_jobs or newest is None):
+        why, hint = "no verdict yet", "run the same `ncclt tune` command to resume"
         if on_jobs:
-            raise NotFoundError(
-                f"study {study.name} has no trials: its evidence is the step times of jobs", hint=on_jobs[-1]
-            )
-        if newest is None:
-            raise NotFoundError(
-                f"study {study.name} has no verdict yet", hint="run the same `ncclt tune` command to resume"
-            )
-        if plot:
-            print_picture(study, trials, newest)
-        else:
-            print_evidence(evidence_document(newest, trials, study.workload), as_json=as_json)
+            why, hint = "no trials: its evidence is the step times of jobs", on_jobs[-1]
+        raise NotFoundError(f"study {study.name} has {why}", hint=hint)
+    if plot and newest:
+        print_picture(study, trials, newest)
+        return
+    if evidence and newest:
+        print_evidence(evidence_document(newest, trials, study.workload), as_json=as_json)
         return
     summary = None
     if newest:
@@ -185,7 +178,7 @@ def show(
 
         summary = summarize_study(study, trials, newest, use=use, steps_per_day=steps_per_day)
     if as_json:
-        _print_document(study, trials, newest, summary)
+        print_json(_build_document(study, trials, newest, summary))
         return
     print_text(f"{study.name}{f' ({study.label})' if study.label else ''}")
     print_text(f"{study.state}: {study.reason or 'no verdict yet'}")
@@ -220,20 +213,18 @@ def _print_result(
     print_summary(summary, again=_reconstruct_command(study, newest, source), source=source, details=True)
 
 
-def _print_document(
+def _build_document(
     study: Study, trials: Sequence[Trial], newest: Recommendation | None, summary: StudySummary | None
-) -> None:
-    print_json(
-        {
-            "schema": 1,
-            **replace(study, printed_costs=None).to_document(),
-            "label": study.label,
-            "recommendation": newest,
-            "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
-            **(summary.to_document() if summary else {}),
-            "trials": [build_trial_document(trial, study.cluster) for trial in trials],
-        }
-    )
+) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        **replace(study, printed_costs=None).to_document(),
+        "label": study.label,
+        "recommendation": newest,
+        "gpu_hours": gpu_seconds(trials, study.cluster) / 3600,
+        **(summary.to_document() if summary else {}),
+        "trials": [build_trial_document(trial, study.cluster) for trial in trials],
+    }
 
 
 def _print_trials(study: Study, trials: Sequence[Trial]) -> None:
@@ -324,12 +315,7 @@ def print_evidence(document: dict[str, Any], *, as_json: bool) -> None:
                 Column("block", lambda block: block["block"] + 1),
                 Column("default, ms", lambda block: _join_ms(block["default_us"]), drop=2, right=True),
                 Column("policy, ms", lambda block: _join_ms(block["policy_us"]), drop=2, right=True),
-                Column(
-                    "log ratios",
-                    lambda block: _join_ratios(block["log_ratios"]),
-                    drop=1,
-                    right=True,
-                ),
+                Column("log ratios", lambda b: " ".join(f"{r:+.3f}" for r in b["log_ratios"]), drop=1, right=True),
                 Column("speed-up so far", lambda block: f"{block['speedup']:.3f}", right=True),
                 Column("95 % interval", lambda block: _format_ends(block["interval"]) or "none yet"),
                 Column("decision", lambda block: block["decision"]),
@@ -354,10 +340,6 @@ def _print_recomputed(judged: Mapping[str, Any]) -> None:
         note(f"judged by ncclt {__version__}; another version may judge by other rules")
 
 
-def _join_ratios(log_ratios: Sequence[float]) -> str:
-    return " ".join(f"{ratio:+.3f}" for ratio in log_ratios)
-
-
 def _join_ms(times_us: Sequence[float]) -> str:
     return " ".join(format_number(time_us / 1e3) for time_us in times_us)
 
@@ -376,7 +358,7 @@ def print_summary(summary: StudySummary, *, again: str, source: str, details: bo
         source: options that name the store, with a space before each.
         details: they stand above.
     """
-    print_headline(summary.headline)
+    print_headline(summary.headline, is_command=False)
     lines = summary.lines(again=again, source=source, details=details)
     shown = [line for line in lines if line[0] != "Details" or not details]
     print_facts(shown, commands=("Use", "Continue", "Details", "Page"))
@@ -474,10 +456,8 @@ def print_messages(rows: Sequence[MessageRow], study: Study) -> None:
         rows: most time per step first.
     """
     unit, shown, names = study.workload.unit, rows[:_ROWS], _name_messages(rows[:_ROWS])
-    default_us, policy_us = (
-        sum(row.calls.calls_per_step * time_us for row, time_us in zip(rows, times, strict=True))
-        for times in ([row.default_us for row in rows], [row.tuned_us for row in rows])
-    )
+    default_us = sum(row.calls.calls_per_step * row.default_us for row in rows)
+    policy_us = sum(row.calls.calls_per_step * row.tuned_us for row in rows)
     # Where nothing is saved in all, bars would draw noise.
     most_us = max(row.saved_us for row in rows) if default_us > policy_us else math.inf
     table: list[tuple[Any, ...]] = []

@@ -33,7 +33,6 @@ from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
 from ncclt.core.option import Group, Option
 from ncclt.core.plural import count_noun
-from ncclt.core.printed_costs import PrintedCosts
 from ncclt.core.revision import Actor
 from ncclt.core.rollout import MAX_COST
 from ncclt.core.setting import DEFAULT, Setting
@@ -84,21 +83,19 @@ class TuneOptions:
         Path | None,
         Option("Path to an NCCL log (INIT,ENV,TUNING) of such a job, for its cost table.", group=Group.WHAT),
     ] = None
-    force: Annotated[
-        bool, Option("Tune despite errors found by `ncclt doctor`.", flag="--force", group=Group.LAUNCH)
-    ] = False
-    no_wait: Annotated[bool, Option("Submit the batch job and exit.", flag="--no-wait", group=Group.LAUNCH)] = False
-    on_jobs: Annotated[
-        bool, Option("Launch nothing: let real jobs try candidates in a roll-out.", flag="--on-jobs")
-    ] = False
+    force: Annotated[bool, Option("Tune despite errors found by `ncclt doctor`.", group=Group.LAUNCH)] = False
+    no_wait: Annotated[bool, Option("Submit the batch job and exit.", group=Group.LAUNCH)] = False
+    on_jobs: Annotated[bool, Option("Launch nothing: let real jobs try candidates in a roll-out.")] = False
     max_cost: Annotated[
         float, Option("Max cost of --on-jobs, as a share of the jobs' GPU hours.", group=Group.BUDGET)
     ] = MAX_COST
-    dry_run: Annotated[bool, Option("Print the plan; run and store nothing.", flag="--dry-run")] = False
+    dry_run: Annotated[bool, Option("Print the plan; run and store nothing.")] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_cost <= 1:
-            raise UsageError(f"--max-cost must be 0 to 1, not {self.max_cost:g}")
+            raise UsageError(
+                f"--max-cost must be 0 to 1, not {self.max_cost:g}", hint="`ncclt tune --help` lists the options"
+            )
 
 
 @app.command()
@@ -126,7 +123,11 @@ def tune(
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.store.shipped import is_demo
 
-    costs = _read_costs(options.init_log)
+    costs = None
+    if options.init_log is not None:
+        from ncclt.health.doctor.files import read_printed_costs_file
+
+        costs = read_printed_costs_file(options.init_log)
     target.require_known_names()
     with open_to_read(storage, would_be_made=True) as store:
         # An unknown name fails before a missing launcher or GPU, and makes no store.
@@ -158,17 +159,10 @@ def tune(
             shown = replace(result, source=source)
             print_result(shown, store, again=again, steps_per_day=steps_per_day, quiet=quiet, verbose=verbose)
         if result.recommendation is not None:
-            say_state(store, result.recommendation.id)
+            if publication := store.revisions.publication(result.recommendation.id):
+                say(f"ncclt: {publication}")
         elif not result.left:
             raise typer.Exit(exit_code)
-
-
-def _read_costs(init_log: Path | None) -> PrintedCosts | None:
-    if init_log is None:
-        return None
-    from ncclt.health.doctor.files import read_printed_costs_file
-
-    return read_printed_costs_file(init_log)
 
 
 def _find_or_submit(request: TuneRequest, target: Target, store: Store, options: TuneOptions) -> TuneResult:
@@ -225,12 +219,6 @@ def _tune_on_jobs(
         print(line)
     if not dry_run:
         print(describe_started(plan, rollout))
-
-
-def say_state(store: Store, id: str) -> None:
-    """Write to stderr if a revision is not active for all jobs, or has replaced another one."""
-    if publication := store.revisions.publication(id):
-        say(f"ncclt: {publication}")
 
 
 def run_study(

@@ -80,7 +80,9 @@ class UpgradeOptions:
 
     def __post_init__(self) -> None:
         if not 0.001 <= self.margin <= 0.5:
-            raise UsageError(f"--margin must be 0.001 to 0.5, not {self.margin:g}")
+            raise UsageError(
+                f"--margin must be 0.001 to 0.5, not {self.margin:g}", hint="`ncclt upgrade --help` lists the options"
+            )
 
 
 @app.command(
@@ -247,12 +249,11 @@ def _describe_remeasured(
 
 def _describe_recording(report: dict[str, Any]) -> list[str]:
     """Say once why a recording is not measured again, and what to do; empty where all can be."""
-    if all(row["command"] for row in report["measure_again"]):
-        return []
-    return [
+    sentence = (
         f"{report['cluster']} is a recording of NCCL {report['from']}: for jobs with NCCL {report['to']} tune on your "
         f"own cluster with --cluster NAME --nccl-version {report['to']}"
-    ]
+    )
+    return [] if all(row["command"] for row in report["measure_again"]) else [sentence]
 
 
 def _print(report: dict[str, Any]) -> None:

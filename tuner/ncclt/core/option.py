@@ -26,7 +26,7 @@ class Option:
         flag: its spelling; empty = `--` and the field's name with dashes.
         envvar: the variable that sets it where the flag is left out.
         metavar: its value as shown in the help.
-        least: smallest value.
+        least, most: smallest and largest value.
         comma: one text with the values between commas; a field of several values is repeatable otherwise.
         of_launches: it applies to real launches only.
         group: heading that it stands under; None = it is one of those used most.
@@ -36,7 +36,8 @@ class Option:
     flag: str = ""
     envvar: str | None = None
     metavar: str | None = None
-    least: int | None = None
+    least: float | None = None
+    most: float | None = None
     comma: bool = False
     of_launches: bool = False
     group: Group | None = None
