@@ -124,11 +124,11 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             offered[word] = own.get(word) or _offer_field(word, options[word], hints[word], defaults[word])
 
     @functools.wraps(command, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-    def call(**arguments: Any) -> None:
+    def call(*words: Any, **arguments: Any) -> None:
         for name, (record, options) in records.items():
             values = {word: _value(arguments.pop(word), option) for word, option in options.items()}
             arguments[name] = record(**{word: value for word, value in values.items() if value is not None})
-        command(**arguments)
+        command(*words, **arguments)
 
     keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in offered.values()]
     vars(call)["__signature__"] = inspect.Signature(keywords)
