@@ -129,19 +129,14 @@ def detect(
     files: Annotated[list[Path] | None, typer.Argument(help="More files for --from.")] = None,
     from_: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--from",
-            help="Path to saved output of nvidia-smi, ibstat or NCCL, or a folder; repeatable.",
-        ),
+        Option("Path to saved output of nvidia-smi, ibstat or NCCL, or a folder; repeatable.", flag="--from"),
     ] = None,
     *,
     name: Annotated[str, Option("Name of the cluster; default: derived from its GPUs.")] = "",
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="Set a field, in GB/s or with a unit: nic_gbps='400 Gb/s'; repeatable.",
+        Option(
+            "Set a field, in GB/s or with a unit: nic_gbps='400 Gb/s'; repeatable.", flag="--set", metavar="FIELD=VALUE"
         ),
     ] = None,
     target: Annotated[

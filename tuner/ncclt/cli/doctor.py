@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from ncclt.cli.completion import model_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, Fields, spread
 from ncclt.cli.render import Column, print_json, print_table, print_text, say
@@ -57,16 +56,9 @@ _TARGET_FIELDS = Fields(
 )
 """Options for the one all_reduce; their help differs from that for trials."""
 
-_Sources = Annotated[
-    list[Path] | None,
-    typer.Option("--from", help="Path to saved output of nvidia-smi or NCCL, or a folder; repeatable."),
-]
+_SOURCES = Option("Path to saved output of nvidia-smi or NCCL, or a folder; repeatable.", flag="--from")
 _Words = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND", help="Job to run and examine; with --from: more files.")
-]
-_Model = Annotated[
-    str | None,
-    typer.Option(help="Workload whose recommendation to compare with the files.", autocompletion=model_names),
 ]
 
 
@@ -76,11 +68,11 @@ _Model = Annotated[
 )
 @spread
 def doctor(
-    from_: _Sources = None,
+    from_: Annotated[list[Path] | None, _SOURCES] = None,
     words: _Words = None,
     *,
     target: Annotated[Target, _TARGET_FIELDS],
-    model: _Model = None,
+    model: Annotated[str | None, Option("Workload whose recommendation to compare with the files.")] = None,
     rules: Annotated[bool, Option("List all rules.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclt.cli.completion import cluster_names
 from ncclt.cli.configuration import storage_url
 from ncclt.cli.options import AsJson, spread
 from ncclt.cli.render import Column, print_list, say
@@ -30,10 +29,7 @@ app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True
 @spread
 def create(
     role: Annotated[Role, Option("Role; each includes those before it.")] = Role.READ,
-    cluster: Annotated[
-        list[str] | None,
-        typer.Option(help="Cluster of the key; repeatable; default: all.", autocompletion=cluster_names),
-    ] = None,
+    cluster: Annotated[list[str] | None, Option("Cluster of the key; repeatable; default: all.")] = None,
     expires: Annotated[str, Option("Days until the key expires, or `never`.")] = str(USUAL_DAYS),
     note: Annotated[str, Option("Note, such as the owner of the key.")] = "",
 ) -> None:

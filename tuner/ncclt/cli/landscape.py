@@ -159,10 +159,10 @@ def import_landscape(
     gpus_per_node: Annotated[int | None, Option("GPUs per node of the runs; default: all.")] = None,
     settings: Annotated[
         list[str],
-        typer.Option(
-            "--setting",
+        Option(
+            "[LOG=]SETTING of outputs that name none: default, tree/ll; repeatable.",
+            flag="--setting",
             metavar="[LOG=]SETTING",
-            help="[LOG=]SETTING of outputs that name none: default, tree/ll; repeatable.",
         ),
     ] = [],  # noqa: B006 - typer copies it
     force: Annotated[bool, Option("Replace a landscape of this name.")] = False,

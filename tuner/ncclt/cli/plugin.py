@@ -41,6 +41,7 @@ def build(
 
 
 @app.command("check", epilog="Exit codes: 0 = it works and the table is in use, 1 = it does not, 3 = no plugin.")
+@spread
 def check(
     policy: Annotated[
         Path | None,
@@ -50,11 +51,7 @@ def check(
     nodes: Annotated[int, typer.Option(help="Nodes of the communicator.", min=1, max=1_000_000)] = 1,
     collective: CollectiveName = "all_reduce",
     size: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--size",
-            help="Size, such as 4M; repeatable; default: one per row of the table.",
-        ),
+        list[str] | None, Option("Size, such as 4M; repeatable; default: one per row of the table.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from ncclt.cli.render import (
     print_facts,
     print_json,
     print_launches,
+    print_list,
     print_table,
     print_text,
     say,
@@ -49,8 +49,19 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_EARLIER = 100
+_MOST_EARLIER = 100
 """Preflights of a cluster that are looked through for a baseline."""
+
+_EARLIER = (
+    Column("time", lambda preflight: preflight.created[:19]),
+    Column("cluster", lambda preflight: preflight.cluster),
+    Column("nodes x GPUs", lambda preflight: f"{len(preflight.hosts)} x {preflight.gpus_per_node}", drop=1),
+    Column("largest size, GB/s", lambda p: p.rows[-1].busbw_gbps if p.rows else None, right=True, drop=2),
+    Column("launches", lambda preflight: len(preflight.readings), drop=3),
+    Column("state", lambda preflight: preflight.state.value),
+    Column("verdict", lambda preflight: preflight.verdict),
+)
+"""Columns of the list of earlier preflights, the newest first."""
 
 _TARGET_FIELDS = Fields(
     "cluster nodes gpus_per_node nccl_version launcher hosts benchmark backend nccl_tests python "
@@ -64,19 +75,8 @@ _TARGET_FIELDS = Fields(
     },
 )
 
-_Sizes = Annotated[
-    str | None, typer.Option(rich_help_panel=Group.PROOF, help="Comma-separated sizes, such as 64,1M,1G.")
-]
-_Expect = Annotated[
-    float | None,
-    typer.Option(
-        help="Expected bus bandwidth, GB/s; default: as in healthy runs, or of the links.", rich_help_panel=Group.PROOF
-    ),
-]
-_Seconds = Annotated[
-    float | None,
-    typer.Option("--time", rich_help_panel=Group.BUDGET, help="Max seconds of the run and of each launch."),
-]
+_EXPECT = "Expected bus bandwidth, GB/s; default: as in healthy runs, or of the links."
+_SECONDS = Option("Max seconds of the run and of each launch.", flag="--time", group=Group.BUDGET)
 
 
 @app.command(
@@ -87,9 +87,9 @@ _Seconds = Annotated[
 def preflight(
     target: Annotated[Target, _TARGET_FIELDS],
     depth: Depth,
-    sizes: _Sizes = None,
-    expect: _Expect = None,
-    seconds: _Seconds = None,
+    sizes: Annotated[str | None, Option("Comma-separated sizes, such as 64,1M,1G.", group=Group.PROOF)] = None,
+    expect: Annotated[float | None, Option(_EXPECT, group=Group.PROOF)] = None,
+    seconds: Annotated[float | None, _SECONDS] = None,
     history: Annotated[bool, Option("List earlier preflights and exit.")] = False,
     store: Annotated[
         bool, Option("Keep the result, for later runs to compare with.", flag="--store/--no-store")
@@ -106,7 +106,7 @@ def preflight(
     storage = storage_url()
     if history:
         with open_to_read(storage) as opened:
-            print_history(opened.records.preflights(cluster=target.cluster), as_json=as_json)
+            print_list("preflights", opened.records.preflights(cluster=target.cluster), _EARLIER, as_json=as_json)
         return
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise UsageError(f"--time must be above 0 and at most {MOST_SECONDS:,} seconds, not {seconds:g}")
@@ -147,7 +147,7 @@ def _read_store(
         cluster = choose_cluster(target, store.clusters.get)
         if target.is_gloo:
             cluster = on_cpus(cluster)  # times of gloo are no baseline for a fabric of GPUs
-        return cluster, store.records.preflights(cluster=cluster.name, limit=_EARLIER)
+        return cluster, store.records.preflights(cluster=cluster.name, limit=_MOST_EARLIER)
 
     try:
         with open_store(storage) if writes else open_to_read(storage, would_be_made=True) as store:
@@ -328,30 +328,6 @@ def print_preflight(result: Preflight, *, quiet: bool) -> None:
     for text in () if quiet else result.notes:
         say(f"ncclt: note: {text}")
     print_text(result.verdict)
-
-
-def print_history(preflights: Sequence[Preflight], *, as_json: bool) -> None:
-    """List earlier preflights, the newest first."""
-    if as_json:
-        print_json({"schema": 1, "preflights": preflights})
-        return
-    print_table(
-        preflights,
-        [
-            Column("time", lambda preflight: preflight.created[:19]),
-            Column("cluster", lambda preflight: preflight.cluster),
-            Column("nodes x GPUs", lambda preflight: f"{len(preflight.hosts)} x {preflight.gpus_per_node}", drop=1),
-            Column(
-                "largest size, GB/s",
-                lambda preflight: preflight.rows[-1].busbw_gbps if preflight.rows else None,
-                right=True,
-                drop=2,
-            ),
-            Column("launches", lambda preflight: len(preflight.readings), drop=3),
-            Column("state", lambda preflight: preflight.state.value),
-            Column("verdict", lambda preflight: preflight.verdict),
-        ],
-    )
 
 
 EXIT_CODES = {State.HEALTHY: 0, State.DEGRADED: 4, State.UNMEASURED: 1}

@@ -22,17 +22,10 @@ from ncclt.store.location import locate
 
 app = typer.Typer()
 
-Proxies = Annotated[
-    list[str] | None,
-    typer.Option(
-        envvar="NCCLT_TRUST_USER_HEADER",
-        help="Address of a proxy whose X-Forwarded-* headers name users; repeatable.",
-    ),
-]
-UserRoles = Annotated[
-    list[str] | None,
-    typer.Option(envvar="NCCLT_USER_ROLES", help="GROUP=ROLE of such users; '*=read' = all of them; repeatable."),
-]
+_PROXIES = Option(
+    "Address of a proxy whose X-Forwarded-* headers name users; repeatable.", envvar="NCCLT_TRUST_USER_HEADER"
+)
+_ROLES = Option("GROUP=ROLE of such users; '*=read' = all of them; repeatable.", envvar="NCCLT_USER_ROLES")
 
 
 @app.command()
@@ -47,14 +40,13 @@ def serve(
     insecure_no_auth: Annotated[bool, Option("Listen beyond loopback although the store has no keys.")] = False,
     first_key: Annotated[Path | None, Option("Path to the file for the first admin key.")] = None,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name to answer to while there are no keys; repeatable."),
+        list[str] | None, Option("Host name to answer to while there are no keys; repeatable.")
     ] = None,
     public_url: Annotated[
         str, Option("Public URL of the service, such as https://tuner.", envvar="NCCLT_PUBLIC_URL")
     ] = "",
-    trust_user_header: Proxies = None,
-    user_role: UserRoles = None,
+    trust_user_header: Annotated[list[str] | None, _PROXIES] = None,
+    user_role: Annotated[list[str] | None, _ROLES] = None,
 ) -> None:
     """Serve recommendations, studies and pages over HTTP.
 
