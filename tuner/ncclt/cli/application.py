@@ -47,12 +47,12 @@ class Program(LazyGroup):
 
     modules: ClassVar[Mapping[str, str]] = COMMANDS
 
-    def load(self, name: str) -> Any:
+    def import_command(self, name: str) -> Any:
         """Import one command and return it with its heading."""
         command: Any = (
             typer.main.get_command(_plain(name, importlib.import_module(COMMANDS[name]).main))
             if name in _PLAIN
-            else super().load(name)
+            else super().import_command(name)
         )
         command.rich_help_panel = next(heading for heading, names in GROUPS.items() if name in names)
         return command

@@ -36,7 +36,7 @@ class LazyGroup(TyperGroup):
         """Import and return one command, None for an unknown name."""
         if cmd_name not in self.modules:
             return None
-        command = self.load(cmd_name)
+        command = self.import_command(cmd_name)
         command.name = cmd_name
         # Completion is installed once, for the whole program.
         command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
@@ -49,7 +49,7 @@ class LazyGroup(TyperGroup):
                 _shorten(shown)
         return command
 
-    def load(self, name: str) -> Any:
+    def import_command(self, name: str) -> Any:
         """Import one command and return it."""
         return typer.main.get_command(importlib.import_module(self.modules[name]).app)
 

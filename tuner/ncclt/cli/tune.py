@@ -147,7 +147,8 @@ def tune(
                 target, store.clusters.get, workload, environ=os.environ, seed=budget.seed, ask=not dry_run
             )
             if dry_run:
-                print_plan(build_plan_document(request, testbed), as_json=as_json, texts=verbose)
+                plan = build_plan_document(request, testbed)
+                print_plan(plan, as_json=as_json, texts=verbose)
                 return
             result, exit_code = run_study(request, testbed, store, force=options.force, hidden=quiet or as_json)
         if as_json:
