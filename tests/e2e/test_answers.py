@@ -50,14 +50,7 @@ def answer(cluster, workload, folder):
         cluster,
         "--model",
         workload,
-        "--seed",
-        "0",
-        "--trials",
-        "12",
-        "--blocks",
-        "8",
-        "--quiet",
-        "--json",
+        *("--seed", "0", "--trials", "12", "--blocks", "8", "--quiet", "--json"),
         *storage,
     )
     found = json.loads(document)

@@ -42,26 +42,10 @@ def measured(ncclt):
     ncclt.variables["NCCLT_PLUGIN"] = "/nonexistent/plugin.so"
     ncclt.variables["NCCLT_ALLOW_DIFFERENCE"] = "NO_GPU"
     return (
-        "--model",
-        "nasnetmobile",
-        "--cluster",
-        "dgx-a100",
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        "2",
-        "--launcher",
-        "local",
-        "--nccl-tests",
+        *("--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1"),
+        *("--gpus-per-node", "2", "--launcher", "local", "--nccl-tests"),
         folder,
-        "--trials",
-        "2",
-        "--blocks",
-        "4",
-        "--warmup",
-        "2",
-        "--window",
-        "4",
+        *("--trials", "2", "--blocks", "4", "--warmup", "2", "--window", "4"),
         *STORE,
     )
 
@@ -87,17 +71,8 @@ def test_a_gloo_job_of_one_launch_keeps_the_default_and_nothing_is_done_twice(nc
     pytest.importorskip("torch.distributed")
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
     command = (
-        "autotune",
-        "--launcher",
-        "torchrun",
-        "--backend",
-        "gloo",
-        "--trials",
-        "1",
-        "--warmup",
-        "2",
-        "--window",
-        "3",
+        *("autotune", "--launcher", "torchrun", "--backend", "gloo", "--trials", "1"),
+        *("--warmup", "2", "--window", "3"),
         *STORE,
         "--",
         sys.executable,
@@ -143,19 +118,8 @@ def test_a_gloo_job_of_one_launch_keeps_the_default_and_nothing_is_done_twice(nc
 def test_every_stage_is_a_command_that_exists(ncclt, job):
     plan = json.loads(
         ncclt(
-            "autotune",
-            "--launcher",
-            "torchrun",
-            "--backend",
-            "gloo",
-            "--gpus-per-node",
-            "2",
-            "--window",
-            "4",
-            "--process-wide",
-            "none",
-            "--dir",
-            ".",
+            *("autotune", "--launcher", "torchrun", "--backend", "gloo", "--gpus-per-node", "2"),
+            *("--window", "4", "--process-wide", "none", "--dir", "."),
             *STORE,
             "--dry-run",
             "--json",
@@ -173,15 +137,8 @@ def test_every_stage_is_a_command_that_exists(ncclt, job):
         "tune",
         "--model",
         plan["model"],
-        "--gpus-per-node",
-        "2",
-        "--launcher",
-        "torchrun",
-        "--backend",
-        "gloo",
-        "--process-wide",
-        "none",
-        "--storage",
+        *("--gpus-per-node", "2", "--launcher", "torchrun", "--backend", "gloo"),
+        *("--process-wide", "none", "--storage"),
     ]
     assert words["compare"][-len(job) :] == words["use"][-len(job) :] == [*job]
     # They are accepted as they stand, by an empty store.

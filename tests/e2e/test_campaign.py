@@ -174,26 +174,10 @@ def test_a_tuner_killed_again_and_again_loses_nothing(nursery, tmp_path):
     STAND_IN["install"](folder, **told(faults={"seed": 275, "share": 0.2, "kinds": ["hang", "stubborn_child"]}))
     word = uuid.uuid4().hex
     argv = [
-        "tune",
-        "--model",
-        "nasnetmobile",
-        "--cluster",
-        "dgx-a100",
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        "8",
-        "--launcher",
-        "local",
-        "--nccl-tests",
+        *("tune", "--model", "nasnetmobile", "--cluster", "dgx-a100", "--nodes", "1"),
+        *("--gpus-per-node", "8", "--launcher", "local", "--nccl-tests"),
         str(folder),
-        "--trials",
-        "500",
-        "--patience",
-        "0",
-        "--quiet",
-        "--storage",
-        "sqlite:///ncclt.db",
+        *("--trials", "500", "--patience", "0", "--quiet", "--storage", "sqlite:///ncclt.db"),
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("NCCL", "SLURM", "XDG_"))}
     environment |= {"HOME": str(tmp_path), "NCCLT_TEST_WORD": word}

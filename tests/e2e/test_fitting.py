@@ -23,16 +23,8 @@ from ncclt.testing.landscapes import write_landscape
 SHAPE = ("--nodes", "2", "--gpus-per-node", "4", "--nccl-version", "2.22.3")
 NAMES = ("--cluster", "leonardo", "--model", "nasnetmobile")
 TUNE = (
-    "tune",
-    "--model",
-    "nasnetmobile",
-    "--cluster",
-    "leonardo",
-    "--launcher",
-    "simulate",
-    "--nodes",
-    "2",
-    "--quiet",
+    *("tune", "--model", "nasnetmobile", "--cluster", "leonardo", "--launcher", "simulate"),
+    *("--nodes", "2", "--quiet"),
 )
 LIST = "    --gpus-per-node 4 --nccl-version 2.22.3   (SIMULATED)"
 

@@ -27,16 +27,8 @@ def preflight(ncclt):
     program.write_text(WITH_GPU_2 % (real / "all_reduce_perf"))
     program.chmod(0o755)
     return (
-        "preflight",
-        "--cluster",
-        "dgx-a100",
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        "4",
-        "--launcher",
-        "local",
-        "--nccl-tests",
+        *("preflight", "--cluster", "dgx-a100", "--nodes", "1", "--gpus-per-node", "4"),
+        *("--launcher", "local", "--nccl-tests"),
         folder,
         "--storage",
         "sqlite:///ncclt.db",

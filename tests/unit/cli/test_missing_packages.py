@@ -33,14 +33,8 @@ NEEDED = {
         (
             "env",
             *STORED,
-            "--nodes",
-            "2",
-            "--gpus-per-node",
-            "8",
-            "--nccl-version",
-            "2.28.3",
-            "--storage",
-            "postgresql://u@127.0.0.1:1/d",
+            *("--nodes", "2", "--gpus-per-node", "8", "--nccl-version", "2.28.3"),
+            *("--storage", "postgresql://u@127.0.0.1:1/d"),
         ),
     ],
     "tune": [
