@@ -41,7 +41,7 @@ def call(tmp_path, monkeypatch):
     def run(*words, rc=0, storage="sqlite:///ncclt.db", faults=(), launched=None):
         with monkeypatch.context() as patch:
             if "--dry-run" not in words:
-                patch.setattr("ncclt.health.preflight.probes.launched_runners", answer_by(faults, launched))
+                patch.setattr("ncclt.cli.preflight.launched_runners", answer_by(faults, launched))
             done = CliRunner(env={"NCCLT_STORAGE": storage}).invoke(app, [*words], catch_exceptions=False)
         assert done.exit_code == rc, done.output
         return done

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from ncclt.cli.profile import diff
-from ncclt.errors import NotFoundError
 from ncclt.testing.samples import sample_workload
 
 
@@ -39,12 +38,3 @@ def test_json_has_the_same(two):
     assert (len(document["added"]), len(document["removed"]), document["unchanged"]) == (0, 1, 1)
     assert [(row["calls_before"], row["calls_after"]) for row in document["changed"]] == [(2.5, 5.0)]
     assert document["totals"]["after"]["step_time_us"] == 2000.0
-
-
-def test_no_difference_is_said(two):
-    assert "old and old send the same 3 messages" in two(diff, "old", "old")
-
-
-def test_an_unknown_name_is_an_error(two):
-    with pytest.raises(NotFoundError, match="older"):
-        two(diff, "old", "older")
