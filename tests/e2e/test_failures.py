@@ -45,11 +45,7 @@ SENSELESS = [
     (("--model", "bert", "--launcher", "teleport"), 2, "simulate, replay, local"),
     (("--model", "bert", "--launcher", "replay", "--cluster", "leonardo"), 2, "--landscape"),
     (("--model", "bert", *SIMULATED, "--process-wide", "BUFSIZE"), 2, "BUFFSIZE"),
-    (
-        ("--model", "bert", *SIMULATED, "--process-wide", "IB_QPS_PER_CONNECTION"),
-        2,
-        "no term for NCCL_IB_QPS",
-    ),
+    (("--model", "bert", *SIMULATED, "--process-wide", "IB_QPS_PER_CONNECTION"), 2, "no term for NCCL_IB_QPS"),
     (("--model", "bert", "--nccl-version", "two"), 2, "not an NCCL version"),
     ((), 2, "--model"),
 ]

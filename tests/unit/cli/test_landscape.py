@@ -246,11 +246,7 @@ def test_imported_outputs_are_listed_and_replayed(logs):
 def test_an_imported_landscape_is_tuned(logs):
     size = {1 << power: float(1 << power) / 1000 for power in range(12, 30)}
     halved = {size: time / 2 for size, time in size.items()}
-    logs(
-        *PLAIN,
-        plain=output(size),
-        tree=output(halved, command="NCCL_ALGO=tree NCCL_PROTO=simple ./all_reduce_perf"),
-    )
+    logs(*PLAIN, plain=output(size), tree=output(halved, command="NCCL_ALGO=tree NCCL_PROTO=simple ./all_reduce_perf"))
     done = run("tune", "--model", "bert", "--cluster", "mine", "--launcher", "replay", "--json")
     document = json.loads(done[done.index("{") :])
     assert (document["cluster"], document["simulated"]) == ("mine", False)
@@ -333,36 +329,20 @@ RING = "NCCL_ALGO=ring all_reduce_perf"
 REFUSED = [
     ((), {"plain": output(SLOW)}, "plain.log does not show the forced setting"),
     ((), {"plain": output(SLOW, command="./all_reduce_perf -b 8")}, "plain.log does not show the forced setting"),
-    (
-        PLAIN,
-        {"a": output(FAST, command="NCCL_ALGO=ring,tree all_reduce_perf")},
-        "NCCL_ALGO=ring,tree",
-    ),
-    (
-        PLAIN,
-        {"a": output(FAST, command="NCCL_MIN_NCHANNELS=8 all_reduce_perf")},
-        "no setting of ncclt",
-    ),
+    (PLAIN, {"a": output(FAST, command="NCCL_ALGO=ring,tree all_reduce_perf")}, "NCCL_ALGO=ring,tree"),
+    (PLAIN, {"a": output(FAST, command="NCCL_MIN_NCHANNELS=8 all_reduce_perf")}, "no setting of ncclt"),
     (("--setting", "a.log=tree/ll"), {"a": output(FAST, command=RING)}, "a.log was run with ring/auto, not tree/ll"),
     ((*PLAIN, "--setting", "tree/ll"), {"a": output(FAST)}, "is for all outputs"),
     (PLAIN, {"a": output(SLOW)}, "mine has the NCCL default only"),
     ((), {"a": output(SLOW, command=RING)}, "mine has no row of the NCCL default"),
-    (
-        PLAIN,
-        {"a": output(SLOW), "b": output(FAST, command=RING, nccl="22703")},
-        "b.log has NCCL 2.27.3",
-    ),
+    (PLAIN, {"a": output(SLOW), "b": output(FAST, command=RING, nccl="22703")}, "b.log has NCCL 2.27.3"),
     (PLAIN, {"a": output(SLOW) + output(FAST, nccl="22703")}, "a.log has NCCL 2.27.3"),
     (PLAIN, {"a": output(SLOW) + output(FAST, ranks=8)}, "a.log has nodes: 2, and a.log 1"),
     (PLAIN, {"a": output(SLOW, gpu="NVIDIA H100 80GB HBM3")}, "a.log is from NVIDIA H100"),
     (PLAIN, {"a": output(SLOW, ranks=3)}, "3"),
     (PLAIN, {"a": "nothing"}, "a.log is not nccl-tests output"),
     (PLAIN, {"a": "Usage: all_reduce_perf"}, "a.log: nccl-tests measured nothing"),
-    (
-        PLAIN,
-        {"a": f"{RING}\n" + output(SLOW, command="all_reduce_perf")},
-        "several command lines before",
-    ),
+    (PLAIN, {"a": f"{RING}\n" + output(SLOW, command="all_reduce_perf")}, "several command lines before"),
     (
         PLAIN,
         {"a": output(SLOW, command=RING), "b": output(FAST, command=f"NCCL_P2P_DISABLE=1 {RING}")},

@@ -48,12 +48,7 @@ def test_an_empty_name_is_a_mistake_of_the_command(storage, command):
         ("leonardo", "our-gtp", "no workload 'our-gtp' is known here", "our-gpt"),
         ("leonardo", "brt", "no workload 'brt' is known here", "did you mean bert? `ncclt profile list` lists all"),
         ("xyzzy", "bert", "no cluster 'xyzzy' is known here", "hint: `ncclt cluster list` lists all"),
-        (
-            "leonardo",
-            "toy",
-            "nothing has been tuned for toy on leonardo\n",
-            "ncclt tune --model toy --cluster",
-        ),
+        ("leonardo", "toy", "nothing has been tuned for toy on leonardo\n", "ncclt tune --model toy --cluster"),
         ("pair", "bert", "nothing has been tuned for bert on pair\n", "ncclt tune --model bert --cluster pair"),
         (  # a recording has one shape, and this job may have another
             "h100-1x4",

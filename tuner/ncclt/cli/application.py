@@ -29,10 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 COMMANDS = {name: f"ncclt.cli.{name}" for names in GROUPS.values() for name in names}
 """Command -> module; except for those in `_PLAIN`, each module has a typer application named `app`."""
 
-_PLAIN = {
-    "env": "Print validated NCCL settings for a job.",
-    "run": "Start a job with its validated NCCL settings.",
-}
+_PLAIN = {"env": "Print validated NCCL settings for a job.", "run": "Start a job with its validated NCCL settings."}
 """Commands that do without the framework: their module has a `main`. Their help texts, for `ncclt --help`."""
 
 _RARE = ("debug", "install_completion", "show_completion")
@@ -175,11 +172,7 @@ def root(
     ] = False,
     storage: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            callback=keep_storage,
-            help="Database URL of the store. [NCCLT_STORAGE]",
-        ),
+        typer.Option(metavar="URL", callback=keep_storage, help="Database URL of the store. [NCCLT_STORAGE]"),
     ] = None,
 ) -> None:
     """Find, validate and deploy the fastest NCCL settings for a training job.

@@ -35,8 +35,7 @@ _OF_BOTH = {
 @spread
 def autotune(
     command: Annotated[
-        list[str] | None,
-        typer.Argument(help="Command of the training, such as: torchrun ... train.py; or --model."),
+        list[str] | None, typer.Argument(help="Command of the training, such as: torchrun ... train.py; or --model.")
     ] = None,
     model: Annotated[str | None, Option("Name of a stored workload instead of a recording.")] = None,
     *,

@@ -139,10 +139,7 @@ def detect(
             "Set a field, in GB/s or with a unit: nic_gbps='400 Gb/s'; repeatable.", flag="--set", metavar="FIELD=VALUE"
         ),
     ] = None,
-    target: Annotated[
-        Target,
-        Fields("launcher nodes gpus_per_node hosts nccl_version nccl_tests", _OF_DETECTION),
-    ],
+    target: Annotated[Target, Fields("launcher nodes gpus_per_node hosts nccl_version nccl_tests", _OF_DETECTION)],
     storing: Annotated[
         Storing, Fields(own=REPLACE_CLUSTER | {"dry_run": Option("Print the TOML file without storing it.")})
     ],

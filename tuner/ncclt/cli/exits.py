@@ -10,15 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from ncclt.cli.render import say
-from ncclt.errors import (
-    NccltError,
-    NodesLostError,
-    NotFoundError,
-    NotStartedError,
-    ServerError,
-    StoreError,
-    UsageError,
-)
+from ncclt.errors import NccltError, NodesLostError, NotFoundError, NotStartedError, ServerError, StoreError, UsageError
 
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it: 128 + SIGINT."""

@@ -44,11 +44,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 
 StepsPerDay = Annotated[
     int | None,
-    typer.Option(
-        help="Training steps per day, to state the gain in GPU-hours.",
-        min=1,
-        rich_help_panel=Group.BUDGET,
-    ),
+    typer.Option(help="Training steps per day, to state the gain in GPU-hours.", min=1, rich_help_panel=Group.BUDGET),
 ]
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]

@@ -30,9 +30,7 @@ def path() -> None:
 
 @app.command("build")
 @spread
-def build(
-    into: Annotated[Path | None, Option("Path to the output folder; default: your data folder.")] = None,
-) -> None:
+def build(into: Annotated[Path | None, Option("Path to the output folder; default: your data folder.")] = None) -> None:
     """Compile the plugin with CC, gcc, cc or clang."""
     from ncclt.nccl.tuner_plugin.build import build as build_plugin
 
@@ -44,8 +42,7 @@ def build(
 @spread
 def check(
     policy: Annotated[
-        Path | None,
-        typer.Argument(help="Path to a table of `ncclt env --format tuner-csv`.", show_default=False),
+        Path | None, typer.Argument(help="Path to a table of `ncclt env --format tuner-csv`.", show_default=False)
     ] = None,
     ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=1, max=1_000_000)] = 8,
     nodes: Annotated[int, typer.Option(help="Nodes of the communicator.", min=1, max=1_000_000)] = 1,

@@ -228,12 +228,7 @@ def _measure(request: PreflightRequest, target: Target, *, time_s: float | None,
         say(f"ncclt: launches run on: {target.launcher}, {target.reason}")
     with interruptible():
         probes = Probes(
-            runner_for,
-            request.expectation,
-            at_once=target.parallel,
-            time_s=time_s,
-            clock=time.monotonic,
-            watch=report,
+            runner_for, request.expectation, at_once=target.parallel, time_s=time_s, clock=time.monotonic, watch=report
         )
         try:
             return examine(request, probes, notes=notes, now=utc_now, clock=time.monotonic)

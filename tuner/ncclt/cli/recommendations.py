@@ -47,10 +47,7 @@ class RuleChanges:
 
 @app.command("list")
 def list_recommendations(
-    cluster: ClusterFilter = None,
-    model: ModelFilter = None,
-    limit: Limit = 50,
-    as_json: AsJson = False,
+    cluster: ClusterFilter = None, model: ModelFilter = None, limit: Limit = 50, as_json: AsJson = False
 ) -> None:
     """List published revisions with their states, newest first."""
     with open_to_read(storage_url()) as store:

@@ -193,13 +193,7 @@ def _find_or_submit(request: TuneRequest, target: Target, store: Store, options:
 
 
 def _tune_on_jobs(
-    workload: Workload,
-    target: Target,
-    budget: Budget,
-    storage: str | None,
-    options: TuneOptions,
-    *,
-    as_json: bool,
+    workload: Workload, target: Target, budget: Budget, storage: str | None, options: TuneOptions, *, as_json: bool
 ) -> None:
     """Publish candidates without evidence and open their roll-out, or show them."""
     from ncclt.pipeline.on_jobs import describe_started, plan_on_jobs, start_on_jobs
@@ -347,13 +341,7 @@ def _describe_place(study: Study, reason: str) -> str:
 
 
 def print_result(
-    result: TuneResult,
-    store: Store,
-    *,
-    again: str,
-    steps_per_day: int | None,
-    quiet: bool,
-    verbose: bool,
+    result: TuneResult, store: Store, *, again: str, steps_per_day: int | None, quiet: bool, verbose: bool
 ) -> None:
     """Print the result of a run: its summary, and before it the details if asked for.
 

@@ -42,9 +42,7 @@ _BY_MODEL = (
 _FEW = 12
 """New variables that are all named; of more, those of the parameter catalogue."""
 
-_OF_GATE = {
-    "steps": Option("Training steps to measure in each launch.", group=Group.PROOF),
-}
+_OF_GATE = {"steps": Option("Training steps to measure in each launch.", group=Group.PROOF)}
 """Options of the comparison that the help of the report does not need."""
 
 

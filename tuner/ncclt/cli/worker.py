@@ -30,8 +30,7 @@ app = typer.Typer()
 def worker(
     cluster: Annotated[str, Option("Name of the cluster.", envvar="NCCLT_CLUSTER")],
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(help="After --: options of `ncclt tune` for every job."),
+        list[str] | None, typer.Argument(help="After --: options of `ncclt tune` for every job.")
     ] = None,
     at_once: Annotated[int, Option("Max jobs of the cluster at once, over all workers.")] = 1,
 ) -> None:
