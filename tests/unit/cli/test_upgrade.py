@@ -11,7 +11,7 @@ import pytest
 
 from ncclt.cli.application import app
 from ncclt.cli.tune import tune
-from ncclt.cli.upgrade_gate import print_gate
+from ncclt.cli.upgrade import print_gate
 from ncclt.core.verification import Side
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.gate import GateDecision, GateRequest, GateResult
