@@ -78,29 +78,11 @@ def format_styled(write: Callable[[Any, Any], None], ctx: Any, formatter: Any) -
         write(ctx, formatter)
 
 
-def _shared_options() -> list[Any]:
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def shared(
-        storage: Annotated[
-            str | None,
-            typer.Option(metavar="URL", callback=keep_storage, expose_value=False, help="Database URL of the store."),
-        ] = None,
-        help_all: Annotated[
-            bool,
-            typer.Option(
-                "--help-all", callback=_print_all, is_eager=True, expose_value=False, help="Show all options."
-            ),
-        ] = False,
-    ) -> None: ...
-
-    return list(typer.main.get_command(app).params)
-
-
 def _shorten(command: Any) -> None:
     """Give a command the options of all commands, and hide those under a heading from its --help."""
-    storage, help_all = _shared_options()
+    app = typer.Typer(add_completion=False)
+    app.command()(_shared)
+    storage, help_all = typer.main.get_command(app).params
     headed = [param for param in command.params if param.rich_help_panel]
     # A shell completes only what is not hidden.
     for param in (*headed, storage):
@@ -122,6 +104,14 @@ def _print_all(ctx: typer.Context, wanted: bool) -> None:
         # The framework prints it; where it does not, it returns it.
         sys.stdout.write(ctx.get_help() + "\n")
         raise typer.Exit
+
+
+_STORAGE = typer.Option(metavar="URL", callback=keep_storage, expose_value=False, help="Database URL of the store.")
+_HELP_ALL = typer.Option("--help-all", callback=_print_all, is_eager=True, expose_value=False, help="Show all options.")
+
+
+def _shared(storage: Annotated[str | None, _STORAGE] = None, help_all: Annotated[bool, _HELP_ALL] = False) -> None:
+    """Take the options of all commands."""
 
 
 def is_terminal() -> bool:

@@ -175,7 +175,7 @@ def list_jobs(
             Column("model", lambda status: status.job.model),
             Column("priority", lambda status: status.job.priority, drop=2),
             Column("created", lambda status: status.job.created[:19], drop=1),
-            Column("result", _describe_result),
+            Column("result", lambda s: (s.result.decision or s.result.reason) if s.result else ""),
         ],
         as_json=as_json,
     )
@@ -231,10 +231,6 @@ def logs(
                     sys.stdout.flush()
             if not has_ended:
                 time.sleep(1.0)
-
-
-def _describe_result(status: JobStatus) -> str:
-    return (status.result.decision or status.result.reason) if status.result else ""
 
 
 def _format_state(status: JobStatus) -> str:

@@ -38,7 +38,9 @@ def create(
     Once there is a key, the service refuses requests without one. Launchers read it from NCCLT_API_KEY, or from
     the file that NCCLT_API_KEY_FILE names.
     """
-    days = None if expires == "never" else _parse_days(expires)
+    if expires != "never" and not re.fullmatch(r"[1-9][0-9]{0,4}", expires):
+        raise UsageError(f"--expires {expires!r} is not a number of days", hint="for example 90, or never")
+    days = None if expires == "never" else int(expires)
     secret = new_secret()
     digest = hash_secret(secret)
     key = new_key(digest, role, clusters=cluster or (), note=note, now=utc_now(), days=days)
@@ -108,9 +110,3 @@ def add_first_key(store: Store, file: Path) -> None:
     key = new_key(digest, Role.ADMIN, note="the first key", now=utc_now(), days=USUAL_DAYS)
     store.keys.add(key, digest=digest)
     say(f"ncclt: the first key, {key.id}, admin, expires {key.expires[:10]}, is in {file}")
-
-
-def _parse_days(text: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,4}", text):
-        raise UsageError(f"--expires {text!r} is not a number of days", hint="for example 90, or never")
-    return int(text)

@@ -117,16 +117,14 @@ def show(
         Column("size", lambda row: row["size"], right=True),
         Column("default", lambda row: f"{row['default_us']:.1f}", right=True),
         Column("best", lambda row: f"{row['best_us']:.1f}", right=True),
-        Column("speed-up", lambda row: _draw_speedup(row["default_us"] / row["best_us"])),
+        Column(
+            "speed-up", lambda row: f"{(gain := row['default_us'] / row['best_us']):6.2f}x {draw_bar(gain - 1, _BAR)}"
+        ),
         Column("setting", lambda row: row["setting"]),
     ]
     for collective, rows in best.items():
         print(f"\n{collective}, recorded: µs with the NCCL default and with the best recorded setting")
         print_table(rows, columns)
-
-
-def _draw_speedup(speedup: float) -> str:
-    return f"{speedup:6.2f}x {draw_bar(speedup - 1, _BAR)}"
 
 
 def _find_best(landscape: Landscape, collective: Collective) -> list[dict[str, Any]]:

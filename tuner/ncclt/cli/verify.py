@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -301,16 +301,7 @@ def describe_sides(request: VerifyRequest, names: Mapping[Side, str]) -> dict[st
 
 
 def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
-    document = _plan_document(request)
-    if as_json:
-        print_json(document)
-    else:
-        print_document(document)
-        note(f"at most {count_noun(len(request.order), 'launch', 'launches')}, in this order")
-
-
-def _plan_document(request: VerifyRequest) -> dict[str, Any]:
-    return {
+    document = {
         "schema": PLAN_SCHEMA,
         "argv": list(words_without_secrets(request.argv)),
         **({"base_argv": list(words_without_secrets(request.base_argv))} if request.base_argv else {}),
@@ -323,6 +314,11 @@ def _plan_document(request: VerifyRequest) -> dict[str, Any]:
         "steps": request.how.steps,
         "notes": list(request.notes),
     }
+    if as_json:
+        print_json(document)
+    else:
+        print_document(document)
+        note(f"at most {count_noun(len(request.order), 'launch', 'launches')}, in this order")
 
 
 def print_verification(verification: Verification, location: str, *, quiet: bool) -> None:

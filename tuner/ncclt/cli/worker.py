@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated
 
@@ -42,11 +41,15 @@ def worker(
     """
     require_extra("jobs")
     require_extra("tune")
+    from ncclt.cli.tune import app as tune
     from ncclt.pipeline.job_worker import JobWorker
 
     if not 1 <= at_once <= _MOST_AT_ONCE:
         raise UsageError(f"--at-once must be 1 to {_MOST_AT_ONCE}, not {at_once}")
-    _require_tune_options(arguments or ())
+    # Refuse what every job would fail with: what `ncclt tune` does not take, and a store, which is this worker's.
+    words = ["--model", "any", *(arguments or ())]
+    options = typer.main.get_command(tune).make_context("ncclt tune", words).params
+    Target(launcher=options["launcher"] or "", benchmark=options["benchmark"]).require_known_names()
     with open_store(storage_url()) as store:
         store.clusters.get(cluster)
         serving = JobWorker(store, cluster=cluster, at_once=at_once, arguments=tuple(arguments or ()), say=say)
@@ -66,16 +69,3 @@ def worker(
     sys.stderr.flush()
     # Threads of the queue still wait for what was given back.
     os._exit(code)
-
-
-def _require_tune_options(words: Sequence[str]) -> None:
-    """Refuse options that every job would fail with.
-
-    Raises:
-        BadParameter: `ncclt tune` does not take them, or they name a store, which is this worker's.
-        UsageError: the launcher or the benchmark is unknown.
-    """
-    from ncclt.cli.tune import app as tune
-
-    options = typer.main.get_command(tune).make_context("ncclt tune", ["--model", "any", *words]).params
-    Target(launcher=options["launcher"] or "", benchmark=options["benchmark"]).require_known_names()
