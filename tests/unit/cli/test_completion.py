@@ -25,9 +25,8 @@ def offered(monkeypatch, typed, **environ):
 @pytest.mark.parametrize(
     "command",
     [
-        *("tune --cluster", "env --cluster", "run --cluster", "admin jobs submit --cluster"),
-        *("recheck --cluster", "upgrade --cluster", "advise --cluster"),
-        *("admin keys create --cluster", "cluster show", "admin recommendations rules"),
+        *("tune --cluster", "run --cluster", "admin jobs submit --cluster", "admin keys create --cluster"),
+        *("advise --cluster", "upgrade --cluster", "cluster show", "admin recommendations rules"),
     ],
 )
 def test_names_of_clusters_are_those_of_the_local_store(tmp_path, monkeypatch, command):

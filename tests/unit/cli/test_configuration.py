@@ -92,10 +92,6 @@ def test_an_empty_store_is_not_the_users_own(words, tmp_path):
     [
         ["attest", "no-file"],
         ["admin", "jobs", "list"],
-        ["admin", "jobs", "show", "one"],
-        ["admin", "jobs", "cancel", "one"],
-        ["admin", "jobs", "retry", "one"],
-        ["admin", "jobs", "logs", "one"],
         ["admin", "jobs", "submit", "--cluster", "leonardo", "--model", "bert"],
         ["admin", "jobs", "submit", "--stale"],
     ],
