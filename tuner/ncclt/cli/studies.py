@@ -174,7 +174,9 @@ def show(
     if newest:
         # Documents name no store and no machine, here as in `tune --json`.
         use = choose_form(newest) if as_json else choose_form(newest, source=source, build=find_plugin() is None)
-        from ncclt.prove.study_summary import summarize_study  # needs numpy, which the base install lacks
+        # These need numpy, which the base install lacks.
+        from ncclt.prove.confirm import confirmed_times
+        from ncclt.prove.study_summary import build_message_rows, summarize_study
 
         summary = summarize_study(study, trials, newest, use=use, steps_per_day=steps_per_day)
     if as_json:
@@ -189,28 +191,13 @@ def show(
         print_text(f"cost of {count_noun(len(trials), 'trial')}: {describe_cost(study, trials, None)}")
     _print_trials(study, trials)
     if newest and summary:
-        _print_result(study, trials, newest, summary, source=source, publication=publication)
-
-
-def _print_result(
-    study: Study,
-    trials: Sequence[Trial],
-    newest: Recommendation,
-    summary: StudySummary,
-    *,
-    source: str,
-    publication: str,
-) -> None:
-    from ncclt.prove.confirm import confirmed_times
-    from ncclt.prove.study_summary import build_message_rows
-
-    rows = build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
-    print_text("")
-    print_details(summary, study, rows)
-    if publication:
-        note(publication)
-    print_text("")
-    print_summary(summary, again=_reconstruct_command(study, newest, source), source=source, details=True)
+        rows = build_message_rows(newest, trials, study.workload, confirmed_times(trials).default)
+        print_text("")
+        print_details(summary, study, rows)
+        if publication:
+            note(publication)
+        print_text("")
+        print_summary(summary, again=_reconstruct_command(study, newest, source), source=source, details=True)
 
 
 def _build_document(
