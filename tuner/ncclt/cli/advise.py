@@ -160,7 +160,7 @@ def _predict(
     compute_s, source = _find_compute(workload, where, step)
     placed = workload.placed(nodes=where.nodes, gpus_per_node=where.gpus_per_node)
     is_named = where.name != RECORDING
-    advice = refusal = None
+    advice, refusal = None, None
     try:
         if (ranks := workload.provenance.world_size) and where.world_size != ranks:
             raise UsageError(

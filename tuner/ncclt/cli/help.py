@@ -82,7 +82,8 @@ def _shorten(command: Any) -> None:
     """Give a command the options of all commands, and hide those under a heading from its --help."""
     app = typer.Typer(add_completion=False)
     app.command()(_shared)
-    storage, help_all = typer.main.get_command(app).params
+    shared: list[Any] = typer.main.get_command(app).params
+    storage, help_all = shared
     headed = [param for param in command.params if param.rich_help_panel]
     # A shell completes only what is not hidden.
     for param in (*headed, storage):

@@ -301,7 +301,7 @@ def describe_sides(request: VerifyRequest, names: Mapping[Side, str]) -> dict[st
 
 
 def _print_plan(request: VerifyRequest, *, as_json: bool) -> None:
-    document = {
+    document: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
         "argv": list(words_without_secrets(request.argv)),
         **({"base_argv": list(words_without_secrets(request.base_argv))} if request.base_argv else {}),
