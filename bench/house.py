@@ -2,10 +2,10 @@
 
     python bench/house.py [--root FOLDER] [--json | --list ROW | --ratchet]
 
-Counts the syntax trees of tuner/ncclt and api/ncclt_api; the commands and options come from the click tree of that
-checkout, in a process of its own. `--list` names the items of a row. `--ratchet` compares the code lines alone with the
-number in docs/internals/size.md, and fails above it; `make lint` runs it. A code line holds a token that is neither a
-comment nor a docstring.
+Counts the syntax trees below tuner/ and api/, scripts beside the packages included; the commands and options come from
+the click tree of that checkout, in a process of its own. `--list` names the items of a row. `--ratchet` compares the
+code lines alone with the number in docs/internals/size.md, and fails above it; `make lint` runs it. A code line holds a
+token that is neither a comment nor a docstring.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
 
-PRODUCT = ("tuner/ncclt", "api/ncclt_api")
+PRODUCT = ("tuner", "api")
 SIZE_PAGE = "docs/internals/size.md"
 MAX_PARAMETERS = 6
 MAX_FUNCTION_LINES = 60
@@ -106,7 +106,7 @@ def read_modules(root: Path) -> dict[str, Module]:
     modules = {}
     for folder in PRODUCT:
         for path in sorted((root / folder).rglob("*.py")):
-            parts = path.relative_to((root / folder).parent).with_suffix("").parts
+            parts = path.relative_to(root / folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text(encoding="utf-8")
             modules[name] = Module(name=name, path=path.relative_to(root), text=text, tree=ast.parse(text))
@@ -156,7 +156,7 @@ def check_ratchet(root: Path) -> None:
     Raises:
         SystemExit: there are more.
     """
-    limit, lines = read_limit(root), count_folder(root, "tuner", "api")
+    limit, lines = read_limit(root), count_folder(root, *PRODUCT)
     if lines > limit:
         sys.exit(
             f"{lines:,} code lines in tuner/ and api/, {lines - limit:,} more than {SIZE_PAGE} allows: delete or merge,"
@@ -317,7 +317,7 @@ def measure(root: Path) -> list[dict[str, str | float]]:
     """Return name, today's figure and target of each row."""
     modules = read_modules(root)
     figures: dict[str, float] = {name: len(entries) for name, entries in collect(root).items()}
-    code_lines = figures["code lines"] = count_folder(root, "tuner", "api")
+    code_lines = figures["code lines"] = count_folder(root, *PRODUCT)
     figures["test lines per code line, %"] = round(100 * count_folder(root, "tests") / code_lines)
     figures["bench lines"] = count_folder(root, "bench")
     vague = "vague locals per 1,000 code lines"
@@ -336,8 +336,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--list", metavar="ROW", help="list the items of a row, by its first letters")
     arguments = parser.parse_args(argv)
     root = arguments.root.resolve()
-    if not (root / PRODUCT[0]).is_dir():
-        parser.error(f"--root: no {PRODUCT[0]} in {arguments.root}")
+    if not (root / "tuner" / "ncclt").is_dir():
+        parser.error(f"--root: no tuner/ncclt in {arguments.root}")
     if arguments.list is not None:
         lists = collect(root)
         chosen = next((name for name in lists if name.startswith(arguments.list)), None)

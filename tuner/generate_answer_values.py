@@ -43,8 +43,8 @@ def block() -> str:
     for name, words, legal in (("NCCL_ALGO", ALGORITHM_WORDS, _algorithms), ("NCCL_PROTO", PROTOCOL_WORDS, _protocols)):
         entries = []
         for collective, function in COLLECTIVE_WORDS.items():
-            always, more = (" ".join(words[choice] for choice in choices) for choices in legal(collective))
-            entries.append(f'"{function}": ("{always}", "{more}"),')
+            always, sometimes = (" ".join(words[choice] for choice in choices) for choices in legal(collective))
+            entries.append(f'"{function}": ("{always}", "{sometimes}"),')
         lines += [f'    "{name}": {{', *_filled(entries, indent=8), "    },"]
     algorithms, protocols = (ALGORITHM_WORDS[a] for a in BASE_ALGORITHMS), (PROTOCOL_WORDS[p] for p in BASE_PROTOCOLS)
     lines += ["}", f'_BASE = {{"NCCL_ALGO": "{",".join(algorithms)}", "NCCL_PROTO": "{",".join(protocols)}"}}']

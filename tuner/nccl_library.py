@@ -90,9 +90,9 @@ def read_library(file: BinaryIO) -> Library:
     return Library(
         version=code.version(),
         variables=code.variables(),
-        messages=frozenset(code.messages()),
+        messages=code.messages(),
         plugins=frozenset(plugins.values()),
-        names={what: code.table(symbol) for what, symbol in TABLES.items()},
+        names={kind: code.table(symbol) for kind, symbol in TABLES.items()},
         structs=structs,
         enums=enums,
     )
@@ -128,8 +128,8 @@ class _Code:
     def referenced(self, pattern: re.Pattern[bytes]) -> dict[int, str]:
         """Return the strings of a pattern that code or a table points to, by their addresses."""
         pointed = set(self._pointers.values())
-        found = {self._constants_at + match.start(): match[1] for match in pattern.finditer(self._constants)}
-        return {at: text.decode() for at, text in found.items() if at in self._users or at in pointed}
+        texts = {self._constants_at + match.start(): match[1] for match in pattern.finditer(self._constants)}
+        return {at: text.decode() for at, text in texts.items() if at in self._users or at in pointed}
 
     def variables(self) -> dict[str, bool]:
         """Return the environment variables, and whether their value is asked for.
@@ -140,18 +140,16 @@ class _Code:
             self._text_at + match.start() + 5 + struct.unpack("<i", match[1])[0]
             for match in _CALL_OR_JUMP.finditer(self._text)
         }
-        found: dict[str, bool] = {}
+        variables: dict[str, bool] = {}
         for at, name in self.referenced(_VARIABLE).items():
             users = [self._function(user) for user in self._users[at]]
             read = not users or any(start in called or not _ACCESSOR.fullmatch(symbol) for start, symbol in users)
-            found[name] = found.get(name, False) or read
-        return found
+            variables[name] = variables.get(name, False) or read
+        return variables
 
-    def messages(self) -> Iterator[str]:
-        """Yield the members of `MESSAGES` in the library."""
-        for text in MESSAGES:
-            if text.encode() in self._constants:
-                yield text
+    def messages(self) -> frozenset[str]:
+        """Return the members of `MESSAGES` in the library."""
+        return frozenset(text for text in MESSAGES if text.encode() in self._constants)
 
     def _function(self, at: int) -> tuple[int, str]:
         """Return start and name of the function that an address of code belongs to."""
@@ -164,8 +162,8 @@ class _Code:
             if name in ("ncclGetVersion", "pncclGetVersion") and size:
                 body = self._text[start - self._text_at :][:size]
                 numbers = [struct.unpack("<i", match[1])[0] for match in _STORED_NUMBER.finditer(body)]
-                if found := [number for number in numbers if 20000 <= number < 100000]:
-                    return found[0]
+                if version := next((number for number in numbers if 20000 <= number < 100000), 0):
+                    return version
         raise ValueError("ncclGetVersion stores no number")
 
     def table(self, symbol: str) -> tuple[str, ...]:
@@ -193,15 +191,11 @@ def _types(elf: ELFFile) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[st
     units = sorted(elf.get_dwarf_info().iter_CUs(), key=lambda unit: unit.cu_offset)
     structs, enums = {}, {}
     for name, places in sorted(offsets.items()):
-        for die in _named(name, places, info, units):
-            definition = _definition(die)
-            if definition is None:
-                continue
-            if definition.tag == "DW_TAG_enumeration_type":
-                enums[name] = tuple(_enumerators(definition))
-            else:
-                structs[name] = tuple(_members(definition))
-            break
+        definition = next(filter(None, map(_definition, _named(name, places, info, units))), None)
+        if definition is not None and definition.tag == "DW_TAG_enumeration_type":
+            enums[name] = tuple(_enumerators(definition))
+        elif definition is not None:
+            structs[name] = tuple(_members(definition))
     return structs, enums
 
 
@@ -213,16 +207,8 @@ def _named(name: str, places: list[int], info: bytes, units: list[CompileUnit]) 
             unit = units[bisect.bisect_right(starts, match.start()) - 1]
             for before in _NAME_FIRST_BYTES:
                 die = _entry(unit, match.start() - before)
-                if die is not None and die.attributes.get("DW_AT_name", _NO_NAME).value == name.encode():
+                if die is not None and _text(die) == name:
                     yield die
-
-
-@dataclass(frozen=True)
-class _NoName:
-    value: bytes = b""
-
-
-_NO_NAME = _NoName()
 
 
 def _entry(unit: CompileUnit, offset: int) -> DIE | None:
@@ -241,8 +227,9 @@ def _definition(die: DIE) -> DIE | None:
     return die if die.tag in kinds and "DW_AT_declaration" not in die.attributes else None
 
 
-def _text(die: DIE, attribute: str = "DW_AT_name") -> str:
-    return die.attributes[attribute].value.decode() if attribute in die.attributes else ""
+def _text(die: DIE) -> str:
+    name = die.attributes.get("DW_AT_name")
+    return name.value.decode() if name else ""
 
 
 def _enumerators(die: DIE) -> Iterator[str]:

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ class Wheel:
 def releases(project: str) -> list[str]:
     """Return the releases of a project, newest first."""
     shown = _pip("index", "versions", project)
-    found = re.search(r"^Available versions: (.*)$", shown, re.MULTILINE)
-    if not found:
+    versions = re.search(r"^Available versions: (.*)$", shown, re.MULTILINE)
+    if not versions:
         raise ValueError(f"pip names no versions of {project}: {shown}")
-    return found[1].split(", ")
+    return versions[1].split(", ")
 
 
 def fetch(requirement: str) -> Wheel:
@@ -93,19 +94,19 @@ def document(wheels: Iterable[Wheel]) -> dict[str, Any]:
     for wheel in sorted(wheels, key=lambda wheel: wheel.name):
         builds.setdefault(NcclVersion.parse(str(wheel.library.version)), []).append(wheel)
     libraries = {version: _same(builds[version]) for version in sorted(builds)}
-    known = Known(libraries)
+    facts = FactsByRelease(libraries)
     return {
         "about": ABOUT,
         "wheels": {str(version): {wheel.name: wheel.sha256 for wheel in builds[version]} for version in libraries},
-        "variables": known.names(lambda library: library.variables),
-        "variables_never_asked_for": known.names(
+        "variables": facts.names(lambda library: library.variables),
+        "variables_never_asked_for": facts.names(
             lambda library: (name for name, read in library.variables.items() if not read)
         ),
-        "plugin_symbols": known.names(lambda library: library.plugins),
-        "names": {what: known.forms(lambda library, what=what: library.names[what]) for what in TABLES},
-        "messages": known.names(lambda library: library.messages),
-        "structs": known.definitions(lambda library: library.structs),
-        "enums": known.definitions(lambda library: library.enums),
+        "plugin_symbols": facts.names(lambda library: library.plugins),
+        "names": {kind: facts.forms(lambda library, kind=kind: library.names[kind]) for kind in TABLES},
+        "messages": facts.names(lambda library: library.messages),
+        "structs": facts.definitions(lambda library: library.structs),
+        "enums": facts.definitions(lambda library: library.enums),
     }
 
 
@@ -115,11 +116,11 @@ def _same(wheels: list[Wheel]) -> Library:
     for wheel in wheels:
         for name, read in wheel.library.variables.items():
             asked[name] = asked.get(name, False) or read
-    same = replace(wheels[0].library, variables=asked)
+    library = replace(wheels[0].library, variables=asked)
     for wheel in wheels:
-        if set(wheel.library.variables) != set(asked) or replace(wheel.library, variables=asked) != same:
+        if set(wheel.library.variables) != set(asked) or replace(wheel.library, variables=asked) != library:
             raise ValueError(f"{wheel.name} and {wheels[0].name} know different things: decide which of them counts")
-    return same
+    return library
 
 
 def text(content: dict[str, Any]) -> str:
@@ -127,7 +128,7 @@ def text(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-class Known:
+class FactsByRelease:
     """Releases that know a fact."""
 
     def __init__(self, libraries: dict[NcclVersion, Library]) -> None:
@@ -143,7 +144,7 @@ class Known:
         """Return the forms that something took, each with its releases."""
         each = [of(library) for library in self._libraries.values()]
         forms = dict.fromkeys(form for form in each if form)
-        return [{"versions": self._runs([form == one for one in each]), "is": list(form)} for form in forms]
+        return [{"versions": self._runs([form == current for form in each]), "is": list(current)} for current in forms]
 
     def definitions(self, of: Callable[[Library], dict[str, tuple[str, ...]]]) -> dict[str, list[dict[str, Any]]]:
         """Return name -> its forms."""
@@ -151,24 +152,14 @@ class Known:
         return {name: self.forms(lambda library, name=name: of(library).get(name, ())) for name in names}
 
     def _runs(self, present: list[bool]) -> str:
-        return ", ".join(self._run(first, last) for first, last in _runs(present))
-
-    def _run(self, first: int, last: int) -> str:
-        versions = list(self._libraries)
-        if last == len(versions) - 1:
-            return f"{versions[first]}.."
-        return f"{versions[first]}..{versions[last]}" if last > first else str(versions[first])
-
-
-def _runs(present: list[bool]) -> Iterator[tuple[int, int]]:
-    """Yield first and last index of each run of True."""
-    first = None
-    for index, here in enumerate([*present, False]):
-        if here and first is None:
-            first = index
-        elif not here and first is not None:
-            yield first, index - 1
-            first = None
+        """Return the runs of releases: `A..B, C`, with an open end if the newest is in the last."""
+        versions, texts = list(self._libraries), []
+        for is_present, run in groupby(zip(present, versions, strict=True), key=lambda pair: pair[0]):
+            run_versions = [str(version) for _, version in run]
+            end = "" if run_versions[-1] == str(versions[-1]) else run_versions[-1]
+            if is_present:
+                texts.append(end if end == run_versions[0] else f"{run_versions[0]}..{end}")
+        return ", ".join(texts)
 
 
 def main(arguments: list[str] | None = None) -> int:

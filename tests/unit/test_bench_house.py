@@ -46,11 +46,12 @@ HOUSE = {
         "def compare(name):\n    return name in ('ssh', 'x') or 'slurm' != name or name == 'other'\n"
         "def choose(name):\n    match name:\n        case 'slurm': return {'ssh': 1, 'slurm': 2}\n"
     ),
+    "tuner/script.py": "other = 1\n",
     "api/ncclt_api/__init__.py": (
         "from ncclt.long import compare\n\nclass Long:\n    def use(self, a, b, c, d, e, f): ...\n"
     ),
 }
-CODE_LINES = 45  # counted by hand, without blank lines and docstrings
+CODE_LINES = 46  # counted by hand, without blank lines and docstrings
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +69,12 @@ def test_every_figure_is_counted(house, capsys):
     rows = json.loads(capsys.readouterr().out)["rows"]
 
     assert {row["figure"]: row["now"] for row in rows} == {
-        "modules": 10,
+        "modules": 11,
         "classes": 3,
         "code lines": CODE_LINES,
         "test lines per code line, %": 0,
         "bench lines": 0,
-        "vague locals per 1,000 code lines": 44.4,
+        "vague locals per 1,000 code lines": 65.2,
         "functions > 60 lines": 0,
         "leaf commands": 4,
         "options": 4,

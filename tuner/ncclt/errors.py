@@ -129,8 +129,8 @@ class HostLostError(NodesLostError):
 
 
 _FRAMEWORK_WORDS = tuple(
-    (re.compile(found, re.DOTALL), ours)
-    for found, ours in (
+    (re.compile(phrase, re.DOTALL), ours)
+    for phrase, ours in (
         (r"Field required", "is missing"),
         (r"Extra inputs are not permitted", "is unknown"),
         (r"JSON decode error", "is not JSON"),
