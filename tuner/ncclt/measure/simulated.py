@@ -131,16 +131,15 @@ def model_us(cluster: Cluster, setting: Setting, message: Message) -> float:
 
 def _peer_to_peer_us(message: Message, graph: Topology) -> float:
     """Return the time of send_recv or all_to_all, which NCCL's model lacks."""
-    row = tables.NVLINK_US if graph.nvlink else tables.PCI_US
-    ring, simple = Algorithm.RING, tables.PROTOCOL_ORDER.index(Protocol.SIMPLE)
-    hop_us = (tables.NET_US if graph.nodes > 1 else row)[ring][simple]
+    ring, simple = tables.LATENCIES_US[Algorithm.RING], tables.PROTOCOL_ORDER.index(Protocol.SIMPLE)
+    hop_us = (ring.net if graph.nodes > 1 else ring.nvlink if graph.nvlink else ring.pci)[simple]
     gbps = graph.graph_channels * graph.ring_gbps
     sent_bytes = float(message.size_bytes)
     if message.collective is Collective.ALL_TO_ALL:
         sent_bytes *= (graph.ranks - 1) / graph.ranks
         # The GPUs of a node share its ports.
         gbps /= graph.per_node if graph.nodes > 1 else 1
-    return tables.BASE_US[ring][simple] + hop_us + sent_bytes / (1000 * gbps)
+    return ring.base[simple] + hop_us + sent_bytes / (1000 * gbps)
 
 
 def find_refusal(cluster: Cluster, setting: Setting, message: Message) -> str:

@@ -16,53 +16,18 @@ from ncclt.nccl.cost_model.topology import build_topology
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "cost_model"
 SIZES = [1 << exponent for exponent in (3, 6, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28, 30, 33)]
-DGX = {"gpus_per_node": 8, "link_class": "nvswitch", "fabric": "infiniband", "nics_per_node": 8, "gpudirect": True}
+NODE = ("gpu", "compute_capability", "gpus_per_node", "link_class", "link_gbps")
+NETWORK = ("fabric", "nics_per_node", "nic_gbps")
 MACHINES = {
-    "dgx-a100": {**DGX, "gpu": "A100", "compute_capability": 80, "link_gbps": 300.0, "nic_gbps": 25.0, "cpu": "amd"},
-    "dgx-h100": {**DGX, "gpu": "H100", "compute_capability": 90, "link_gbps": 450.0, "nic_gbps": 50.0},
-    "dgx-b200": {**DGX, "gpu": "B200", "compute_capability": 100, "link_gbps": 900.0, "nic_gbps": 50.0},
-    "v100": {
-        **DGX,
-        "gpu": "V100",
-        "compute_capability": 70,
-        "link_gbps": 150.0,
-        "nic_gbps": 12.5,
-        "link_class": "nvlink",
-        "nics_per_node": 4,
-    },
-    "l40s": {
-        "gpu": "L40S",
-        "gpus_per_node": 4,
-        "compute_capability": 89,
-        "link_class": "shm",
-        "link_gbps": 32.0,
-        "cpu": "amd",
-        "fabric": "ethernet",
-        "nics_per_node": 1,
-        "nic_gbps": 12.5,
-    },
-    "t4": {
-        "gpu": "T4",
-        "gpus_per_node": 1,
-        "compute_capability": 75,
-        "link_class": "pcie",
-        "link_gbps": 16.0,
-        "fabric": "ethernet",
-        "nics_per_node": 1,
-        "nic_gbps": 1.25,
-    },
-    "a10": {
-        "gpu": "A10",
-        "gpus_per_node": 2,
-        "compute_capability": 86,
-        "link_class": "pcie",
-        "link_gbps": 32.0,
-        "fabric": "infiniband",
-        "nics_per_node": 2,
-        "nic_gbps": 25.0,
-        "gpudirect": True,
-    },
+    "dgx-a100": ("A100", 80, 8, "nvswitch", 300.0, "infiniband", 8, 25.0),
+    "dgx-h100": ("H100", 90, 8, "nvswitch", 450.0, "infiniband", 8, 50.0),
+    "dgx-b200": ("B200", 100, 8, "nvswitch", 900.0, "infiniband", 8, 50.0),
+    "v100": ("V100", 70, 8, "nvlink", 150.0, "infiniband", 4, 12.5),
+    "l40s": ("L40S", 89, 4, "shm", 32.0, "ethernet", 1, 12.5),
+    "t4": ("T4", 75, 1, "pcie", 16.0, "ethernet", 1, 1.25),
+    "a10": ("A10", 86, 2, "pcie", 32.0, "infiniband", 2, 25.0),
 }
+AMD = ("dgx-a100", "l40s")
 TUNABLE = [collective for collective in Collective if collective.is_tunable]
 
 
@@ -92,7 +57,9 @@ def test_what_is_predicted_and_chosen(subtests):
             path = GOLDEN / f"{machine}.txt"
             lines = []
             for nodes in (1, 2, 4):
-                cluster = Cluster(name=machine, nodes=nodes, nccl_version="2.28.9", **MACHINES[machine])
+                fields = dict(zip((*NODE, *NETWORK), MACHINES[machine], strict=True))
+                fields |= {"gpudirect": fields["fabric"] == "infiniband"} | ({"cpu": "amd"} if machine in AMD else {})
+                cluster = Cluster(name=machine, nodes=nodes, nccl_version="2.28.9", **fields)
                 if cluster.world_size > 1:
                     lines += [f"# {nodes} nodes", *rows(cluster)]
             text = "\n".join(lines) + "\n"

@@ -21,7 +21,7 @@ from ncclt.core.algorithms import LEGAL, Algorithm, Protocol, available_algorith
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCosts, PrintedTable
-from ncclt.nccl.cost_model import tables as tables
+from ncclt.nccl.cost_model import tables
 from ncclt.nccl.cost_model.topology import Topology, build_topology
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
@@ -42,6 +42,14 @@ class Choice:
     protocol: Protocol
     channels: int
     threads: int
+    time_us: float
+
+
+class TableChoice(NamedTuple):
+    """The cheapest algorithm and protocol for a message, and their predicted time, µs."""
+
+    algorithm: Algorithm
+    protocol: Protocol
     time_us: float
 
 
@@ -68,19 +76,17 @@ def nccl_choice(
         The cheapest choice, or None where NCCL has none: it then refuses the call ("no algorithm/protocol available").
         send_recv and all_to_all never have one.
     """
-    best: tuple[float, Algorithm, Protocol] | None = None
-    for candidate in available_algorithms(collective, graph.cluster):
-        if algorithm is not None and candidate is not algorithm:
-            continue
-        for available in _protocols(collective, candidate, graph.cluster, protocol):
-            time_us = predicted_us(collective, candidate, available, size_bytes, graph)
-            if best is None or time_us < best[0]:
-                best = (time_us, candidate, available)
-    if best is None:
+    predictions = [
+        TableChoice(candidate, available, predicted_us(collective, candidate, available, size_bytes, graph))
+        for candidate in available_algorithms(collective, graph.cluster)
+        if algorithm in (None, candidate)
+        for available in _protocols(collective, candidate, graph.cluster, protocol)
+    ]
+    if not predictions:
         return None
-    time_us, candidate, chosen = best
-    channels, threads = _channels_and_threads(collective, candidate, chosen, size_bytes, graph, max_threads)
-    return Choice(algorithm=candidate, protocol=chosen, channels=channels, threads=threads, time_us=time_us)
+    best = min(predictions, key=lambda choice: choice.time_us)
+    channels, threads = _channels_and_threads(collective, *best[:2], size_bytes, graph, max_threads)
+    return Choice(channels=channels, threads=threads, **best._asdict())
 
 
 def channels_taken(
@@ -96,7 +102,7 @@ def cell_channels(collective: Collective, protocol: Protocol, size_bytes: int, r
     Source: enqueue.cc, scheduleCollTasksToPlan: traffic per byte is 2 for all_reduce, the ranks for all_gather and
     reduce_scatter, else 1; LL counts four times.
     """
-    per_byte = {Collective.ALL_REDUCE: 2, Collective.BROADCAST: 1, Collective.REDUCE: 1}.get(collective, 1)
+    per_byte = 2 if collective is Collective.ALL_REDUCE else 1
     # all_gather and reduce_scatter: `ranks` per byte of one rank, so 1 per byte of the full buffer.
     if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) and ranks <= 1:
         return 1
@@ -214,10 +220,11 @@ def _nvls_bus_gbps(collective: Collective, algorithm: Algorithm, graph: Topology
 
 def _latency_us(collective: Collective, algorithm: Algorithm, protocol: Protocol, graph: Topology, steps: int) -> float:
     p = tables.PROTOCOL_ORDER.index(protocol)
-    row = tables.NVLINK_US if graph.nvlink else tables.PCI_US
-    intra = row[algorithm][p]
-    inter = tables.NET_US[Algorithm.TREE if graph.per_node == 1 and algorithm is Algorithm.RING else algorithm][p]
-    base = tables.BASE_US[algorithm][p]
+    latencies = tables.LATENCIES_US[algorithm]
+    base, intra = latencies.base[p], (latencies.nvlink if graph.nvlink else latencies.pci)[p]
+    inter = tables.LATENCIES_US[
+        Algorithm.TREE if graph.per_node == 1 and algorithm is Algorithm.RING else algorithm
+    ].net[p]
     nodes, levels = graph.nodes, int(math.log2(graph.nodes))
     if algorithm is Algorithm.TREE:
         return base + 2 * ((graph.ranks / nodes - 1) * intra + levels * inter)
@@ -229,7 +236,7 @@ def _latency_us(collective: Collective, algorithm: Algorithm, protocol: Protocol
         return base + math.log2(nodes) * inter / 3.5 + 2.8 * graph.ranks
     if collective in (Collective.BROADCAST, Collective.REDUCE):
         # sameChannels is true on the regular machines described here; NCCL then adds only one hop.
-        return base + (tables.NET_US[algorithm][p] if nodes > 1 else intra)
+        return base + (latencies.net[p] if nodes > 1 else intra)
     crossings = 0 if nodes == 1 else (nodes - 1) * (2 if collective is Collective.ALL_REDUCE else 1)
     overhead = graph.net_overhead_us * (3 if protocol is Protocol.SIMPLE else 1) if nodes > 1 else 0.0
     return base + (steps - crossings) * max(intra, overhead) + crossings * inter
@@ -271,14 +278,6 @@ def most_threads(algorithm: Algorithm, protocol: Protocol, graph: Topology, max_
     return 512 if max_threads % 32 or max_threads > 512 else max(64, max_threads)
 
 
-class TableChoice(NamedTuple):
-    """The cheapest algorithm and protocol for a message, and their predicted time, µs."""
-
-    algorithm: Algorithm
-    protocol: Protocol
-    time_us: float
-
-
 def find_table(costs: PrintedCosts, message: Message, cluster: Cluster) -> PrintedTable | None:
     """Return the table of the communicator that sends a message; None = it was not printed."""
     graph = build_topology(cluster, message.group_size, message.spans_nodes)
@@ -301,15 +300,15 @@ def predict_choice(
         graph: of the communicator, for the generation, and for the channels if the log has none.
         algorithm, protocol: the only ones allowed; None = any.
     """
-    known = replace(graph, ranks=table.ranks, nodes=table.nodes, channels=table.channels or graph.channels)
-    best: TableChoice | None = None
-    for cost in table.costs:
-        allowed = algorithm in (None, cost.algorithm) and protocol in (None, cost.protocol)
-        if cost.collective is not collective or not allowed:
-            continue
-        costs = (cost.latency_us, cost.gbps)
-        time_us = call_us(collective, cost.algorithm, cost.protocol, size_bytes, known, costs)
-        # The first of equal ones, like NCCL up to 2.30.
-        if best is None or time_us < best.time_us:
-            best = TableChoice(cost.algorithm, cost.protocol, time_us)
-    return best
+    logged = replace(graph, ranks=table.ranks, nodes=table.nodes, channels=table.channels or graph.channels)
+    predictions = (
+        TableChoice(
+            cost.algorithm,
+            cost.protocol,
+            call_us(collective, cost.algorithm, cost.protocol, size_bytes, logged, (cost.latency_us, cost.gbps)),
+        )
+        for cost in table.costs
+        if cost.collective is collective and algorithm in (None, cost.algorithm) and protocol in (None, cost.protocol)
+    )
+    # The first of equal ones, like NCCL up to 2.30.
+    return min(predictions, key=lambda choice: choice.time_us, default=None)

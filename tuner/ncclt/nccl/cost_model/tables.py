@@ -6,54 +6,39 @@ Latencies are µs, bandwidths 1e9 bytes/s. Protocol order in every triple: LL, L
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ncclt.core.algorithms import Algorithm, Protocol
 
 PROTOCOL_ORDER = (Protocol.LL, Protocol.LL128, Protocol.SIMPLE)
 """Index of a protocol in every triple of this module."""
 
-BASE_US: dict[Algorithm, tuple[float, float, float]] = {
-    Algorithm.TREE: (6.8, 14.0, 8.4),
-    Algorithm.RING: (6.6, 14.0, 8.4),
-    Algorithm.COLLNET_DIRECT: (0.0, 0.0, 0.0),
-    Algorithm.COLLNET_CHAIN: (0.0, 0.0, 0.0),
-    Algorithm.NVLS: (0.0, 0.0, 0.0),
-    Algorithm.NVLS_TREE: (0.0, 0.0, 0.0),
-    Algorithm.PAT: (8.0, 8.0, 8.0),
-}
-"""Cost of starting a kernel (baseLatencies)."""
 
-NVLINK_US: dict[Algorithm, tuple[float, float, float]] = {
-    Algorithm.TREE: (0.6, 1.25, 4.0),
-    Algorithm.RING: (0.6, 1.9, 3.4),
-    Algorithm.COLLNET_DIRECT: (0.0, 0.0, 3.7),
-    Algorithm.COLLNET_CHAIN: (0.0, 0.0, 2.8),
-    Algorithm.NVLS: (0.0, 0.0, 25.0),
-    Algorithm.NVLS_TREE: (0.0, 0.0, 25.0),
-    Algorithm.PAT: (0.0, 0.0, 4.0),
-}
-"""One hop over NVLink (hwLatencies[NCCL_HW_NVLINK])."""
+class Latencies(NamedTuple):
+    """Latencies of one algorithm, one for each protocol, µs.
 
-PCI_US: dict[Algorithm, tuple[float, float, float]] = {
-    Algorithm.TREE: (1.0, 1.9, 4.0),
-    Algorithm.RING: (1.0, 2.5, 5.7),
-    Algorithm.COLLNET_DIRECT: (0.0, 0.0, 3.7),
-    Algorithm.COLLNET_CHAIN: (0.0, 0.0, 2.8),
-    Algorithm.NVLS: (0.0, 0.0, 0.0),
-    Algorithm.NVLS_TREE: (0.0, 0.0, 0.0),
-    Algorithm.PAT: (0.0, 0.0, 4.0),
-}
-"""One hop over anything in the node that is not NVLink (hwLatencies[NCCL_HW_PCI])."""
+    Attributes:
+        base: of starting a kernel (baseLatencies).
+        nvlink: of one hop over NVLink (hwLatencies[NCCL_HW_NVLINK]).
+        pci: of one hop over anything in the node that is not NVLink (hwLatencies[NCCL_HW_PCI]).
+        net: of one hop between nodes (hwLatencies[NCCL_HW_NET]).
+    """
 
-NET_US: dict[Algorithm, tuple[float, float, float]] = {
-    Algorithm.TREE: (5.0, 8.5, 14.0),
-    Algorithm.RING: (2.7, 4.0, 14.0),
-    Algorithm.COLLNET_DIRECT: (0.0, 0.0, 31.0),
-    Algorithm.COLLNET_CHAIN: (0.0, 0.0, 30.0),
-    Algorithm.NVLS: (0.0, 0.0, 18.0),
-    Algorithm.NVLS_TREE: (0.0, 0.0, 20.9),
-    Algorithm.PAT: (0.0, 0.0, 14.0),
+    base: tuple[float, float, float]
+    nvlink: tuple[float, float, float]
+    pci: tuple[float, float, float]
+    net: tuple[float, float, float]
+
+
+LATENCIES_US = {
+    Algorithm.TREE: Latencies((6.8, 14.0, 8.4), (0.6, 1.25, 4.0), (1.0, 1.9, 4.0), (5.0, 8.5, 14.0)),
+    Algorithm.RING: Latencies((6.6, 14.0, 8.4), (0.6, 1.9, 3.4), (1.0, 2.5, 5.7), (2.7, 4.0, 14.0)),
+    Algorithm.COLLNET_DIRECT: Latencies((0.0, 0.0, 0.0), (0.0, 0.0, 3.7), (0.0, 0.0, 3.7), (0.0, 0.0, 31.0)),
+    Algorithm.COLLNET_CHAIN: Latencies((0.0, 0.0, 0.0), (0.0, 0.0, 2.8), (0.0, 0.0, 2.8), (0.0, 0.0, 30.0)),
+    Algorithm.NVLS: Latencies((0.0, 0.0, 0.0), (0.0, 0.0, 25.0), (0.0, 0.0, 0.0), (0.0, 0.0, 18.0)),
+    Algorithm.NVLS_TREE: Latencies((0.0, 0.0, 0.0), (0.0, 0.0, 25.0), (0.0, 0.0, 0.0), (0.0, 0.0, 20.9)),
+    Algorithm.PAT: Latencies((8.0, 8.0, 8.0), (0.0, 0.0, 4.0), (0.0, 0.0, 4.0), (0.0, 0.0, 14.0)),
 }
-"""One hop between nodes (hwLatencies[NCCL_HW_NET])."""
 
 LL_MAX_GBPS = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
 """Ceiling of LL (llMaxBws): GPU generation x (1, 2, more nodes)."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from ncclt.core.cluster import Cluster
 from ncclt.core.setting import max_channels
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model import tables as tables
+from ncclt.nccl.cost_model import tables
 
 _MOST_GRAPH_CHANNELS = 16
 """The search looks for at most MAXCHANNELS / 2 = 16 channels, which are doubled afterwards."""
