@@ -38,7 +38,8 @@ from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.setting import Setting
 from ncclt.core.trial import Outcome
 from ncclt.errors import NccltError
-from ncclt.nccl.tuner_plugin.shared_table import VARIABLE, SharedTable
+from ncclt.measure.benchmarks.torch_worker.ncclt_torch_session import RankTable
+from ncclt.nccl.tuner_plugin.shared_table import LAYOUT, VARIABLE, lay_out_table
 from ncclt.nccl.tuner_table import PluginRow
 
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -62,7 +63,8 @@ class Worker:
         self._told = options
         self._ranks: Ranks | None = None
         self._version = NcclVersion(0, 0)
-        self._table: SharedTable | None = None
+        self._table: RankTable | None = None
+        self._generation = 0
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Obey one command; what NCCL or the GPU do to it is part of the answer."""
@@ -85,11 +87,6 @@ class Worker:
             thread.start()
             thread.join(_ABORT_S)
 
-    def tidy(self) -> None:
-        """Give the table's memory back."""
-        if self._table is not None:
-            self._table.close()
-
     def _open(self, _command: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         told, recipe = self._told, RECIPES[self._told["recipe"]]
         source = Path(told["nccl"])
@@ -98,7 +95,7 @@ class Worker:
         recipe.check(self._version, told["ranks"])
         device = Device(Path(told["cuda"]) if told["cuda"] else None)
         if VARIABLE in os.environ:
-            self._table = SharedTable()
+            self._table = RankTable(LAYOUT)
             os.environ[VARIABLE] = self._table.path
         self._ranks = Ranks(
             device,
@@ -140,8 +137,13 @@ class Worker:
         return {"wrong": wrong}
 
     def _publish(self, command: Mapping[str, Any], _deadline: float) -> dict[str, Any]:
+        self._write_table([PluginRow(**row) for row in command["rows"]])
+        return {"generation": self._generation}
+
+    def _write_table(self, rows: list[PluginRow]) -> None:
         assert self._table is not None
-        return {"generation": self._table.publish([PluginRow(**row) for row in command["rows"]])}
+        self._generation += 1
+        self._table.publish(**lay_out_table(rows, self._generation))
 
     def _close(self, _command: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         if self._ranks is not None:
@@ -166,7 +168,7 @@ class Worker:
         if self._table is None and rows:
             raise NccltError("there is no shared table to force a setting by", hint="give the plugin")
         if self._table is not None:
-            self._table.publish(rows)
+            self._write_table(rows)
 
 
 def _said(wrong: int) -> str:
@@ -195,7 +197,6 @@ def main() -> None:
     worker = Worker(options)
 
     def leave(_number: int, _frame: object) -> None:
-        worker.tidy()
         shutil.rmtree(options["scratch"], ignore_errors=True)
         os._exit(1)
 
@@ -219,7 +220,6 @@ def main() -> None:
             # Its pipe closes before its death is told: wait for the signal, which also removes the scratch folder.
             time.sleep(_ORPHAN_S)
     finally:
-        worker.tidy()
         sys.stderr.flush()
         # Threads that hang inside NCCL would keep an orderly exit waiting for ever.
         os._exit(0)

@@ -1,6 +1,5 @@
 """The runner of persistent ranks, towards a rank 0 played here: what it believes, whom it blames, what it does."""
 
-import base64
 import threading
 import time
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ncclt.measure.persistent import runner as persistent_module
 from ncclt.measure.persistent import session as session_module
 from ncclt.nccl.compile import compile_policy, variables_for_setting
 from ncclt.nccl.switching import SwitchCost
-from ncclt.nccl.tuner_plugin.shared_table import slot_image
+from ncclt.nccl.tuner_plugin.shared_table import lay_out_table
 from ncclt.nccl.tuner_table import PluginRow
 from ncclt.testing.samples import sample_cluster
 
@@ -238,8 +237,7 @@ def test_the_plugin_applies_a_whole_policy_in_one_launch_with_the_variables_besi
         PluginRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=1 << 20, channels=4, ranks=2),
         PluginRow(collective="allreduce", algorithm="ring", protocol="ll", last_bytes=8191),
     ]
-    at, image = slot_image(rows, 1)
-    assert (order["table"]["at"], base64.b64decode(order["table"]["image"])) == (at, image), "groups come first"
+    assert order["table"] == lay_out_table(rows, 1), "groups come first"
     assert order["attest"] is True
     assert order["variables"] == {"NCCL_BUFFSIZE": "1048576"}
 

@@ -2,8 +2,10 @@
 
 import pytest
 
+from ncclt.measure.benchmarks.torch_worker.ncclt_torch_session import RankTable
 from ncclt.nccl.tuner_plugin.build import build, compiler
 from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin
+from ncclt.nccl.tuner_plugin.shared_table import LAYOUT, lay_out_table
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +36,20 @@ def opened(plugin, tmp_path):
         return plugin.communicator(ranks=ranks, nodes=nodes, environ=environ, **options)
 
     return open_with
+
+
+class SharedTable:
+    """The table of one rank, written by the rank's own code from the controller's orders."""
+
+    def __init__(self):
+        self._memory, self._generation = RankTable(LAYOUT), 0
+        self.path = self._memory.path
+
+    def publish(self, rows):
+        self._memory.publish(**lay_out_table(rows, self._generation + 1))
+        self._generation += 1
+
+
+@pytest.fixture
+def table():
+    return SharedTable()

@@ -1,11 +1,8 @@
 """The table that the stand-alone worker writes is the one that the plugin reads."""
 
-import base64
 import json
 import os
-import struct
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +12,10 @@ from ncclt.core.policy import Rule
 from ncclt.measure.benchmarks.torch_worker import ncclt_torch_session as worker
 from ncclt.measure.persistent.attested import Attested
 from ncclt.nccl.switching import ForcedState
-from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, MOST_ROWS, TABLE_BYTES, SharedTable, slot_image
+from ncclt.nccl.tuner_plugin.shared_table import MOST_ROWS
 from ncclt.nccl.tuner_table import FUNCTIONS, PluginRow
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
-LAYOUT = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES}
 TABLES = (
     [PluginRow(collective="allreduce", algorithm="ring", protocol="ll", channels=4)],
     [PluginRow(collective="allreduce", algorithm="tree", protocol="simple")] * MOST_ROWS,
@@ -34,38 +30,17 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def publish(table, rows, generation):
-    at, image = slot_image(rows, generation)
-    number = base64.b64encode(struct.pack("=Q", generation)).decode()
-    table.publish(at=at, image=base64.b64encode(image).decode(), generation=number)
-
-
-def test_it_is_byte_for_byte_what_the_library_writes():
-    ours = worker.RankTable(LAYOUT)
-    with SharedTable() as theirs:
-        for generation, rows in enumerate(TABLES, 1):
-            publish(ours, rows, generation)
-            assert theirs.publish(rows) == generation
-            assert Path(ours.path).read_bytes() == Path(theirs.path).read_bytes()
-
-
-def test_nobody_can_cut_it_short():
-    table = worker.RankTable(LAYOUT)
-    with Path(table.path).open("r+b") as file, pytest.raises(PermissionError):
-        file.truncate(0)
-
-
-def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin):
-    table, reports = worker.RankTable(LAYOUT), worker.make_reports_folder()
+def test_the_plugin_follows_it_from_trial_to_trial(folder, plugin, table):
+    reports = worker.make_reports_folder()
     environ = {"NCCLT_POLICY_SHM": table.path, "NCCLT_POLICY": None, "NCCLT_PLUGIN_REPORT": str(reports)}
     with plugin.communicator(ranks=2, nodes=1, environ=environ) as comm:
         assert comm.ask(ALL_REDUCE, 4096).costs == [1.0] * 21
         expected = [(3, 4), (2, 0), None, None]
-        for generation, (rows, cheapest) in enumerate(zip(TABLES, expected, strict=True), 1):
-            publish(table, rows, generation)
+        for rows, cheapest in zip(TABLES, expected, strict=True):
+            table.publish(rows)
             answer = comm.ask(ALL_REDUCE, 4096)
-            found = [at for at, cost in enumerate(answer.costs) if cost < 1]
-            assert (found, answer.channels) == (([cheapest[0]], cheapest[1]) if cheapest else ([], 0))
+            cheap = [at for at, cost in enumerate(answer.costs) if cost < 1]
+            assert (cheap, answer.channels) == (([cheapest[0]], cheapest[1]) if cheapest else ([], 0))
     # And what it reports is what the controller believes.
     (report,) = reports.iterdir()
     lines = [json.loads(line) for line in report.read_text().splitlines()]

@@ -9,10 +9,8 @@ Not tested on a GPU; tested with processes of gloo, which ignore NCCL's variable
 
 from __future__ import annotations
 
-import base64
 import itertools
 import secrets
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -41,7 +39,7 @@ from ncclt.nccl.switching import (
     plan_transition,
     start_variables,
 )
-from ncclt.nccl.tuner_plugin.shared_table import EMPTY_HEAD, TABLE_BYTES, slot_image
+from ncclt.nccl.tuner_plugin.shared_table import LAYOUT, lay_out_table
 from ncclt.nccl.tuner_table import communicator_shape, plugin_row
 
 LONGEST_S = 7 * 24 * 3600.0
@@ -213,8 +211,7 @@ class PersistentRunner(RealRunner):
                 launcher=self._launcher, plan=plan, controller=controller, stopped=lambda: self._killed
             )
             began_s = time.monotonic()
-            table = {"head": base64.b64encode(EMPTY_HEAD).decode(), "bytes": TABLE_BYTES} if self._plugin else None
-            ready = session.wait_ready({"table": table}, limit_s)
+            ready = session.wait_ready({"table": LAYOUT if self._plugin else None}, limit_s)
         if not ready:
             late = time.monotonic() - began_s >= limit_s
             return self._lost(session.kill if late else session.wait_end, timed_out=late)
@@ -229,7 +226,6 @@ class PersistentRunner(RealRunner):
         assert step.cost is not SwitchCost.PROCESS, "variables that NCCL reads once were set when the ranks started"
         table = None
         if step.rules is not None:
-            generation = next(self._generations)
             nodes, ranks = self.cluster.nodes, self.cluster.world_size
             rows = [
                 plugin_row(
@@ -240,9 +236,7 @@ class PersistentRunner(RealRunner):
                 for rule in step.rules
                 if rule.algorithm and rule.protocol
             ]
-            at, image = slot_image(rows, generation)
-            counted = base64.b64encode(struct.pack("=Q", generation)).decode()
-            table = {"at": at, "image": base64.b64encode(image).decode(), "generation": counted}
+            table = lay_out_table(rows, next(self._generations))
         return {
             "level": step.cost.name.lower(),
             "variables": {**dict(step.set_variables), **dict.fromkeys(step.unset_variables)},

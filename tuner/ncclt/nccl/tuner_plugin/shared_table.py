@@ -1,18 +1,17 @@
-"""Writes the table that the plugin reads from shared memory (NCCLT_POLICY_SHM): trials without a new communicator.
+"""The table that the plugin reads from shared memory (NCCLT_POLICY_SHM): trials without a new communicator.
 
-Each rank has its own, in anonymous memory that cannot be truncated (a sealed memfd). The same rows are published to
-every rank, then all ranks are waited for (a barrier of the controller), and only then the next collective begins: all
-ranks must make the same choice. The layout is documented in plugin/shared.h.
+Each rank has its own, in anonymous memory that cannot be truncated (a sealed memfd). The controller lays out the bytes,
+and the ranks, which have no ncclt, write them: the same rows are published to every rank, then all ranks are waited for
+(a barrier of the controller), and only then the next collective begins, for all ranks must make the same choice. The
+layout is documented in plugin/shared.h.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
+import base64
 import struct
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Any
 
 from ncclt.errors import UsageError
 from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS, PluginRow, fnv1a
@@ -21,20 +20,22 @@ VARIABLE = "NCCLT_POLICY_SHM"
 
 MOST_ROWS = 256
 
-_MAGIC = b"NCCLTSHM"
-_FORMAT = 1
 _HEAD = struct.Struct("=Q8sIIQ")
 _SLOT_HEAD = struct.Struct("=QQQQ")
 _ROW = struct.Struct("=QQIIBBBB4x")
 _SLOT_BYTES = _SLOT_HEAD.size + MOST_ROWS * _ROW.size
-_BYTES = _HEAD.size + 2 * _SLOT_BYTES
 _LARGEST = 2**64 - 1
 
-TABLE_BYTES = _BYTES
-"""Size of a table."""
 
-EMPTY_HEAD = _HEAD.pack(0, _MAGIC, _FORMAT, MOST_ROWS, 0)
-"""The head of an empty table; the rest of it is 0."""
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+LAYOUT = {
+    "head": _encode(_HEAD.pack(0, b"NCCLTSHM", 1, MOST_ROWS, 0)),
+    "bytes": _HEAD.size + 2 * _SLOT_BYTES,
+}
+"""An empty table for a rank to make: its head, of format 1, and its size; the rest of it is 0."""
 
 
 def _pack(row: PluginRow) -> bytes:
@@ -53,82 +54,23 @@ def _pack(row: PluginRow) -> bytes:
         raise UsageError(f"no row of a shared table: {row}: {error}") from error
 
 
-def slot_image(rows: Sequence[PluginRow], generation: int) -> tuple[int, bytes]:
-    """Return the offset of a table and its bytes.
-
-    After them the writer puts the generation into the first 8 bytes, in the machine's byte order: so a rank without
-    ncclt can publish what the controller has laid out.
+def lay_out_table(rows: Sequence[PluginRow], generation: int) -> dict[str, Any]:
+    """Return the order to a rank that publishes a table, for every call that begins from then on.
 
     Args:
         rows: of the table; none = the NCCL default.
         generation: of the table, counted from 1 and without gaps.
+
+    Returns:
+        at and image: offset and bytes of the table; generation: 8 bytes in the machine's byte order, which the rank
+        writes last, to the beginning. If they become visible early, the checksum makes readers wait.
 
     Raises:
         UsageError: too many rows, or an invalid row.
     """
     if len(rows) > MOST_ROWS:
         raise UsageError(f"a shared table holds {MOST_ROWS} rows, not {len(rows)}")
-    body = b"".join(map(_pack, rows))
-    counted = struct.pack("=QQ", generation, len(rows))
-    head = counted + struct.pack("=QQ", fnv1a(counted + body), 0)
-    return _HEAD.size + generation % 2 * _SLOT_BYTES, head + body
-
-
-class SharedTable:
-    """A shared table and its only writer, in memory of this process; close it when the trials are over.
-
-    Attributes:
-        path: for `NCCLT_POLICY_SHM` in this process and in its forked children.
-        generation: of the last published table; 0 = none yet, which is the NCCL default.
-
-    Example:
-        with SharedTable() as table:
-            os.environ[VARIABLE] = table.path
-            table.publish([PluginRow(collective="allreduce", algorithm="ring", protocol="ll")])
-
-    Raises:
-        UsageError: this system has no such memory.
-    """
-
-    def __init__(self) -> None:
-        try:
-            self._file = os.memfd_create("ncclt-table", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.fchmod(self._file, 0o600)  # memory is made writable for all, and the plugin trusts no such file
-            # Written, not only extended: lack of memory must show here and not as SIGBUS in a call.
-            os.write(self._file, EMPTY_HEAD.ljust(_BYTES, b"\0"))
-            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._memory = mmap.mmap(self._file, _BYTES)
-        except OSError as error:
-            raise UsageError(f"no memory for a shared table: {error.strerror}") from error
-        self.path = f"/proc/self/fd/{self._file}"
-        self.generation = 0
-
-    def publish(self, rows: Sequence[PluginRow]) -> int:
-        """Replace the table for every call that begins from now on; no rows = the NCCL default.
-
-        Returns:
-            The generation, counted from 1: equal on all nodes that published equally often.
-
-        Raises:
-            UsageError: too many rows, or an invalid row; the table is then unchanged.
-        """
-        generation = self.generation + 1
-        at, image = slot_image(rows, generation)
-        self._memory[at : at + len(image)] = image
-        # Last, in one aligned store of 8 bytes. If it becomes visible early, the checksum makes readers wait.
-        self._memory[:8] = struct.pack("=Q", generation)
-        self.generation = generation
-        return generation
-
-    def close(self) -> None:
-        """Free the memory; open communicators keep their view of the last table."""
-        self._memory.close()
-        os.close(self._file)
-
-    def __enter__(self) -> SharedTable:
-        """Return the table."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Close it."""
-        self.close()
+    body, number = b"".join(map(_pack, rows)), struct.pack("=Q", generation)
+    counted = number + struct.pack("=Q", len(rows))
+    image = counted + struct.pack("=QQ", fnv1a(counted + body), 0) + body
+    return {"at": _HEAD.size + generation % 2 * _SLOT_BYTES, "image": _encode(image), "generation": _encode(number)}
