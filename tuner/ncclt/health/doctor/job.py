@@ -168,7 +168,7 @@ def _run(plan: RecordPlan, window: _RunLimit, environ: Mapping[str, str], *, to_
                     watch=window.watch,
                 )
             finally:
-                window.close()
+                window.wall_s = time.monotonic() - window.began_s
                 end_members(window.mark, grace_s=_LEFT_S)
     finally:
         window.problems += output.problems
@@ -189,7 +189,7 @@ class _RunLimit:
         self.problems: tuple[str, ...] = ()
         self.wall_s = 0.0
         self._limits = limits
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
         self._talks_s: float | None = None
         self._counts_steps = False
         self._ended_s: float | None = None
@@ -206,7 +206,7 @@ class _RunLimit:
                 self._talks_s = now_s
             self._counts_steps = self._counts_steps or any((self.folder / "ranks").iterdir())
         if self._talks_s is None:
-            since_s, most_s, phase = self._began_s, self._limits.silent, "without a line of NCCL"
+            since_s, most_s, phase = self.began_s, self._limits.silent, "without a line of NCCL"
         else:
             most_s = self._limits.steps if self._counts_steps else self._limits.calls
             since_s, phase = self._talks_s, "after NCCL's first line"
@@ -214,10 +214,6 @@ class _RunLimit:
             self._ended_s, self.reason = now_s, f"limit: {most_s:g} s {phase}"
             with contextlib.suppress(PermissionError):
                 os.kill(process_id, signal.SIGTERM)
-
-    def close(self) -> None:
-        """Store the time at which the job ended."""
-        self.wall_s = time.monotonic() - self._began_s
 
 
 class _Output:
@@ -274,9 +270,8 @@ class _Output:
             with self._copy:
                 while held_bytes > 0:
                     ready = {descriptor for descriptor, _event in waiting.poll()}
-                    if self._ours not in ready:
-                        return  # the command has ended, and a process that left it holds the pipe open
-                    if not (chunk := _read(self._ours)):
+                    # Without ours the command has ended, and a process that left it holds the pipe open.
+                    if self._ours not in ready or not (chunk := _read(self._ours)):
                         return
                     held_bytes -= len(chunk) if self._end in ready else 0
                     self._write(chunk)

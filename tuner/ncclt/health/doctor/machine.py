@@ -11,6 +11,7 @@ from pathlib import Path
 from ncclt.health.doctor.adapters import adapters_here, first_line
 from ncclt.health.doctor.conf_file import ConfFile, parse_conf_file
 from ncclt.health.doctor.facts import Facts
+from ncclt.health.doctor.nccl_topology import CPU_VENDORS
 from ncclt.health.doctor.variables import shown_value
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.evidence import Evidence, Variable, shortened
@@ -26,7 +27,6 @@ _NOT_FILES = frozenset({"", "none", "static_plugin", "stdout", "stderr"})
 _LIBRARY_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib", "usr/local/lib")
 
 _CPU_HEAD_CHARACTERS = 4096
-_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 
 
 def machine_facts(environ: Mapping[str, str], *, root: Path = Path("/"), home: Path | None = None) -> Facts:
@@ -139,4 +139,4 @@ def cpu_vendor(text: str) -> str:
     """Return `intel`, `amd` or `arm` for the beginning of /proc/cpuinfo; empty = not known."""
     if "CPU implementer" in text:
         return "arm"
-    return next((name for word, name in _VENDORS.items() if word in text), "")
+    return next((name for word, name in CPU_VENDORS.items() if word in text), "")

@@ -13,16 +13,15 @@ from ncclt.health.doctor.gpu_report import read_elements
 
 COMMAND = "NCCL_TOPO_DUMP_FILE=FILE"
 
-_SPEEDS = {2.5: 15, 5.0: 30, 8.0: 60, 16.0: 120, 32.0: 240, 64.0: 480}
-"""GT/s -> NCCL's figure, of which 80 lanes make 1 GB/s (graph/topo.cc, kvDictPciGen)."""
+_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+"""GT/s -> generation."""
 
-_UNKNOWN_SPEED, _UNKNOWN_WIDTH = 60, 16
+_UNKNOWN_GENERATION, _UNKNOWN_WIDTH = 3, 16
 """NCCL's guess where Linux shows none: PCIe 3 x16."""
 
-_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 _NVSWITCH_CLASS, _INFINIBAND_CLASS = "0x0680", "0x0207"
 _RDMA = re.compile(r"(mlx|bnxt_re|irdma|qedr|hns|roce)")
-_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
+CPU_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +40,9 @@ class PciLink:
 
     @property
     def gbps(self) -> float:
-        """Return the bandwidth that NCCL assumes for the link, GB/s."""
-        return _SPEEDS.get(self.speed_gts, _UNKNOWN_SPEED) * (self.width or _UNKNOWN_WIDTH) / 80
+        """Return the bandwidth that NCCL assumes for the link, GB/s (graph/topo.cc, kvDictPciGen: 15, 30, 60, ...)."""
+        speed = 15 << ((self.generation or _UNKNOWN_GENERATION) - 1)
+        return speed * (self.width or _UNKNOWN_WIDTH) / 80
 
     @property
     def generation(self) -> int | None:
@@ -152,7 +152,7 @@ def parse_nccl_topology(stream: IO[bytes], source: str) -> NcclTopology:
     if not gpus:
         raise InputError(f"{source} lists no GPU", hint=_HINT)
     cpus = [element for element in elements if element.tag == "cpu"]
-    vendors = ("arm" if cpu.get("arch") == "arm64" else _VENDORS.get(cpu.get("vendor", ""), "") for cpu in cpus)
+    vendors = ("arm" if cpu.get("arch") == "arm64" else CPU_VENDORS.get(cpu.get("vendor", ""), "") for cpu in cpus)
     return NcclTopology(
         source=source,
         cpu=next(filter(None, vendors), ""),

@@ -10,7 +10,7 @@ from ncclt.core.cluster import PER_RANK
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.plural import count_noun
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.finding import Check, Observation, Severity, observe, rule
+from ncclt.health.doctor.finding import DoctorRule, Observation, Severity, observe, rule
 from ncclt.health.doctor.gpu_report import gpu_model
 from ncclt.health.doctor.known_issues import KNOWN_ISSUES
 from ncclt.health.doctor.variables import READ_BY_EVERY_RANK
@@ -199,7 +199,8 @@ def _compare(job: tuple[Process, ...], read: _Read, problem: str) -> Iterator[Ob
         yield observe(f"{problem}: {shares}", *(lines[text] for text in counts))
 
 
-def _compare_in_each_job(read: _Read, noun: str) -> Check:
+def _compare_in_each_job(id: str, read: _Read, noun: str) -> DoctorRule:
+    @rule(id)
     def check(facts: Facts) -> Iterator[Observation]:
         for job in _list_jobs(facts.log):
             yield from _compare(job, read, f"processes of one job have different {noun}")
@@ -236,11 +237,11 @@ def _read_variable(name: str, complete: set[tuple[str, int]]) -> _Read:
     return read
 
 
-_versions = rule("RNK001")(
-    _compare_in_each_job(lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions")
+_versions = _compare_in_each_job(
+    "RNK001", lambda p: (p.version.value, p.version.evidence) if p.version else None, "NCCL versions"
 )
-_networks = rule("RNK003")(
-    _compare_in_each_job(lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks")
+_networks = _compare_in_each_job(
+    "RNK003", lambda p: (p.network.value, p.network.evidence) if p.network else None, "networks"
 )
-_adapters = rule("RNK004")(_compare_in_each_job(_read_adapters, "numbers of network adapters"))
-_drivers = rule("RNK005")(_compare_in_each_job(_read_driver, "CUDA drivers"))
+_adapters = _compare_in_each_job("RNK004", _read_adapters, "numbers of network adapters")
+_drivers = _compare_in_each_job("RNK005", _read_driver, "CUDA drivers")
