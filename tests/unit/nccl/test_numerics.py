@@ -79,12 +79,6 @@ def test_parameters_that_change_chunks_or_channels_are_unknown():
         assert bits(parameters=((name, 64),)) is SameBits.UNKNOWN
 
 
-def test_variables_that_confine_the_other_collectives_are_unknown():
-    rule = Rule(collective=AG, **RING)
-    assert bits(rule, version="2.31.2", by_variables=True) is SameBits.UNKNOWN
-    assert bits(rule, version="2.31.2") is SameBits.YES
-
-
 def test_a_variable_that_removes_the_guard_of_pytorch_is_named(subtests):
     """torch.use_deterministic_algorithms sets NCCL_ALGO=^NVLS only where NCCL_ALGO is unset."""
     ring = Rule(collective=AG, **RING)

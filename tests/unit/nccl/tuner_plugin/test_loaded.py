@@ -1,6 +1,5 @@
 """The compiled plugin, asked by ctypes as NCCL asks it."""
 
-import ctypes
 import math
 import os
 import subprocess
@@ -19,7 +18,7 @@ from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, V
 from ncclt.deliver.render.formats import render
 from ncclt.errors import InputError
 from ncclt.nccl.tuner_plugin.build import compiler
-from ncclt.nccl.tuner_plugin.loaded import API_VERSIONS, COLLECTIVES, LoadedPlugin
+from ncclt.nccl.tuner_plugin.loaded import API_VERSIONS, LoadedPlugin
 from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
@@ -93,22 +92,6 @@ def test_a_call_without_a_row_keeps_costs_and_channels(subtests, opened):
             assert comm.ask(FUNCTIONS.index("reduce"), 150).channels == 0
 
 
-def test_a_row_without_channels_keeps_the_default_ones(opened):
-    with opened("allreduce,0,100,ring,simple,-1,-1,-1") as comm:
-        assert comm.ask(ALL_REDUCE, 64).channels == 0
-
-
-def test_sizes_of_four_gibibytes_and_more_are_matched(subtests, opened):
-    for size_bytes in [4294967295, 4294967296, 2**40, 2**63]:
-        with (
-            subtests.test(size_bytes=size_bytes),
-            opened(f"allreduce,{size_bytes},{size_bytes},ring,ll,-1,-1,-1") as comm,
-        ):
-            assert chosen(comm.ask(ALL_REDUCE, size_bytes)) == ("ring", "ll")
-            assert chosen(comm.ask(ALL_REDUCE, size_bytes - 1)) is None
-            assert chosen(comm.ask(ALL_REDUCE, size_bytes + 1)) is None
-
-
 def test_what_nccl_disabled_stays_disabled_and_no_later_row_is_tried(opened):
     """Trap: from 2.31 on, a written negative value wins."""
     costs = [1.0] * 21
@@ -126,14 +109,6 @@ def test_strange_entries_are_left_alone(opened, strange):
 
     assert answer.costs == pytest.approx([strange, *[1.0] * 20], nan_ok=True)
     assert answer.channels == 0
-
-
-@pytest.mark.parametrize(("nodes", "ranks", "fits"), [("2", "16", True), ("-1", "16", True), ("2", "8", False)])
-def test_rows_are_for_their_nodes_and_ranks(opened, nodes, ranks, fits):
-    with opened(f"allreduce,0,100,tree,ll,-1,{nodes},{ranks}") as comm:
-        assert (chosen(comm.ask(ALL_REDUCE, 64)) is not None) is fits
-        assert len(comm.said) == 1
-        assert ("keeping the NCCL default" in comm.said[0]) is not fits
 
 
 def test_registered_buffers_change_nothing(opened):
@@ -260,12 +235,6 @@ def test_what_is_no_plugin_is_refused_with_a_hint(tmp_path):
     assert "ncclt admin plugin build" in caught.value.hint
 
 
-def test_the_words_of_the_plugin_are_those_of_the_core():
-    assert tuple(Algorithm) == ALGORITHMS
-    assert tuple(Protocol) == PROTOCOLS
-    assert set(COLLECTIVES) == {c.value for c in Collective if c.is_tunable}
-
-
 def test_threads_that_open_at_once_leave_the_environment_as_it_was(plugin):
     """One thread's value must not be what another puts back."""
     inside = threading.Barrier(4)
@@ -285,17 +254,6 @@ def test_threads_that_open_at_once_leave_the_environment_as_it_was(plugin):
                 done.result()
         assert os.environ["NCCLT_POLICY"] == "mine"
         assert "NCCLT_POLICY_SHM" not in os.environ
-
-
-def test_v6_is_laid_out_as_nccl_was_built(library):
-    # ncclTuner_v6_t of 2.30.3, 2.30.7, 2.31.2 and 2.32.3, by the debug information of nvidia-nccl-cu13's wheels:
-    # name, init, getCollInfo, finalize, getChunkSize. NCCL calls finalize without looking, getChunkSize if it is there.
-    loaded = ctypes.CDLL(str(library))
-    v5 = (ctypes.c_void_p * 4).in_dll(loaded, "ncclTunerPlugin_v5")
-    v6 = (ctypes.c_void_p * 5).in_dll(loaded, "ncclTunerPlugin_v6")
-    assert list(v6[2:4]) == list(v5[2:4])
-    assert v5[3] is not None
-    assert v6[4] is None
 
 
 @pytest.mark.usefixtures("library")  # skips where there is no compiler
