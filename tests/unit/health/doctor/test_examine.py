@@ -52,9 +52,35 @@ def test_a_node_with_gpus_is_read(smi, tmp_path):
     assert len(diagnosis.facts.gpu_reports[0].gpus) == 8
 
 
+PRINTED = "+ curl -u ci:hunter2secret https://artifacts.example/x\nexporter --api-key hunter2secret --nodes 2\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (LaunchResult(exit_code=None, not_started=f"srun: {PRINTED}"), "could not be started: srun: + curl"),
+        (LaunchResult(exit_code=-15, timed_out=True, wall_s=300.0), "not done after 300 s"),
+        (LaunchResult(exit_code=3, stdout=f"a\n{PRINTED}"), "exit code 3: a; + curl"),
+        (LaunchResult(exit_code=3, stderr=PRINTED), "exit code 3: + curl"),
+    ],
+)
+def test_an_all_reduce_that_fails_is_reported_without_its_secrets(result, problem):
+    facts, (line,) = start_log(PlayedLauncher(result), NcclTests(), dataclasses.replace(LEONARDO, nodes=1))
+
+    assert problem in line
+    assert facts.starts == ()
+    assert result.timed_out or ("artifacts.example" in line and "[removed]" in line)
+    assert "hunter2secret" not in line
+
+
 @pytest.mark.parametrize(
     ("matrix", "report", "said"),
     [
+        (
+            "echo login --api-key hunter2secret; exit 6",
+            "cat {0}/gpus.xml",
+            "`nvidia-smi topo -m` failed: exit code 6; login --api-key [removed]",
+        ),
         ("echo no devices were found; exit 6", "cat {0}/gpus.xml", "`nvidia-smi topo -m` failed: exit code 6; no dev"),
         ("cat {0}/topo.txt", "head -c 900 {0}/gpus.xml", "`nvidia-smi -q -x` cannot be read: nvidia-smi -q -x is cut"),
     ],
@@ -67,6 +93,7 @@ def test_what_nvidia_smi_cannot_tell_is_missing(smi, tmp_path, matrix, report, s
     assert diagnosis.verdict == "incomplete"
     assert diagnosis.facts.missing[0].startswith(said)
     assert bool(diagnosis.facts.matrices) != bool(diagnosis.facts.gpu_reports)
+    assert "hunter2secret" not in diagnosis.facts.missing[0]
 
 
 def test_a_login_node_is_examined_as_far_as_it_goes(tmp_path):
@@ -77,15 +104,6 @@ def test_a_login_node_is_examined_as_far_as_it_goes(tmp_path):
 
     assert [finding.id for finding in diagnosis.blocking] == ["NET001", "ENV001"]
     assert "driver, GPUs and links were not examined (nvidia-smi missing)" in diagnosis.summary
-
-
-def test_the_quick_examination_starts_nothing_but_nvidia_smi(smi, tmp_path):
-    environ, find = smi(case="fallback_4xa100", report="exit 1")
-    environ["NCCL_GDR_FLUSH_DISABLE"] = "1"
-    diagnosis = examine_here(environ, Facts(cluster=LEONARDO), find=find, root=tmp_path)
-
-    assert [finding.id for finding in diagnosis.blocking] == ["ENV002"]
-    assert diagnosis.facts.matrices[0].nics == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
 
 
 def test_saved_files_are_judged_without_this_machine(monkeypatch):
@@ -159,47 +177,3 @@ def test_a_small_all_reduce_tells_how_nccl_starts():
     assert plan.argv[0] == "all_reduce_perf"
     assert plan.argv[plan.argv.index("-g") + 1] == "4"
     assert LOG_VARIABLES.items() <= dict(plan.set_env).items()
-
-
-@pytest.mark.parametrize(
-    ("result", "said"),
-    [
-        (
-            LaunchResult(exit_code=None, not_started="cannot start all_reduce_perf: No such file"),
-            "could not be started",
-        ),
-        (LaunchResult(exit_code=-15, timed_out=True, wall_s=300.0), "not done after 300 s"),
-        (LaunchResult(exit_code=3, stdout="a\nnode1: Test NCCL failure\n"), "exit code 3: a; node1: Test NCCL failure"),
-    ],
-)
-def test_an_all_reduce_that_fails_is_told(result, said):
-    facts, missing = start_log(PlayedLauncher(result), NcclTests(), dataclasses.replace(LEONARDO, nodes=1))
-
-    assert said in missing[0]
-    assert facts.starts == ()
-
-
-PRINTED = "+ curl -u ci:hunter2secret https://artifacts.example/x\nexporter --api-key hunter2secret --nodes 2\n"
-
-
-def test_output_of_what_failed_is_shown_without_its_secrets(smi, tmp_path):
-    environ, find = smi("echo login --api-key hunter2secret; exit 6")
-    shown = [line for line in _examine(environ, find, tmp_path).facts.missing if "login --api-key [removed]" in line]
-    assert len(shown) == 1
-    for result in (
-        LaunchResult(exit_code=None, not_started=f"srun: {PRINTED}"),
-        LaunchResult(exit_code=3, stdout=PRINTED),
-        LaunchResult(exit_code=3, stderr=PRINTED),
-    ):
-        _, missing = start_log(PlayedLauncher(result), NcclTests(), dataclasses.replace(LEONARDO, nodes=1))
-        assert "artifacts.example" in missing[0]
-        assert "[removed]" in missing[0]
-        shown.append(missing[0])
-    assert not any("hunter2secret" in line for line in shown)
-
-
-def test_a_failed_all_reduce_leaves_the_examination_incomplete(tmp_path):
-    diagnosis = _examine({}, lambda _name: None, tmp_path, missing=("the all_reduce hangs",))
-
-    assert diagnosis.facts.missing[-1] == "the all_reduce hangs"
-    assert diagnosis.verdict == "incomplete"

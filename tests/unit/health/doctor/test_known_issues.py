@@ -1,7 +1,6 @@
 """Releases with known trouble, where they show and where they do not."""
 
 import dataclasses
-from pathlib import Path
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor import Facts, diagnose
@@ -40,22 +39,15 @@ def test_trouble_of_a_release_on_a_cluster(subtests):
     ]:
         with subtests.test(version=version, cluster=cluster, sources=sources):
             assert _troubles(version, cluster) == sources
-
-
-def test_trouble_between_nodes_is_none_within_one():
     assert _troubles("2.27.3", CLUSTERS["leonardo"], nodes=1) == []
     assert _troubles("2.18.6", CLUSTERS["dgx-h100"], nodes=2) == ["NVIDIA/nccl-tests#167", "NVIDIA/nccl#1043"]
+    assert not any(trouble.applies(Facts()) for trouble in KNOWN_ISSUES)
 
 
 def test_spans_are_in_order_and_sources_named():
     for trouble in KNOWN_ISSUES:
         assert not trouble.until or NcclVersion.parse(trouble.since) < NcclVersion.parse(trouble.until)
         assert any(mark in trouble.source for mark in ("#", "pull request", "user guide", "release notes"))
-
-
-def test_an_unknown_version_has_no_known_trouble():
-    assert not any(trouble.applies(Facts()) for trouble in KNOWN_ISSUES)
-    assert Path(profiles_folder()).is_dir()
 
 
 def _brought(before, after, cluster, *environment):

@@ -66,6 +66,9 @@ def test_every_variable_that_names_a_missing_file_is_found(root):
 
     assert {problem.text.partition("=")[0] for problem in facts.file_problems} == set(FILES)
     assert "none-such and libnccl-tuner-none-such.so are in no folder" in by_name.file_problems[0].text
+    (root / "etc/nccl.conf").write_text("# site\nNCCL_TOPO_FILE=/none/topo.xml\n")
+    (problem,) = _facts(root).file_problems
+    assert (problem.source, problem.line) == (str(root / "etc/nccl.conf"), 2)
 
 
 def test_libraries_are_found_where_the_loader_looks(root):
@@ -87,14 +90,6 @@ def test_libraries_are_found_where_the_loader_looks(root):
     assert _facts(root, **named).file_problems == ()
 
 
-def test_missing_file_of_a_conf_file_is_found(root):
-    """The line of the file is shown."""
-    (root / "etc/nccl.conf").write_text("# site\nNCCL_TOPO_FILE=/none/topo.xml\n")
-    (problem,) = _facts(root).file_problems
-
-    assert (problem.source, problem.line) == (str(root / "etc/nccl.conf"), 2)
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [("proc/cpuinfo", "flags\t\t: fpu hypervisor lahf_lm\n"), ("sys/hypervisor/type", "xen\n")],
@@ -107,7 +102,9 @@ def test_virtual_machine_is_recognised(root, name, text):
     assert _facts(root).virtual is not None
 
 
-def test_adapters_and_cpu(root):
+def test_adapters_cpu_and_vendor(root):
+    (root / "sys/class/dmi/id").mkdir(parents=True)
+    (root / "sys/class/dmi/id/sys_vendor").write_text("Microsoft Corporation\n")
     facts = _facts(root)
 
     assert [(a.name, a.link_layer, a.gbps, a.active) for a in facts.adapters] == [
@@ -115,10 +112,4 @@ def test_adapters_and_cpu(root):
         ("mlx5_1", "InfiniBand", 25.0, False),
     ]
     assert (facts.cpu, facts.driver, facts.nvidia_driver) == ("amd", "570.86.15", "570.86.15")
-    assert facts.to_document()["driver"] == "570.86.15"
-
-
-def test_a_bare_machine_tells_nothing(tmp_path):
-    facts = machine_facts({}, root=tmp_path, home=tmp_path)
-
-    assert (facts.variables(), facts.conf_files, facts.adapters, facts.cpu) == ((), (), (), "")
+    assert (facts.to_document()["driver"], facts.vendor) == ("570.86.15", "Microsoft Corporation")

@@ -45,12 +45,8 @@ def test_fabric_follows_from_the_nic(name, device_class, fabric):
     assert (seen["fabric"].value, seen["nic_gbps"].value, seen["gpudirect"].value) == (fabric, 12.5, False)
     assert (seen["link_class"].value, seen["link_gbps"].value) == ("nvlink", 100.0)
     assert (seen["gpus_per_node"].value, seen["cpu"].value) == (2, "intel")
-
-
-def test_interfaces_of_sockets_are_no_adapters():
-    found = parse(topology(*TWO, nic("eth0", "0x020000", 10_000)))
-
-    assert (found.adapters, [(port.name, port.gbps) for port in found.nics]) == ((), [("eth0", 1.25)])
+    sockets = parse(topology(*TWO, nic("eth0", "0x020000", 10_000)))
+    assert (sockets.adapters, [(port.name, port.gbps) for port in sockets.nics]) == ((), [("eth0", 1.25)])
 
 
 def test_damaged_topology_is_refused(subtests):

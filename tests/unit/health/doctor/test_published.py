@@ -5,7 +5,6 @@ import pytest
 from ncclt.health.doctor import diagnose
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import GpuReport, GpuState
-from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.published import PUBLISHED
 from ncclt.nccl.log.startup import LogReader
 from ncclt.nccl.variables import VariableClass, classify
@@ -72,10 +71,3 @@ def test_differences_are_named_and_judged_by_no_rule():
     assert comparison.different == (("NCCL_IB_PCI_RELAXED_ORDERING", "1", "0"),)
     assert not [finding for finding in found.findings if "published" in finding.what]
     assert found.to_document()["published"][0]["different"] == [["NCCL_IB_PCI_RELAXED_ORDERING", "1", "0"]]
-
-
-def test_firmware_names_the_vendor_of_this_machine(tmp_path):
-    (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
-    (tmp_path / "sys/class/dmi/id/sys_vendor").write_text("Microsoft Corporation\n")
-
-    assert machine_facts({}, root=tmp_path, home=tmp_path).vendor == "Microsoft Corporation"

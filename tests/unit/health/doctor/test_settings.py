@@ -50,13 +50,6 @@ def test_public_logs_tell_who_set_what(subtests, shared_data):
             assert _found(examine_files([shared_data / name]).facts) == expected
 
 
-def test_a_plugin_is_named_before_a_sentence_of_its_own():
-    platform = (
-        f"{PREFIX} NET/OFI Running on p4d.24xlarge platform, Setting NCCL_TOPO_FILE environment variable to /t.xml"
-    )
-    assert _found(Facts(log=_log(platform))) == {("NCCL_TOPO_FILE", "/t.xml"): ("plugin NET/OFI", 1)}
-
-
 def test_command_lines_and_scripts_in_a_log_are_sources():
     log = _log(
         "+ export NCCL_IB_HCA=mlx5_0,mlx5_1",

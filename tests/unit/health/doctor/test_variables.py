@@ -43,16 +43,10 @@ def test_which_variables_are_numbers():
     assert [is_number(f"NCCL_{n}") for n in ("ALGO", "SOCKET_IFNAME", "CTA_POLICY", "NET_GDR_LEVEL")] == [False] * 4
 
 
-def test_lists_that_force_ll128(subtests):
-    for text in ["LL128", "ll128,Simple", "^LL", "^Simple", "allreduce:^LL", "Simple;allreduce:LL128", "^LL,Simple"]:
-        with subtests.test(text=text):
-            assert forces_ll128(text)
-
-
-def test_lists_that_do_not(subtests):
-    for text in ["", "Simple", "LL", "LL,Simple", "^LL128", "Simple;allreduce:LL", "^ll128,LL"]:
-        with subtests.test(text=text):
-            assert not forces_ll128(text)
+def test_naming_ll128_or_excluding_others_alone_forces_it():
+    forcing = ["LL128", "ll128,Simple", "^LL", "^Simple", "allreduce:^LL", "Simple;allreduce:LL128", "^LL,Simple"]
+    assert all(map(forces_ll128, forcing))
+    assert not any(map(forces_ll128, ["", "Simple", "LL", "LL,Simple", "^LL128", "Simple;allreduce:LL", "^ll128,LL"]))
 
 
 def test_collectives_that_are_left_without_an_algorithm(subtests):

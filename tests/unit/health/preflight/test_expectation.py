@@ -63,14 +63,6 @@ def test_links_promise_what_was_published_for_them(subtests):
             assert 0.85 < published_gbps / promised < 1.25
 
 
-def test_without_a_past_only_the_largest_size_is_judged_by_the_links():
-    expected = expect()
-    assert (expected.source, expected.tolerance) == ("from link speeds", 0.15)
-    assert [size for size, _ in expected.sizes] == [1 << 30]
-    whole = Section(hosts=HOSTS)
-    assert expected.gbps(whole) == pytest.approx(dict(expected.sizes)[1 << 30])
-
-
 def test_three_healthy_runs_are_a_sharper_yardstick():
     expected = expect([run(170.0), run(180.0), run(200.0)])
     assert (expected.source, expected.tolerance) == ("as the median of 3 healthy runs", 0.075)
@@ -96,6 +88,8 @@ def test_what_the_user_says_goes_first():
 
 def test_parts_are_scaled_like_the_whole():
     links, given = expect(), expect(given_gbps=dict(expect().sizes)[1 << 30] / 2)
+    assert (links.source, links.tolerance, [size for size, _ in links.sizes]) == ("from link speeds", 0.15, [1 << 30])
+    assert links.gbps(Section(hosts=HOSTS)) == pytest.approx(dict(links.sizes)[1 << 30])
     for section in (Section(hosts=("a", "b")), Section(hosts=("a",)), Section(hosts=("a",), gpus=(0, 3))):
         assert given.gbps(section) == pytest.approx(links.gbps(section) / 2)
 

@@ -15,16 +15,10 @@ def place(launcher, **more):
     return Target(launcher=launcher, reason="", **more)
 
 
-def test_hosts_are_those_that_are_named():
-    assert hosts_here(CLUSTER, place("ssh", hosts=(*HOSTS, "e")), environ={}) == HOSTS
-
-
-def test_a_slurm_allocation_knows_its_nodes():
+def test_hosts_are_those_that_are_named_those_of_the_allocation_or_this_machine():
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[01-04]", "SLURM_JOB_NUM_NODES": "4"}
+    assert hosts_here(CLUSTER, place("ssh", hosts=(*HOSTS, "e")), environ={}) == HOSTS
     assert hosts_here(CLUSTER, place("slurm"), environ=environ) == ("n01", "n02", "n03", "n04")
-
-
-def test_one_node_is_this_machine():
     assert len(hosts_here(CLUSTER.sized(nodes=1), place("local"), environ={})) == 1
 
 
