@@ -168,8 +168,8 @@ def _inexpressible(
 ) -> dict[Rule, str]:
     """Return rule -> reason for the rules that variables cannot express."""
     if not policy.is_uniform:
-        several = len({rule.channels for rule in rules}) > 1
-        reason = "variables set one number of channels for all collectives" if several else _MEASURED_TOGETHER
+        channels = {rule.channels for rule in rules}
+        reason = "variables set one number of channels for all collectives" if len(channels) > 1 else _MEASURED_TOGETHER
         by_size = "variables cannot depend on size or group"
         return {rule: reason if rule.covers_all_sizes else by_size for rule in rules}
     unruled = frozenset(c for c in workload if c.is_tunable) - {rule.collective for rule in rules}

@@ -73,10 +73,10 @@ def default_process_wide(cluster: Cluster, messages: Iterable[Message]) -> tuple
     BUFFSIZE, and the parameters of the chunk of send_recv and all_to_all, which BUFFSIZE limits. In a node with NVLink
     the chunk over PCIe is left out: searching both would double the arms for nodes that lack links.
     """
-    known = {parameter.name for parameter in searchable(cluster.version)}
+    names = {parameter.name for parameter in searchable(cluster.version)}
     chunks = chunk_names(cluster, messages)
     left_out = set(CHUNKS_IN_NODE[1:] if CHUNKS_IN_NODE[0] in chunks else ())
-    return tuple(sorted(known.intersection(("BUFFSIZE", *chunks)) - left_out))
+    return tuple(sorted(names.intersection(("BUFFSIZE", *chunks)) - left_out))
 
 
 def find_chunk(name: str, parameters: Mapping[str, int], *, ratio: int = 1) -> int:
@@ -155,7 +155,9 @@ def find_chunk_problem(
     asked = [name for name in (BETWEEN_NODES, *CHUNKS_IN_NODE) if name in parameters]
     if not asked:
         return ""
-    between = {find_chunk(BETWEEN_NODES, parameters, ratio=one) for one in ((1, 2) if ratio is None else (ratio,))}
+    between = {
+        find_chunk(BETWEEN_NODES, parameters, ratio=factor) for factor in ((1, 2) if ratio is None else (ratio,))
+    }
     in_node = {find_chunk(name, parameters) for name in CHUNKS_IN_NODE}
     for nodes, chunk in sorted(set(logged)):
         # A parameter that is not set asks for nothing.
@@ -181,8 +183,8 @@ def find_chunk_doubt(parameters: Mapping[str, int], logged: Iterable[tuple[int, 
     unset = {name: value for name, value in parameters.items() if name != BETWEEN_NODES}
     used = {ratio: find_chunk(BETWEEN_NODES, parameters, ratio=ratio) for ratio in (1, 2)}
     for nodes, chunk in sorted(set(logged)):
-        for ratio, other in ((1, 2), (2, 1)) if nodes != 1 else ():
-            if chunk == used[ratio] != used[other] and chunk == find_chunk(BETWEEN_NODES, unset, ratio=other):
+        for ratio in (1, 2) if nodes != 1 else ():
+            if chunk == used[ratio] != used[3 - ratio] and chunk == find_chunk(BETWEEN_NODES, unset, ratio=3 - ratio):
                 kinds = ("Arm with Blackwell", "other hosts") if ratio == 2 else ("other hosts", "Arm with Blackwell")
                 return (
                     f"cannot tell whether NCCL used NCCL_{BETWEEN_NODES}={parameters[BETWEEN_NODES]}: the logged chunk "

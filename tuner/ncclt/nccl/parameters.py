@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.errors import SettingError
@@ -30,13 +31,17 @@ class Granularity(StrEnum):
     PROCESS = "process"
 
 
+Domain = tuple[int | str, ...] | range | None
+"""A tuple = every legal value that makes sense; a range = bounds and step; None = free text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One variable of NCCL.
 
     Attributes:
         name: without `NCCL_`.
-        values: a tuple = every legal value that makes sense; a range = bounds and step; None = free text.
+        values: see `Domain`.
         default: NCCL's own value; None = chosen by NCCL at run time.
         since: first NCCL version that reads it; 2.0 also for versions that are no longer in use.
         deprecated_since: from this version on something else should be used; None = it is current.
@@ -48,7 +53,7 @@ class Parameter:
     """
 
     name: str
-    values: tuple[int | str, ...] | range | None
+    values: Domain
     default: int | str | None
     since: NcclVersion
     granularity: Granularity
@@ -82,28 +87,10 @@ class Parameter:
 
 
 def _row(
-    name: str,
-    since: str,
-    granularity: Granularity,
-    values: tuple[int | str, ...] | range | None,
-    default: int | str | None,
-    note: str = "",
-    *,
-    safe: bool = False,
-    deprecated: str = "",
-    ladder: tuple[int, ...] = (),
+    name: str, since: str, read: Granularity, values: Domain, default: int | str | None, note: str = "", **fields: Any
 ) -> Parameter:
-    return Parameter(
-        name=name,
-        values=values,
-        default=default,
-        since=NcclVersion.parse(since),
-        granularity=granularity,
-        safe=safe,
-        deprecated_since=NcclVersion.parse(deprecated) if deprecated else None,
-        note=note,
-        ladder=ladder,
-    )
+    first = NcclVersion.parse(since)
+    return Parameter(name=name, since=first, granularity=read, values=values, default=default, note=note, **fields)
 
 
 _KIB, _MIB = 1024, 1024 * 1024
@@ -115,6 +102,7 @@ _POWERS_TO_64 = (1, 2, 4, 8, 16, 32, 64)
 _CHUNK = range(32 * _KIB, _MIB + 1, 4 * _KIB)
 _P2P_CHUNK = range(32 * _KIB, 2 * _MIB + 1, 4 * _KIB)
 _BYTES = range(2**31)
+_CTAS = NcclVersion(2, 17)
 _PATHS = ("LOC", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
 CATALOGUE: tuple[Parameter, ...] = (
@@ -124,8 +112,8 @@ CATALOGUE: tuple[Parameter, ...] = (
     _row("MIN_CTAS", "2.17", _FRESH, _COUNT, 1, "channels at least; beyond NCCL's own they take SMs from compute",
          safe=True, ladder=(16, 32, 64)),
     _row("MAX_CTAS", "2.17", _FRESH, _COUNT, 64, "channels at most", safe=True),
-    _row("MIN_NCHANNELS", "2.5", _FRESH, _COUNT, None, "use MIN_CTAS", safe=True, deprecated="2.17"),
-    _row("MAX_NCHANNELS", "2.5", _FRESH, _COUNT, 64, "use MAX_CTAS", safe=True, deprecated="2.17"),
+    _row("MIN_NCHANNELS", "2.5", _FRESH, _COUNT, None, "use MIN_CTAS", safe=True, deprecated_since=_CTAS),
+    _row("MAX_NCHANNELS", "2.5", _FRESH, _COUNT, 64, "use MAX_CTAS", safe=True, deprecated_since=_CTAS),
     # What the search may vary first. Upper end 16 MiB: memory grows with BUFFSIZE x channels x peers.
     _row("BUFFSIZE", "2.0", _FRESH, tuple(_MIB << n for n in range(5)), 4 * _MIB,
          "memory per channel and peer, for sending and for receiving; must be equal on all ranks", safe=True,
@@ -237,6 +225,9 @@ SET_BY_RULES = frozenset({"ALGO", "PROTO", "MAX_CTAS", "MIN_NCHANNELS", "MAX_NCH
 """Variables that a policy expresses by its rules, never by its parameters."""
 
 _BY_NAME = {row.name: row for row in CATALOGUE}
+
+BY_VARIABLE = {row.variable: row for row in CATALOGUE}
+"""Name with `NCCL_` -> row."""
 
 
 def parameter(name: str) -> Parameter:

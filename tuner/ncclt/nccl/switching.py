@@ -19,7 +19,7 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import Setting
 from ncclt.errors import SettingError
 from ncclt.nccl.compile import TUNER_API_SINCE, check_rule, variables_for_setting
-from ncclt.nccl.parameters import CATALOGUE, Granularity
+from ncclt.nccl.parameters import BY_VARIABLE, CATALOGUE, Granularity
 
 NO_CACHE = "NCCL_NO_CACHE"
 """Names the parameters that NCCL rereads. The list itself is read once, so it has to be set at the start."""
@@ -214,7 +214,7 @@ def list_reread_variables(version: NcclVersion) -> tuple[str, ...]:
 
 def switch_cost(variable: str, version: NcclVersion) -> SwitchCost:
     """Return the cost of a variable to take effect; an unknown one needs new ranks."""
-    row = next((row for row in CATALOGUE if row.variable == variable), None)
+    row = BY_VARIABLE.get(variable)
     if row is None:
         return SwitchCost.PROCESS
     again = row.granularity is Granularity.COMMUNICATOR or variable in list_reread_variables(version)
@@ -226,9 +226,8 @@ def start_variables(wanted: ForcedState, version: NcclVersion) -> dict[str, str]
 
     What a communicator reads is not included: it is set later, so that its value of the environment is known.
     """
-    fixed = {name: value for name, value in wanted.variables if switch_cost(name, version) is SwitchCost.PROCESS}
     listed = list_reread_variables(version)
-    return fixed | ({NO_CACHE: ",".join(listed)} if listed else {})
+    return dict(initial_state(wanted, version).variables) | ({NO_CACHE: ",".join(listed)} if listed else {})
 
 
 def initial_state(wanted: ForcedState, version: NcclVersion) -> ForcedState:

@@ -158,12 +158,12 @@ def choice(message: Message, cluster: Cluster, costs: PrintedCosts | None = None
         costs: the tables that this version printed there; None = by the port of the cost model.
     """
     graph = build_topology(cluster, message.group_size, message.spans_nodes)
-    chosen: TableChoice | Choice | None = None
     table = find_table(costs, message, cluster) if costs is not None else None
-    if table is not None:
-        chosen = predict_choice(table, message.collective, message.size_bytes, graph)
-    else:
-        chosen = nccl_choice(message.collective, message.size_bytes, graph)
+    chosen: TableChoice | Choice | None = (
+        predict_choice(table, message.collective, message.size_bytes, graph)
+        if table is not None
+        else nccl_choice(message.collective, message.size_bytes, graph)
+    )
     return f"{chosen.algorithm}/{chosen.protocol}" if chosen else "none"
 
 

@@ -10,27 +10,31 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ncclt.core.message import Collective
 from ncclt.errors import InputError, UsageError
 from ncclt.health.doctor.adapters import parse_adapters
-from ncclt.health.doctor.examine import build_unknown_cluster, examine_here, start_log
+from ncclt.health.doctor.examine import (
+    GPU_OUTPUTS,
+    NVIDIA_SMI,
+    build_unknown_cluster,
+    examine_here,
+    explain_failure,
+    start_log,
+)
 from ncclt.health.doctor.facts import Facts
-from ncclt.health.doctor.gpu_report import parse_gpu_report
 from ncclt.health.doctor.machine import cpu_vendor
-from ncclt.health.doctor.matrix import parse_matrix
 from ncclt.launch.hostfile import granted_hosts
 from ncclt.launch.launcher import Launcher
 from ncclt.measure.open_testbed import choose_benchmark, create_launcher
-from ncclt.measure.redact import without_secrets
 from ncclt.measure.target import ON_REQUEST, Target
 from ncclt.nccl.driver_version import DRIVER_FILE, drivers_in
 from ncclt.nccl.log.facts import LogFacts
 
 _TIMEOUT_S = 120.0
 _PARTS = {
-    "matrix": "nvidia-smi topo -m",
-    "report": "nvidia-smi -q -x",
+    **{field: f"{NVIDIA_SMI} {arguments}" for field, arguments, _ in GPU_OUTPUTS},
     "adapters": "grep -r . /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/rate "
     "/sys/class/infiniband/*/ports/*/link_layer",
     "slingshot": "[ -d /sys/class/cxi ] && grep . /sys/class/net/hsn*/speed /dev/null",
@@ -129,10 +133,8 @@ def ask_nodes(launcher: Launcher) -> tuple[dict[str, Facts], tuple[str, ...]]:
     if result.killed:
         raise KeyboardInterrupt
     missing = []
-    if result.not_started or result.timed_out or result.exit_code != 0:
-        last_line = f"{result.stdout}\n{result.stderr}".strip().splitlines()[-1:]
-        why = result.not_started or ("no answer in time" if result.timed_out else f"exit code {result.exit_code}")
-        missing.append(f"asking the nodes by {launcher.name} failed: {without_secrets('; '.join([why, *last_line]))}")
+    if reason := explain_failure(result, "no answer in time", -1):
+        missing.append(f"asking the nodes by {launcher.name} failed: {reason}")
     packed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for host, process, piece in _LINE.findall(result.stdout):
         packed[host, process].append(piece)
@@ -160,23 +162,19 @@ def parse_node_answer(host: str, text: str) -> tuple[Facts, list[str]]:
             part = line.removeprefix(_MARK)
         else:
             parts[part].append(line)
-    matrices, reports, missing = [], [], []
-    try:
-        matrices.append(parse_matrix(parts["matrix"], f"{host}: {_PARTS['matrix']}"))
-    except InputError as error:
-        missing.append(error.message)
-    try:
-        stream = io.BytesIO("\n".join(parts["report"]).encode())
-        reports.append(parse_gpu_report(stream, f"{host}: {_PARTS['report']}"))
-    except InputError as error:
-        missing.append(error.message)
+    gpus: dict[str, Any] = {}
+    missing = []
+    for field, arguments, parse in GPU_OUTPUTS:
+        try:
+            gpus[field] = (parse("\n".join(parts[field]), f"{host}: {NVIDIA_SMI} {arguments}"),)
+        except InputError as error:
+            missing.append(error.message)
     adapters = parse_adapters(
         (*parts["adapters"], *parts["slingshot"], *parts["ibstat"]),
         f"{host}: {'ibstat' if parts['ibstat'] else '/sys'}",
     )
     facts = Facts(
-        matrices=tuple(matrices),
-        gpu_reports=tuple(reports),
+        **gpus,
         adapters=adapters,
         cpu=cpu_vendor("\n".join(parts["cpu"])),
         driver=next(iter(drivers_in("\n".join(parts["driver"]))), ""),

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
@@ -40,8 +40,6 @@ _START_BYTES = 1024 * 1024
 
 _LAST_LINES, _MOST_CHARACTERS = 3, 400
 """Shown of an all_reduce that failed."""
-
-_Parsed = TypeVar("_Parsed")
 
 _NO_FACTS = Facts()
 
@@ -146,36 +144,39 @@ def _launch_problems(launcher: Launcher, result: LaunchResult) -> list[str]:
     return []
 
 
+GPU_OUTPUTS: tuple[tuple[str, str, Callable[[str, str], Any]], ...] = (
+    ("matrices", "topo -m", lambda text, source: parse_matrix(text.splitlines(), source)),
+    ("gpu_reports", "-q -x", lambda text, source: parse_gpu_report(io.BytesIO(text.encode()), source)),
+)
+"""Field of Facts, the arguments of nvidia-smi that print it, and the reader of what it prints."""
+
+
 def _read_gpus(launcher: Launcher) -> dict[str, Any]:
     """Return fields of Facts from what nvidia-smi prints; what it does not print is listed as missing."""
-    missing: list[str] = []
-    matrix = _run_smi(launcher, "topo -m", lambda text, source: parse_matrix(text.splitlines(), source), missing)
-    report = _run_smi(
-        launcher, "-q -x", lambda text, source: parse_gpu_report(io.BytesIO(text.encode()), source), missing
-    )
-    return {
-        "matrices": (matrix,) if matrix else (),
-        "gpu_reports": (report,) if report else (),
-        "missing": tuple(missing),
-        "smi_problem": "nvidia-smi failed" if missing else "",
-    }
+    fields: dict[str, Any] = {}
+    missing = []
+    for field, arguments, parse in GPU_OUTPUTS:
+        command = f"{NVIDIA_SMI} {arguments}"
+        result = launcher.run(launcher.plan(tuple(command.split()), variables={}, timeout_s=_SMI_TIMEOUT_S))
+        if reason := explain_failure(result, "it hangs: is the driver healthy?", 0):
+            missing.append(f"`{command}` failed: {reason}")
+            continue
+        try:
+            fields[field] = (parse(result.stdout, command),)
+        except InputError as error:
+            missing.append(f"`{command}` cannot be read: {error.message}")
+    return {**fields, "missing": tuple(missing), "smi_problem": "nvidia-smi failed" if missing else ""}
 
 
-def _run_smi(
-    launcher: Launcher, arguments: str, parse: Callable[[str, str], _Parsed], missing: list[str]
-) -> _Parsed | None:
-    """Run nvidia-smi and parse what it prints; None and a line in `missing` where that fails."""
-    command = f"{NVIDIA_SMI} {arguments}"
-    result = launcher.run(launcher.plan(tuple(command.split()), variables={}, timeout_s=_SMI_TIMEOUT_S))
-    if result.not_started or result.timed_out or result.exit_code != 0:
-        first_line = f"{result.stdout}\n{result.stderr}".strip().splitlines()[:1]
-        why = result.not_started or (
-            "it hangs: is the driver healthy?" if result.timed_out else f"exit code {result.exit_code}"
-        )
-        missing.append(f"`{command}` failed: {without_secrets('; '.join([why, *first_line]))}")
-        return None
-    try:
-        return parse(result.stdout, command)
-    except InputError as error:
-        missing.append(f"`{command}` cannot be read: {error.message}")
-        return None
+def explain_failure(result: LaunchResult, timeout: str, line: int) -> str:
+    """Return the reason why a launch failed, with one line of its output and without secrets; empty = it did not.
+
+    Args:
+        timeout: the reason where it took too long.
+        line: index of the line.
+    """
+    if not (result.not_started or result.timed_out or result.exit_code != 0):
+        return ""
+    output = f"{result.stdout}\n{result.stderr}".strip().splitlines()
+    why = result.not_started or (timeout if result.timed_out else f"exit code {result.exit_code}")
+    return without_secrets("; ".join([why, *([output[line]] if output else [])]))

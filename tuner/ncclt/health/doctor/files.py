@@ -8,7 +8,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
@@ -210,21 +210,11 @@ def _read(path: Path, kinds: frozenset[Kind]) -> Iterator[tuple[str, Sequence[An
     Raises:
         InputError: it is damaged or cannot be read.
     """
-    if Kind.GPU_REPORT in kinds:
-        with _open(path) as stream:
-            yield "gpu_reports", [parse_gpu_report(stream, path.name)]
-    if Kind.TOPOLOGY in kinds:
-        with _open(path) as stream:
-            yield "topologies", [parse_nccl_topology(stream, path.name)]
-    if Kind.MATRIX in kinds:
-        with _open_lines(path) as lines:
-            yield "matrices", [parse_matrix(lines, path.name)]
-    if Kind.ADAPTERS in kinds:
-        with _open_lines(path) as lines:
-            yield "adapters", parse_adapters(lines, path.name)
-    if Kind.CONF in kinds:
-        with _open_lines(path) as lines:
-            yield "conf_files", [parse_conf_file(lines, path.name)]
+    for kind, (field, open_content, parse) in _PARSERS.items():
+        if kind in kinds:
+            with open_content(path) as content:
+                parsed = parse(content, path.name)
+                yield field, parsed if kind is Kind.ADAPTERS else [parsed]
 
 
 def read_printed_costs_file(path: Path) -> PrintedCosts:
@@ -280,6 +270,16 @@ class Kind(StrEnum):
     ADAPTERS = "ibstat"
     LOG = "NCCL log"
     CONF = "NCCL configuration file"
+
+
+_PARSERS: dict[Kind, tuple[str, Callable[[Path], AbstractContextManager[Any]], Callable[[Any, str], Any]]] = {
+    Kind.GPU_REPORT: ("gpu_reports", _open, parse_gpu_report),
+    Kind.TOPOLOGY: ("topologies", _open, parse_nccl_topology),
+    Kind.MATRIX: ("matrices", _open_lines, parse_matrix),
+    Kind.ADAPTERS: ("adapters", _open_lines, parse_adapters),
+    Kind.CONF: ("conf_files", _open_lines, parse_conf_file),
+}
+"""Kind -> the field of Facts, how the file is opened, and its reader; all but one return one item of the field."""
 
 
 def recognise(head: bytes) -> frozenset[Kind]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -97,25 +97,23 @@ class TopologyMatrix:
     source: str
     gpus: tuple[int, ...]
     nics: tuple[str, ...]
-    links: tuple[tuple[tuple[int, str], Link], ...]
+    links: Mapping[tuple[int, str], Link]
     cpu_affinity: tuple[str, ...]
     numa_affinity: tuple[str, ...]
 
     def link(self, gpu: int, device: int | str) -> Link | None:
         """Return the path from a GPU to another GPU or to a NIC; None = not in the matrix."""
-        return dict(self.links).get((gpu, f"GPU{device}" if isinstance(device, int) else device))
+        return self.links.get((gpu, f"GPU{device}" if isinstance(device, int) else device))
 
     def gpu_pairs(self) -> Iterator[tuple[int, int, Link]]:
         """Yield every pair of GPUs once, the smaller index first."""
-        by_pair = dict(self.links)
         for position, first in enumerate(self.gpus):
             for second in self.gpus[position + 1 :]:
-                yield first, second, by_pair[first, f"GPU{second}"]
+                yield first, second, self.links[first, f"GPU{second}"]
 
     def nic_links(self, gpu: int) -> tuple[tuple[str, Link], ...]:
         """Return (NIC, link) of one GPU, the nearest first."""
-        by_pair = dict(self.links)
-        return tuple(sorted(((nic, by_pair[gpu, nic]) for nic in self.nics), key=lambda item: item[1].path))
+        return tuple(sorted(((nic, self.links[gpu, nic]) for nic in self.nics), key=lambda item: item[1].path))
 
     @property
     def has_nvlink(self) -> bool:
@@ -128,21 +126,19 @@ class TopologyMatrix:
         NIC names and CPU lists are not included, because they differ between images and containers of equal nodes; NICs
         count by their columns, in any order.
         """
-        by_pair = dict(self.links)
-        between = [[by_pair[a, f"GPU{b}"].word for b in self.gpus] for a in self.gpus]
-        columns = sorted([by_pair[gpu, nic].word for gpu in self.gpus] for nic in self.nics)
+        between = [[self.links[a, f"GPU{b}"].word for b in self.gpus] for a in self.gpus]
+        columns = sorted([self.links[gpu, nic].word for gpu in self.gpus] for nic in self.nics)
         text = json.dumps({"gpus": between, "nics": columns}, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def to_document(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        by_pair = dict(self.links)
         names = [*(f"GPU{gpu}" for gpu in self.gpus), *self.nics]
         return {
             "source": self.source,
             "gpus": [f"GPU{gpu}" for gpu in self.gpus],
             "nics": list(self.nics),
-            "links": {f"GPU{gpu}": {name: by_pair[gpu, name].word for name in names} for gpu in self.gpus},
+            "links": {f"GPU{gpu}": {name: self.links[gpu, name].word for name in names} for gpu in self.gpus},
             "cpu_affinity": list(self.cpu_affinity),
             "numa_affinity": list(self.numa_affinity),
             "topology_hash": self.topology_hash(),
@@ -204,7 +200,7 @@ def _build_matrix(
         source=source,
         gpus=tuple(int(gpu[3:]) for gpu in gpus),
         nics=tuple(names.get(nic, nic) for nic in nics),
-        links=tuple(links.items()),
+        links=links,
         cpu_affinity=tuple(_read_cell(cells[gpu], len(devices)) for gpu in gpus),
         numa_affinity=tuple(_read_cell(cells[gpu], len(devices) + 1) for gpu in gpus),
     )

@@ -14,18 +14,17 @@ from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.finding import Observation, observe, rule
 from ncclt.health.doctor.variables import (
     LIMITS,
-    PARAMETERS,
     REMOVED,
     REPLACED,
     as_nccl_reads,
     is_known,
     is_number,
-    known_names,
     shown_value,
 )
 from ncclt.nccl.log.evidence import Evidence, Variable
 from ncclt.nccl.p2p_chunk import BETWEEN_NODES, CHUNKS_IN_NODE, DEFAULTS, STEPS, find_chunk, find_chunk_problem
-from ncclt.nccl.variables import OLD_PYTORCH, VariableClass, classify
+from ncclt.nccl.parameters import BY_VARIABLE
+from ncclt.nccl.variables import KNOWN, OLD_PYTORCH, VariableClass, classify
 
 _ALGORITHMS = {word: algorithm for algorithm, word in ALGORITHM_WORDS.items()}
 
@@ -162,7 +161,7 @@ def _switched_off(facts: Facts) -> Iterator[Observation]:
 @rule("ENV008")
 def _ignored(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
-        row = PARAMETERS.get(variable.name)
+        row = BY_VARIABLE.get(variable.name)
         since, successor = REMOVED.get(variable.name, ("", ""))
         if since and (facts.nccl or _OLDEST) >= NcclVersion.parse(since):
             yield _observe(variable, f"does nothing: NCCL {since} removed it", f"unset it: {successor}")
@@ -183,7 +182,7 @@ def _deprecated(facts: Facts) -> Iterator[Observation]:
 def _unknown(facts: Facts) -> Iterator[Observation]:
     for variable in _named(facts):
         if not is_known(variable.name):
-            similar = difflib.get_close_matches(variable.name, known_names(), n=1, cutoff=0.85)
+            similar = difflib.get_close_matches(variable.name, sorted(KNOWN), n=1, cutoff=0.85)
             question = f"; is {similar[0]} meant?" if similar else ""
             yield _observe(variable, f"is not a variable that ncclt knows of{question}")
 

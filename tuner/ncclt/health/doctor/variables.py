@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from ncclt.nccl.parameters import CATALOGUE, Parameter
-from ncclt.nccl.variables import KNOWN, VariableClass, classify, masked
+from ncclt.nccl.parameters import BY_VARIABLE
+from ncclt.nccl.variables import VariableClass, classify, masked
 
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 
@@ -32,9 +32,6 @@ LIMITS: dict[str, tuple[int, int]] = {
     "NCCL_IB_QPS_PER_CONNECTION": (1, 128), "NCCL_SOCKET_NTHREADS": (0, 16), "NCCL_NSOCKS_PERTHREAD": (0, 64),
 }  # fmt: skip
 """Variable -> smallest and largest value; NCCL clamps or ignores others."""
-
-PARAMETERS: dict[str, Parameter] = {row.variable: row for row in CATALOGUE}
-"""The rows of `ncclt.nccl.parameters`, by the variable's full name."""
 
 REMOVED: dict[str, tuple[str, str]] = {
     "NCCL_SINGLE_RING_THRESHOLD": ("2.3", "it has no successor"),
@@ -93,14 +90,9 @@ def shown_value(name: str, value: str) -> str:
     return value if name in REMOVED else masked(name, value)
 
 
-def known_names() -> list[str]:
-    """Return the names that NCCL reads, for looking for a similar one."""
-    return sorted(KNOWN)
-
-
 def is_number(name: str) -> bool:
     """Return True if NCCL reads a variable as a number."""
-    row = PARAMETERS.get(name)
+    row = BY_VARIABLE.get(name)
     if name in _FURTHER or row is None:
         return name in _FURTHER
     return name not in _ALSO_WORDS and row.values is not None and all(isinstance(v, int) for v in row.values[:8])

@@ -134,19 +134,9 @@ def comm_line(line: str) -> CommLine | None:
     for word in _OF_COMM.finditer(line, match.end()):
         if word.lastgroup:
             parts.setdefault(word.lastgroup, word[word.lastgroup])
-    return CommLine(
-        origin=_origin(line[: match.start()]),
-        comm=intern(match[1]),
-        rank=int(match[2]),
-        ranks=intern(match[3]),
-        device=parts.get("device", ""),
-        comm_id=parts.get("comm_id", ""),
-        nodes=int(parts.get("nodes", 0)),
-        nvml_device=parts.get("nvml_device", ""),
-        bus_id=parts.get("bus_id", ""),
-        multi_node_nvlink=parts.get("mnnvl") == "1",
-        state=parts.get("state", ""),
-    )
+    nodes, is_multi_node = int(parts.pop("nodes", 0)), parts.pop("mnnvl", "") == "1"
+    origin, comm, rank, ranks = _origin(line[: match.start()]), intern(match[1]), int(match[2]), intern(match[3])
+    return CommLine(origin, comm, rank, ranks, nodes=nodes, multi_node_nvlink=is_multi_node, **parts)
 
 
 def library_version(line: str) -> str:

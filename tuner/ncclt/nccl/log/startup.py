@@ -261,11 +261,9 @@ class LogReader:
         elif row := read_row(message.text, self._columns.get(rank, ())):
             name, cells = row
             self._keep_costs(message, parse_costs(name, cells))
-            known = self._table.get(name)
-            if known is None:
-                self._table[name] = CostRow(collective=name, cells=cells, evidence=evidence)
-            elif not {cell[0] for cell in known.cells} & {cell[0] for cell in cells}:
-                self._table[name] = CostRow(collective=name, cells=known.cells + cells, evidence=known.evidence)
+            logged = self._table.setdefault(name, CostRow(collective=name, cells=(), evidence=evidence))
+            if not {cell[0] for cell in logged.cells} & {cell[0] for cell in cells}:
+                self._table[name] = replace(logged, cells=logged.cells + cells)
 
     def _keep_costs(self, message: LogLine, costs: Costs) -> None:
         """Store a row of the table with the start that it belongs to."""

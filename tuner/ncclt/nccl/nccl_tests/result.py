@@ -98,8 +98,8 @@ def count_hosts(places: Sequence[tuple[str, str]]) -> int:
         places: host of each, and its device by number and PCI bus; old versions print every bus as 0x00. Two ranks on
             one GPU are of machines or containers that share a name.
     """
-    known = all(host for host, _ in places) and len(set(places)) == len(places)
-    return len({host for host, _ in places}) if known else 0
+    are_named = all(host for host, _ in places) and len(set(places)) == len(places)
+    return len({host for host, _ in places}) if are_named else 0
 
 
 PROGRAMS = {f"{c}_perf": c for c in Collective if c not in (Collective.ALL_TO_ALL, Collective.SEND_RECV)} | {
@@ -171,15 +171,14 @@ def ranks_of_rows(rows: Sequence[NcclTestRow], collective: Collective | str | No
         return 1
     if collective is not Collective.ALL_REDUCE:
         return 0
-    least, most = 1.0, math.inf  # n = 2 / (2 - busbw / algbw)
+    lower, upper = 1.0, math.inf  # n = 2 / (2 - busbw / algbw)
     for half in halves:
         low = max(half.busbw_gbps - _ROUNDING, 0.0) / (half.algbw_gbps + _ROUNDING)
         high = (half.busbw_gbps + _ROUNDING) / (half.algbw_gbps - _ROUNDING)
-        least = max(least, 2 / (2 - low) if low < 2 else math.inf)
-        most = min(most, 2 / (2 - high) if high < 2 else math.inf)
-    if not least <= most < math.inf or math.ceil(least) != math.floor(most):
-        return 0
-    return math.ceil(least)
+        lower = max(lower, 2 / (2 - low) if low < 2 else math.inf)
+        upper = min(upper, 2 / (2 - high) if high < 2 else math.inf)
+    is_exact = lower <= upper < math.inf and math.ceil(lower) == math.floor(upper)
+    return math.ceil(lower) if is_exact else 0
 
 
 def _parts(row: NcclTestRow) -> int:

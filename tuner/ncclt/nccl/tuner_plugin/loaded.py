@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ncclt.core.documents import Documented, Shape
 from ncclt.errors import InputError, UsageError
@@ -34,22 +34,18 @@ _INIT_NEW = c.CFUNCTYPE(
     c.c_int, c.POINTER(c.c_void_p), c.c_uint64, c.c_size_t, c.c_size_t, _LOGGER, c.c_void_p, c.c_void_p
 )
 _END = c.CFUNCTYPE(c.c_int, c.c_void_p)
-_INTS = (c.c_int,) * 3
-_CHOOSE = {
-    2: c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int, c.c_size_t, *_INTS, *(c.POINTER(c.c_int),) * 3),
-    3: c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int, c.c_size_t, c.c_int, _COSTS, c.c_int, c.c_int, c.POINTER(c.c_int)),
-    4: c.CFUNCTYPE(
-        c.c_int, c.c_void_p, c.c_int, c.c_size_t, c.c_int, _COSTS, c.c_int, c.c_int, c.c_int, c.POINTER(c.c_int)
-    ),
-}
-_CHOOSE[5] = _CHOOSE[6] = _CHOOSE[7] = _CHOOSE[4]
 
 
 def layout(version: int) -> type[c.Structure]:
     """Return the struct `ncclTunerPlugin_vN`: name, init, choose, end, and since v6 get_chunk_size."""
     init = _INIT_OLD if version < 5 else _INIT_NEW
+    numbers = (c.c_int,) * 3
+    own: tuple[Any, ...] = (c.c_int, _COSTS, *numbers[: 3 if version >= 4 else 2])  # v4 tells of registered buffers
+    if version == 2:
+        own = (*numbers, c.POINTER(c.c_int), c.POINTER(c.c_int))
+    choose = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int, c.c_size_t, *own, c.POINTER(c.c_int))
     chunk = [("get_chunk_size", c.c_void_p)] if version >= 6 else []
-    fields = [("name", c.c_char_p), ("init", init), ("choose", _CHOOSE[version]), ("end", _END), *chunk]
+    fields = [("name", c.c_char_p), ("init", init), ("choose", choose), ("end", _END), *chunk]
     return type(f"Tuner{version}", (c.Structure,), {"_fields_": fields})
 
 
@@ -119,8 +115,8 @@ class Communicator:
             return CallResult(costs=[], channels=channels.value, algorithm=pair[0], protocol=pair[1])
         table = (c.c_float * len(costs))(*costs)
         shape = (len(costs) // protocols, protocols)
-        more = (registered,) if self.api >= 4 else ()
-        code = self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *more, channels)
+        registration = (registered,) if self.api >= 4 else ()
+        code = self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *registration, channels)
         _check(code, self.said)
         return CallResult(costs=list(table), channels=channels.value)
 
