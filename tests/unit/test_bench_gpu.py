@@ -14,17 +14,7 @@ from ncclt.core.message import Collective, Message
 pytestmark = pytest.mark.thorough
 
 SCRIPTS = Path(__file__).parents[2] / "bench" / "gpu"
-MODULES = (
-    "nccl",
-    "device",
-    "messages",
-    "recipes",
-    "ranks",
-    "live",
-    "landscape",
-    "plugin_loads",
-    "choices",
-)
+MODULES = ("nccl", "device", "messages", "recipes", "ranks", "live", "landscape", "plugin_loads", "choices")
 KIB = 1 << 10
 PATIENCE_S = 600
 

@@ -36,10 +36,10 @@ def store(rich, tmp_path_factory):
 
 def test_everything_that_pages_show_is_there(rich, store):
     pairs = store.recommendations.pairs()
-    found = [pair.recommendation for pair in pairs if pair.recommendation]
-    assert {one.table.verdict.decision.value for one in found} == {"tuned", "keep-default", "undecided"}
-    assert {one.origin.value for one in found} == {"measured", "recorded", "simulated"}
-    assert any(one.stale for one in found)
+    recommendations = [pair.recommendation for pair in pairs if pair.recommendation]
+    assert {one.table.verdict.decision.value for one in recommendations} == {"tuned", "keep-default", "undecided"}
+    assert {one.origin.value for one in recommendations} == {"measured", "recorded", "simulated"}
+    assert any(one.stale for one in recommendations)
     assert sum(pair.running for pair in pairs) >= 3
     assert {pair.cluster for pair in pairs} & set(rich.HOSTILE)
     assert {one.state for one in store.records.preflights(cluster="hall-a")} == {State.HEALTHY, State.DEGRADED}
@@ -67,16 +67,8 @@ def test_every_page_of_it_answers_and_stays_small(rich, store):
     names = [f"/clusters/{quote(cluster.name, safe='')}" for cluster, _ in store.clusters.entries()]
     names += [f"/workloads/{quote(workload.name, safe='')}" for workload, _ in store.workloads.entries()]
     with TestClient(create_app(store)) as client:
-        for path in (
-            "/",
-            "/?days=30",
-            "/?state=stale",
-            "/studies",
-            "/live",
-            "/find?q=hall",
-            "/compare?model=chat-13b",
-            *names,
-        ):
+        lists = ("/", "/?days=30", "/?state=stale", "/studies", "/live", "/find?q=hall", "/compare?model=chat-13b")
+        for path in (*lists, *names):
             answer = client.get(path)
             assert answer.status_code == 200, path
             assert len(answer.content) < 200_000, path

@@ -164,11 +164,6 @@ def test_the_arguments_are_those_of_the_command():
     assert "options" not in inspect.signature(ncclt.tune).parameters
 
 
-def test_a_misspelled_argument_is_a_type_error():
-    with pytest.raises(TypeError, match="luncher"):
-        ncclt.Target(luncher="simulate")
-
-
 def test_progress_is_shown_on_request(tmp_path, capsys):
     url = f"sqlite:///{tmp_path / 'ncclt.db'}"
     ncclt.tune("bert", HERE, BRIEF, storage=url)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
@@ -21,21 +20,10 @@ from ncclt.nccl.upgrade import (
     policy_change,
     variable_changes,
 )
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 FILE = Path(__file__).parents[3] / "docs" / "reference" / "nccl-versions.json"
-PAIRS = Cluster(
-    name="pairs",
-    nodes=8,
-    gpus_per_node=1,
-    gpu="A100-SXM4-80GB",
-    compute_capability=80,
-    link_class="nvlink",
-    link_gbps=200.0,
-    fabric="infiniband",
-    nics_per_node=1,
-    nic_gbps=25.0,
-    nccl_version="2.22.3",
-)
+PAIRS = shipped_clusters(profiles_folder())["dgx-a100"].sized(nodes=8, gpus_per_node=1, nccl_version="2.22.3")
 
 
 def changes(old, new):

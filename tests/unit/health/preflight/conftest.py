@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from fleet import Fleet, parse_fault
@@ -12,26 +13,14 @@ from ncclt.core.preflight import Preflight
 from ncclt.health.preflight.checkup import Depth, PreflightRequest, preflight
 from ncclt.health.preflight.expectation import expectation
 from ncclt.health.preflight.probes import Probes, RunnerFor
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 SIZES = (64, 1 << 30)
 
 
 @pytest.fixture(scope="session")
 def dgx() -> Cluster:
-    return Cluster(
-        name="dgx",
-        nodes=1,
-        gpus_per_node=8,
-        gpu="A100",
-        compute_capability=80,
-        link_class="nvswitch",
-        link_gbps=300.0,
-        fabric="infiniband",
-        nics_per_node=8,
-        nic_gbps=25.0,
-        gpudirect=True,
-        nccl_version="2.28.9",
-    )
+    return replace(shipped_clusters(profiles_folder())["dgx-a100"], cpu="intel", nccl_version="2.28.9")
 
 
 @pytest.fixture

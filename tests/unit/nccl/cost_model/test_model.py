@@ -1,6 +1,7 @@
 """NCCL's cost model: known choices of real machines, and its shape everywhere."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,18 +13,13 @@ from ncclt.core.message import Collective
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.model import cell_channels, nccl_choice, predicted_us
 from ncclt.nccl.cost_model.topology import build_topology
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 AR = Collective.ALL_REDUCE
 TUNABLE = [c for c in Collective if c.is_tunable]
 
-DGX_A100 = Cluster(
-    name="a", nodes=2, gpus_per_node=8, gpu="A100", compute_capability=80, link_class="nvswitch", link_gbps=300.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=25.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
-DGX_H100 = Cluster(
-    name="h", nodes=2, gpus_per_node=8, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
-    fabric="infiniband", nics_per_node=8, nic_gbps=50.0, gpudirect=True, nccl_version="2.28.9",
-)  # fmt: skip
+SHIPPED = shipped_clusters(profiles_folder())
+DGX_A100, DGX_H100 = (SHIPPED[name].sized(nodes=2, nccl_version="2.28.9") for name in ("dgx-a100", "dgx-h100"))
 L40S = Cluster(
     name="l", gpus_per_node=2, gpu="L40S", compute_capability=89, link_class="shm", link_gbps=32.0, cpu="amd",
     nccl_version="2.29.2",
@@ -47,10 +43,7 @@ def test_the_graph_of_two_dgx_h100_is_bound_by_its_ports_and_runs_16_channels():
 
 
 def test_a_tree_over_two_nodes_may_use_twice_the_bandwidth_of_a_ring_and_over_four_not():
-    slow = Cluster(
-        name="s", nodes=4, gpus_per_node=4, gpu="A100", compute_capability=80, link_class="nvlink", link_gbps=300.0,
-        fabric="infiniband", nics_per_node=4, nic_gbps=12.5, gpudirect=True, nccl_version="2.22.3",
-    )  # fmt: skip
+    slow = replace(DGX_A100, nodes=4, gpus_per_node=4, link_class="nvlink", nics_per_node=4, nic_gbps=12.5)
     two, four = build_topology(slow.sized(nodes=2)), build_topology(slow)
     assert two.tree_gbps == 2 * two.ring_gbps
     assert four.tree_gbps == four.ring_gbps
@@ -165,10 +158,7 @@ def test_two_ends_have_the_table_that_nccl_logged():
     """2 H100 (NCCL 2.29.2) and 2 x 1 over TCP (2.29.7): tree, PAT and broadcast as their jobs printed them."""
     from ncclt.nccl.cost_model.model import _latency_and_bandwidth
 
-    pair = Cluster(
-        name="pair", gpus_per_node=2, gpu="H100", compute_capability=90, link_class="nvswitch", link_gbps=450.0,
-        nccl_version="2.29.2",
-    )  # fmt: skip
+    pair = DGX_H100.sized(nodes=1, gpus_per_node=2, nccl_version="2.29.2")
     nodes = Cluster(
         name="nodes", nodes=2, gpus_per_node=1, gpu="RTX-5090", compute_capability=120, link_class="pcie",
         link_gbps=64.0, fabric="ethernet", nics_per_node=1, nic_gbps=2.4, nccl_version="2.29.7",

@@ -5,28 +5,15 @@ import json
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, available_protocols
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.printed_costs import PrintedCost, PrintedCosts, PrintedTable
 from ncclt.errors import UsageError
 from ncclt.nccl.cost_model.model import find_table, nccl_choice, predict_choice, predicted_us
 from ncclt.nccl.cost_model.topology import build_topology
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 AR = Collective.ALL_REDUCE
-PAIR = Cluster(
-    name="pair",
-    nodes=2,
-    gpus_per_node=8,
-    gpu="A100",
-    compute_capability=80,
-    link_class="nvswitch",
-    link_gbps=300,
-    fabric="infiniband",
-    nics_per_node=8,
-    nic_gbps=25.0,
-    gpudirect=True,
-    nccl_version="2.27.3",
-)
+PAIR = shipped_clusters(profiles_folder())["dgx-a100"].sized(nodes=2, nccl_version="2.27.3")
 TABLE = PrintedTable(
     ranks=16,
     nodes=2,

@@ -1,5 +1,9 @@
 """The plugin, compiled once per session with warnings as errors."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from ncclt.measure.benchmarks.torch_worker.ncclt_torch_session import RankTable
@@ -18,6 +22,19 @@ def library(tmp_path_factory):
 @pytest.fixture(scope="session")
 def plugin(library):
     return LoadedPlugin(library)
+
+
+@pytest.fixture
+def run_code(library):
+    """Run Python, whose first argument is the plugin, in a process of its own."""
+
+    def run(code, *arguments, **environ):
+        words = [sys.executable, "-c", code, library, *map(str, arguments)]
+        return subprocess.run(
+            words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
 
 
 @pytest.fixture

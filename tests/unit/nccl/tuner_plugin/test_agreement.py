@@ -1,9 +1,7 @@
 """When a communicator uses its table: at once, or once the ranks of the job have agreed."""
 
 import ctypes
-import os
 import subprocess
-import sys
 
 import pytest
 
@@ -125,12 +123,10 @@ def compiled(path, source, *flags):
 
 
 @pytest.mark.parametrize(("version", "used"), [(22809, True), (22907, False)])
-def test_version_is_compared_where_nccl_is_loaded_locally(library, tmp_path, version, used):
+def test_version_is_compared_where_nccl_is_loaded_locally(run_code, tmp_path, version, used):
     """As PyTorch loads it: no symbol of it is visible to the plugin."""
     nccl = compiled(tmp_path / "libnccl.so.2", NCCL.format(version), "-Wl,-soname,libnccl.so.2")
-    environ = {**os.environ, "NCCLT_TABLE": TABLE}
-    command = [sys.executable, "-c", TRY, library, nccl]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = run_code(TRY, nccl, NCCLT_TABLE=TABLE)
     assert (done.returncode == 0) is used, done.stderr
     assert used or "it was measured with NCCL 2.28.9, this is 2.29.7" in done.stderr
 
@@ -147,15 +143,13 @@ with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=16, nodes=2) as comm:
 
 
 @pytest.mark.parametrize(("version", "ll"), [((2, 30, 7), "True True"), ((2, 31, 0), "False True")])
-def test_a_row_of_ll_leaves_the_estimates_of_symmetric_kernels_to_nccl(library, tmp_path, version, ll):
+def test_a_row_of_ll_leaves_the_estimates_of_symmetric_kernels_to_nccl(run_code, tmp_path, version, ll):
     """Since 2.31: its answer lets NCCL run a symmetric kernel, and the question about the call never comes."""
     number = 10000 * version[0] + 100 * version[1] + version[2]
     nccl = compiled(tmp_path / "libnccl.so.2", NCCL.format(number), "-Wl,-soname,libnccl.so.2")
     rows = ["allreduce,0,100,tree,ll,2,2,16", "allreduce,101,1000,tree,simple,2,2,16"]
     table = encode_table(table_text(rows, table_id="r", version=NcclVersion(*version), nodes=2, ranks=16))
-    command = [sys.executable, "-c", TRY_ESTIMATES, library, nccl]
-    environ = {**os.environ, "NCCLT_TABLE": table}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = run_code(TRY_ESTIMATES, nccl, NCCLT_TABLE=table)
     assert done.stdout.splitlines() == [ll, "True True"], done.stderr
 
 
@@ -179,14 +173,12 @@ print([one.open_tuner(ctypes.c_void_p(tuner), ctypes.byref(context)) for one in 
 """
 
 
-def test_of_two_nccls_the_one_that_opens_the_plugin_counts(library, tmp_path):
+def test_of_two_nccls_the_one_that_opens_the_plugin_counts(run_code, tmp_path):
     nccls = [
         compiled(tmp_path / str(version) / "libnccl.so.2", OPENS, f"-DVERSION={version}", "-Wl,-soname,libnccl.so.2")
         for version in (22907, 22809)
     ]
-    command = [sys.executable, "-c", TRY_CALLER, library, *nccls]
-    environ = {**os.environ, "NCCLT_TABLE": TABLE}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = run_code(TRY_CALLER, *nccls, NCCLT_TABLE=TABLE)
     assert done.stdout == "[5, 0]\n", done.stderr
 
 
@@ -228,11 +220,9 @@ print(opens(ctypes.c_void_p(tuner), int(sys.argv[2])).decode())
 
 
 @pytest.mark.parametrize("fails_from", [400, 50_000], ids=["communicator", "rows"])
-def test_rank_without_memory_fails_init(library, tmp_path, fails_from):
+def test_rank_without_memory_fails_init(run_code, tmp_path, fails_from):
     preload = compiled(tmp_path / "memory.so", NO_MEMORY)
-    environ = {**os.environ, "NCCLT_TABLE": TABLE, "LD_PRELOAD": str(preload)}
-    command = [sys.executable, "-c", TRY_MEMORY, library, str(fails_from)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = run_code(TRY_MEMORY, fails_from, NCCLT_TABLE=TABLE, LD_PRELOAD=str(preload))
     assert "2 TUNER/ncclt: this rank cannot use the table of NCCLT_TABLE: no memory is left" in done.stdout, done.stderr
 
 
@@ -269,14 +259,11 @@ print(len(lost))
 """
 
 
-def test_hundred_communicators_that_open_at_once_all_keep_the_vendors_tuner(library, tmp_path):
+def test_hundred_communicators_that_open_at_once_all_keep_the_vendors_tuner(run_code, tmp_path):
     """The 65th lost it without a word."""
     vendor = compiled(tmp_path / "vendor.so", SLOW)
     code = TRY_MANY.replace("from ncclt.nccl.tuner_plugin.loaded import LoadedPlugin", UNLOCKED)
-    environ = {**os.environ, "NCCLT_DELEGATE": str(vendor)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, library], env=environ, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_code(code, NCCLT_DELEGATE=str(vendor))
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 

@@ -5,21 +5,21 @@ import os
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Fingerprint
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.recommendation import Decision, PolicyVerdict, Recommendation, Verdict
 from ncclt.deliver.render.formats import render
 from ncclt.errors import InputError
 from ncclt.nccl.tuner_plugin.build import compiler
 from ncclt.nccl.tuner_plugin.loaded import API_VERSIONS, LoadedPlugin
 from ncclt.nccl.tuner_table import ALGORITHMS, FUNCTIONS, PROTOCOLS
+from ncclt.testing.samples import sample_recommendation
 
 ALL_REDUCE = FUNCTIONS.index("allreduce")
 WITH_TABLE = API_VERSIONS[1:]
@@ -178,33 +178,14 @@ def policies(draw):
     return Policy(rules=tuple(rules))
 
 
-VERDICT = Verdict(
-    decision=Decision.TUNED, reason="faster", speedup=1.1, interval=(1.05, 1.2), blocks=6, default_us=9, policy_us=8
-)
-
-
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(policy=policies(), sizes=st.lists(SIZES, min_size=1, max_size=8), group=st.sampled_from([2, 4, 8]))
 def test_a_rendered_policy_chooses_in_the_plugin_what_it_says(plugin, tmp_path, policy, sizes, group):
-    recommendation = Recommendation(
-        id="r-1",
-        revision=1,
-        study="s",
-        cluster="c",
-        model="m",
-        workload_digest="d",
-        simulated=False,
-        collectives=frozenset({Collective.ALL_REDUCE}),
-        launcher="local",
-        created="2026-01-01T00:00:00Z",
-        fingerprint=Fingerprint(
-            gpu="A100", link_class="nvlink", fabric="infiniband", nodes=2, gpus_per_node=4, nccl_version="2.28.9"
-        ),
-        table=PolicyVerdict(policy=policy, verdict=VERDICT),
-        variables=None,
-    )
+    sample = sample_recommendation("r-1")
+    fingerprint = replace(sample.fingerprint, nodes=2, gpus_per_node=4, nccl_version="2.28.9")
+    recommendation = replace(sample, fingerprint=fingerprint, table=replace(sample.table, policy=policy))
     table = tmp_path / "table.csv"
     table.write_text(render(recommendation, format="tuner-csv"))
     ends = [end for rule in policy.rules for end in (rule.min_bytes, rule.max_bytes) if end]

@@ -109,16 +109,14 @@ with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=8, nodes=2) as comm:
 
 @pytest.mark.parametrize("what", ["truncate", "replace", "delete"])
 @pytest.mark.parametrize("memory", [True, False], ids=["sealed", "file"])
-def test_whatever_becomes_of_the_table_the_rank_lives(library, table, tmp_path, what, memory):
+def test_whatever_becomes_of_the_table_the_rank_lives(run_code, table, tmp_path, what, memory):
     """A file that is cut short while it is mapped ends its reader with SIGBUS, at its next call."""
     table.publish([row(channels=3)])
     path = table.path.replace("self", str(os.getpid()))
     if not memory:
         (tmp_path / "table").write_bytes(Path(path).read_bytes())
         path = str(tmp_path / "table")
-    environ = {**os.environ, VARIABLE: path}
-    words = [sys.executable, "-c", CUT, str(library), what]
-    done = subprocess.run(words, env=environ, text=True, capture_output=True, timeout=PATIENT_S, check=False)
+    done = run_code(CUT, what, **{VARIABLE: path})
     if not memory:
         assert (done.returncode, done.stdout) == (1, "")
         assert "no memory sealed against that" in done.stderr

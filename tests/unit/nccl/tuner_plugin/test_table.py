@@ -35,32 +35,24 @@ def is_used(comm):
     return used
 
 
+WRONG_WORDS = {
+    0: ("AllReduce", "alltoall"),
+    1: ("65537", "-1"),
+    2: ("", "1M", "18446744073709551616"),
+    3: ("rings",),
+    4: ("ll64", ""),
+    5: ("0", "-2"),
+    6: ("x",),
+    7: ("99999999999999999999", "-1\0", " " * 300 + "-1", "-1,-1,-1,-1", "-1,4", "-1,-1,0", "-1,-1,1"),
+}
+"""Field -> what it cannot be; the last brings further ones."""
+
+
 def test_one_wrong_row_refuses_the_whole_table(subtests, opened):
-    for row in [
-        "allreduce,0,100,ring,simple,8,-1",
-        "allreduce,0,100,ring,simple,8,-1,-1,-1,-1,-1",
-        "allreduce,0,,ring,simple,8,-1,-1",
-        "AllReduce,0,100,ring,simple,8,-1,-1",
-        "alltoall,0,100,ring,simple,8,-1,-1",
-        "allreduce,0,100,rings,simple,8,-1,-1",
-        "allreduce,0,100,ring,ll64,8,-1,-1",
-        "allreduce,0,100,ring,,8,-1,-1",
-        "allreduce,100,0,ring,simple,8,-1,-1",
-        "allreduce,0,1M,ring,simple,8,-1,-1",
-        "allreduce,-1,100,ring,simple,8,-1,-1",
-        "allreduce,0,18446744073709551616,ring,simple,8,-1,-1",
-        "allreduce,0,100,ring,simple,0,-1,-1",
-        "allreduce,0,100,ring,simple,-2,-1,-1",
-        "allreduce,0,100,ring,simple,8,x,-1",
-        "allreduce,0,100,ring,simple,8,-1,99999999999999999999",
-        "allreduce,0,100,ring,simple,8,-1,-1,4",
-        "allreduce,0,100,ring,simple,8,-1,-1,-1,0",
-        "allreduce,0,100,ring,simple,8,-1,-1,-1,1",
-        "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks",
-        "allreduce,0,100,ring,simple,8,-1,-1\0",
-        "export NCCL_ALGO=ring",
-        "reduce,0,100,ring,simple,8,-1," + " " * 300 + "-1",
-    ]:
+    fields = GOOD.split(",")
+    rows = [",".join([*fields[:at], word, *fields[at + 1 :]]) for at, words in WRONG_WORDS.items() for word in words]
+    names = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"
+    for row in (*rows, ",".join(fields[:-1]), names, "export NCCL_ALGO=ring"):
         with subtests.test(row=row):
             assert "line 3" in refusal(opened(GOOD, "# a comment", row))
 
