@@ -17,37 +17,22 @@ TYPE_CHECKING = False  # `import typing` is what `ncclt env` would wait for
 if TYPE_CHECKING:
     from typing import Any
 
-    from ncclt.cli.python import tune
-    from ncclt.client.fetch import ClientError, Reply, fetch_env
-    from ncclt.core.budget import Budget
-    from ncclt.core.cluster import Cluster
-    from ncclt.core.recommendation import Verdict
-    from ncclt.core.workload import Workload
-    from ncclt.errors import NccltError
-    from ncclt.measure.target import Target
-    from ncclt.pipeline.tune import TuneResult
-    from ncclt.profile import read_workload
-    from ncclt.store import Store, open_store
+    from ncclt.cli.python import tune as tune
+    from ncclt.client.fetch import ClientError as ClientError
+    from ncclt.client.fetch import Reply as Reply
+    from ncclt.client.fetch import fetch_env as fetch_env
+    from ncclt.core.budget import Budget as Budget
+    from ncclt.core.cluster import Cluster as Cluster
+    from ncclt.core.recommendation import Verdict as Verdict
+    from ncclt.core.workload import Workload as Workload
+    from ncclt.errors import NccltError as NccltError
+    from ncclt.measure.target import Target as Target
+    from ncclt.pipeline.tune import TuneResult as TuneResult
+    from ncclt.profile import read_workload as read_workload
+    from ncclt.store import Store as Store
+    from ncclt.store import open_store as open_store
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Budget",
-    "ClientError",
-    "Cluster",
-    "NccltError",
-    "Reply",
-    "Store",
-    "Target",
-    "TuneResult",
-    "Verdict",
-    "Workload",
-    "__version__",
-    "fetch_env",
-    "open_store",
-    "read_workload",
-    "tune",
-]
 
 _LATER = {
     "ClientError": "ncclt.client.fetch",
@@ -65,6 +50,9 @@ _LATER = {
     "read_workload": "ncclt.profile",
     "tune": "ncclt.cli.python",
 }
+"""Name of the public API -> the module that has it."""
+
+__all__ = ["__version__", *_LATER]
 
 
 def __getattr__(name: str) -> Any:

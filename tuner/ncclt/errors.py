@@ -163,23 +163,11 @@ def translate_refusal(refusal: str) -> str:
 
 
 _STORE = ("sqlalchemy", "alembic", "psycopg")
+_SERVICE = ("fastapi", "starlette", "pydantic", "uvicorn", "jinja2", "markupsafe")
 EXTRAS: dict[str, tuple[str, ...]] = {
     "store": _STORE,
     "tune": (*_STORE, "optuna", "scipy", "numpy", "threadpoolctl", "detect_secrets"),
-    "api": (
-        *_STORE,
-        "fastapi",
-        "starlette",
-        "pydantic",
-        "uvicorn",
-        "jinja2",
-        "markupsafe",
-        "numpy",
-        "structlog",
-        "prometheus_client",
-        "itsdangerous",
-        "python_multipart",
-    ),
+    "api": (*_STORE, *_SERVICE, "numpy", "structlog", "prometheus_client", "itsdangerous", "python_multipart"),
     "jobs": (*_STORE, "dbos"),
     "models": ("torch", "transformers"),
 }

@@ -77,8 +77,7 @@ def read_software_fields(facts: Facts) -> Iterator[FieldValue]:
     for topology in facts.topologies:
         yield FieldValue("cpu", topology.cpu, topology.source)
     yield FieldValue("cpu", facts.cpu, "/proc/cpuinfo")
-    nodes = max((start.nodes or 0 for start in log.starts), default=0)
-    if nodes:
+    if nodes := log.nodes:
         ranks = max(start.ranks or 0 for start in log.starts if start.nodes == nodes)
         yield FieldValue("nodes", nodes, f"{_name_log(log)}: nNodes")
         if ranks:
@@ -215,7 +214,7 @@ def _read_adapter_fields(source: str, adapters: list[Adapter]) -> Iterator[Field
 def _read_log_fields(log: LogFacts) -> Iterator[FieldValue]:
     by_host: dict[str, set[str]] = defaultdict(set)
     layers: set[str] = set()
-    has_several_nodes = any((start.nodes or 1) > 1 for start in log.starts)
+    has_several_nodes = log.nodes > 1
     for process in log.processes:
         by_host[process.host] |= set(process.adapters)
         layers |= {Adapter(name="", link_layer=layer).fabric for layer in process.adapters.values()}

@@ -46,15 +46,14 @@ def examine_parts(facts: Facts) -> Iterator[Examination]:
     Nodes without a report of their own count as equal in the rules, and as not examined in the verdict.
     """
     log, reports = facts.log, facts.gpu_reports
-    ranks = max((start.ranks or 0 for start in log.starts), default=0)
-    nodes = max((start.nodes or 0 for start in log.starts), default=0)
-    yield from _examine_hardware(facts, ranks)
+    nodes = log.nodes
+    yield from _examine_hardware(facts)
     if facts.other_backends:
         return  # without NCCL there is nothing to examine of it
     shown = ", ".join(log.sources[:_SHOWN]) + (", ..." if len(log.sources) > _SHOWN else "")
     why = "" if log.tells_starts else f"no line of a start in {shown}" if log.sources else "no log of NCCL"
     how = f"{_START} or {_LOG}" if facts.here and not facts.job else _LOG
-    if ranks != 1:
+    if log.ranks != 1:
         sources = log.sources if log.transports() else ()
         yield _build_part("transports", sources, why or f"no connection in {shown}", how)
     names_plugins = any(process.plugins or process.network for process in log.processes)
@@ -68,7 +67,7 @@ def examine_parts(facts: Facts) -> Iterator[Examination]:
         yield _build_part("logs of other nodes", (), f"those of {len(hosts)} of {nodes} nodes are here", how)
 
 
-def _examine_hardware(facts: Facts, ranks: int) -> Iterator[Examination]:
+def _examine_hardware(facts: Facts) -> Iterator[Examination]:
     """Yield driver, GPUs, links and NICs."""
     log, reports, topologies = facts.log, facts.gpu_reports, facts.topologies
     how = "run it on a GPU node, save its output and pass it with --from"
@@ -80,7 +79,7 @@ def _examine_hardware(facts: Facts, ranks: int) -> Iterator[Examination]:
     yield _build_part("GPUs", (report.source for report in reports), no_report, how)
     counts = [len(report.gpus) for report in reports] + [len(matrix.gpus) for matrix in facts.matrices]
     counts += [len(topology.gpus) for topology in topologies]
-    if ranks > 1 or max(counts, default=0) != 1:
+    if log.ranks > 1 or max(counts, default=0) != 1:
         links = [matrix.source for matrix in facts.matrices] + [topology.source for topology in topologies]
         links += [link.evidence.source for link in log.links if link.end in ("GPU", "NVS")]
         yield _build_part("links", links, facts.smi_problem or "no `nvidia-smi topo -m`", how)

@@ -41,7 +41,7 @@ def _sockets_beside_fast_network(facts: Facts) -> Iterator[Observation]:
 def _find_socket_lines(facts: Facts) -> list[Evidence]:
     """Return lines that show data going over sockets; that they are merely loaded, as on one node, is harmless."""
     lines = [connection.evidence for connection in facts.connections if connection.kind == "NET/Socket"]
-    if not lines and any((start.nodes or 1) > 1 for start in facts.log.starts):
+    if not lines and facts.log.nodes > 1:
         networks = [process.network for process in facts.log.processes if process.network]
         lines = [network.evidence for network in networks if network.value.startswith("Socket")]
     return lines

@@ -61,8 +61,7 @@ def _other_table(facts: Facts) -> Iterator[Observation]:
 
 @rule("RCC002")
 def _too_many_channels(facts: Facts) -> Iterator[Observation]:
-    nodes = max((start.nodes or 0 for start in facts.log.starts), default=0)
-    ranks = max((start.ranks or 0 for start in facts.log.starts), default=0)
+    nodes, ranks = facts.log.nodes, facts.log.ranks
     for variable in filter(None, map(facts.value, _PINNING)):
         if not facts.is_rccl or as_nccl_reads(variable.value)[0] <= _CHANNELS:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS, COLLECTIVE_WORDS
@@ -236,9 +236,9 @@ class CommunicatorKind:
     choices: tuple[LoggedChoice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LogFacts:
-    """Everything that the logs of one job say about its start.
+    """Everything that the logs of one job say about its start; only its reader changes it.
 
     Attributes:
         sources: the files.
@@ -264,32 +264,42 @@ class LogFacts:
         rccl: name of a fact that only RCCL logs (see `ncclt.nccl.log.lines.RCCL`) -> the first of them.
     """
 
-    sources: tuple[str, ...] = ()
+    sources: list[str] = field(default_factory=list)
     lines: int = 0
     processes: tuple[Process, ...] = ()
     starts: tuple[RankStart, ...] = ()
-    tables: tuple[RankStart, ...] = ()
+    tables: list[RankStart] = field(default_factory=list)
     gpu_models: tuple[str, ...] = ()
     announced: LoggedValue | None = None
     cost_table: tuple[CostRow, ...] = ()
-    fallbacks: tuple[Evidence, ...] = ()
-    unreadable: tuple[Evidence, ...] = ()
-    p2p_problems: tuple[Evidence, ...] = ()
-    gpudirect: tuple[tuple[bool, Evidence], ...] = ()
-    multicast: tuple[tuple[bool, Evidence], ...] = ()
+    fallbacks: list[Evidence] = field(default_factory=list)
+    unreadable: list[Evidence] = field(default_factory=list)
+    p2p_problems: list[Evidence] = field(default_factory=list)
+    gpudirect: list[tuple[bool, Evidence]] = field(default_factory=list)
+    multicast: list[tuple[bool, Evidence]] = field(default_factory=list)
     warnings: tuple[Evidence, ...] = ()
-    unopened: tuple[Evidence, ...] = ()
+    unopened: list[Evidence] = field(default_factory=list)
     links: tuple[PrintedLink, ...] = ()
     cpu: str = ""
     jobs: tuple[tuple[tuple[str, int], ...], ...] = ()
     choices: tuple[LoggedChoice, ...] = ()
-    assigned: Mapping[str, Mapping[str, Evidence]] = field(default_factory=dict)
-    rccl: Mapping[str, LoggedValue] = field(default_factory=dict)
+    assigned: dict[str, dict[str, Evidence]] = field(default_factory=dict)
+    rccl: dict[str, LoggedValue] = field(default_factory=dict)
 
     @property
     def tells_starts(self) -> bool:
         """Return True if the log holds lines of communicators that start."""
         return any(start.connections or start.rank is not None or start.channels for start in self.starts)
+
+    @property
+    def nodes(self) -> int:
+        """Return the nodes of the largest communicator; 0 = not logged."""
+        return max((start.nodes or 0 for start in self.starts), default=0)
+
+    @property
+    def ranks(self) -> int:
+        """Return the ranks of the largest communicator; 0 = not logged."""
+        return max((start.ranks or 0 for start in self.starts), default=0)
 
     @property
     def p2p_chunks(self) -> tuple[tuple[int, int], ...]:

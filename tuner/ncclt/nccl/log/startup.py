@@ -65,8 +65,7 @@ class LogReader:
 
     def __init__(self, *, ignored: frozenset[str] = frozenset()) -> None:
         self._ignored = ignored
-        self._sources: list[str] = []
-        self._lines = 0
+        self._facts = LogFacts()
         self._processes: dict[tuple[str, int], Process] = {}
         self._hosts: dict[int, list[str]] = {}
         self._starts: list[RankStart] = []
@@ -74,16 +73,10 @@ class LogReader:
         self._latest: dict[tuple[str, int, int], RankStart] = {}
         self._columns: dict[tuple[str, int, int], Columns] = {}
         self._table: dict[str, CostRow] = {}
-        self._printed: list[RankStart] = []
         self._models: dict[str, None] = {}
-        self._announced: LoggedValue | None = None
-        self._of_machine: dict[str, list[Any]] = {name: [] for name in (*_PROBLEMS, "gpudirect", "multicast")}
         self._warnings: dict[str, Evidence] = {}
         self._links: dict[tuple[str, str, str, str], PrintedLink] = {}
-        self._cpu = ""
         self._choices: dict[tuple[str, ...], LoggedChoice] = {}
-        self._assigned: dict[str, dict[str, Evidence]] = {}
-        self._rccl: dict[str, LoggedValue] = {}
 
     def read(self, lines: Iterable[str], source: str) -> None:
         """Take the lines of one file.
@@ -96,17 +89,17 @@ class LogReader:
 
     def watching(self, lines: Iterable[str], source: str) -> Iterator[str]:
         """Read the lines of one file as `read` does, and yield them to another reader."""
-        self._sources.append(source)
+        self._facts.sources.append(source)
         for number, line in enumerate(lines, start=1):
             if line[:1] in "#NR":
                 self._take_header(line, Evidence(source=source, line=number, text=shortened(line).strip()))
             if any(mark in line for mark in _CALLS):
-                self._lines += 1
+                self._facts.lines += 1
                 self._take_choices(line)
             else:
                 messages = list(log_lines(line))
                 for message in messages:
-                    self._lines += 1
+                    self._facts.lines += 1
                     self._take(message, Evidence(source=source, line=number, text=shortened(message.written)))
                 if not messages and "NCCL_" in line and len(line) <= _LONGEST_COMMAND:
                     self._take_command(line, source, number)
@@ -115,32 +108,26 @@ class LogReader:
     def facts(self) -> LogFacts:
         """Return the facts read so far."""
         starts = tuple(start for start in self._starts if not start.has_only_costs)
-        return LogFacts(
-            sources=tuple(self._sources),
-            lines=self._lines,
+        return replace(
+            self._facts,
             processes=tuple(self._processes.values()),
             starts=starts,
-            tables=tuple(self._printed[:_MOST_TABLES]),
+            tables=self._facts.tables[:_MOST_TABLES],
             gpu_models=tuple(self._models),
-            announced=self._announced,
             cost_table=tuple(self._table.values()),
             warnings=tuple(self._warnings.values()),
             links=tuple(self._links.values()),
-            cpu=self._cpu,
             jobs=jobs_of(starts),
             choices=tuple(self._choices.values()),
-            assigned={name: dict(values) for name, values in self._assigned.items()},
-            rccl=dict(self._rccl),
-            **{name: tuple(lines) for name, lines in self._of_machine.items()},
         )
 
     def _take_command(self, line: str, source: str, number: int) -> None:
         """Store what a command sets that a shell has traced (`set -x`); of the command itself nothing is kept."""
         for name, value in traced_assignments(line).items():
-            if len(self._assigned) < _MOST_OF_A_KIND:
+            if len(self._facts.assigned) < _MOST_OF_A_KIND:
                 shown = masked(name, value)
                 evidence = Evidence(source=source, line=number, text=shortened(f"{name}={shown}"))
-                self._assigned.setdefault(name, {}).setdefault(shown, evidence)
+                self._facts.assigned.setdefault(name, {}).setdefault(shown, evidence)
 
     def _take_choices(self, line: str) -> None:
         """Count the decisions of a line by collective, algorithm and protocol."""
@@ -169,8 +156,8 @@ class LogReader:
         self._take_rccl(line, evidence)
         if model := patterns.TEST_DEVICE.match(line):
             self._models.setdefault(shortened(model[1]).strip())
-        elif self._announced is None and (match := patterns.ANNOUNCED.match(line)):
-            self._announced = LoggedValue(value=match[1] or match[2], evidence=evidence)
+        elif self._facts.announced is None and (match := patterns.ANNOUNCED.match(line)):
+            self._facts.announced = LoggedValue(value=match[1] or match[2], evidence=evidence)
 
     def _take(self, message: LogLine, evidence: Evidence) -> None:
         message = self._unglued(message)
@@ -230,7 +217,7 @@ class LogReader:
         if any(mark in text for mark in _MARKS_OF_RCCL):
             for name, pattern in patterns.RCCL.items():
                 if match := pattern.search(text):
-                    self._rccl.setdefault(name, LoggedValue(value=match[1], evidence=evidence))
+                    self._facts.rccl.setdefault(name, LoggedValue(value=match[1], evidence=evidence))
 
     def _take_machine(self, message: LogLine, evidence: Evidence) -> None:
         """Read what concerns the whole node."""
@@ -245,14 +232,16 @@ class LogReader:
             kind, gbps, device, end = match.groups()
             link = PrintedLink(kind=kind, gbps=parse_float(gbps) or 0.0, end=end, device=device, evidence=evidence)
             self._links.setdefault((message.host, kind, gbps, device), link)
-        if not self._cpu and (match := patterns.CPU.search(message.text)):
-            self._cpu = "arm" if int(match[1]) == patterns.CPU_ARM else patterns.CPU_VENDORS.get(int(match[2]), "")
+        if not self._facts.cpu and (match := patterns.CPU.search(message.text)):
+            is_arm = int(match[1]) == patterns.CPU_ARM
+            self._facts.cpu = "arm" if is_arm else patterns.CPU_VENDORS.get(int(match[2]), "")
         if "|" in message.text:
             self._take_costs(message, evidence)
 
     def _keep(self, name: str, line: Any) -> None:
-        if len(self._of_machine[name]) < _MOST_OF_A_KIND:
-            self._of_machine[name].append(line)
+        lines = getattr(self._facts, name)
+        if len(lines) < _MOST_OF_A_KIND:
+            lines.append(line)
 
     def _take_costs(self, message: LogLine, evidence: Evidence) -> None:
         rank = message.host, message.pid, message.device
@@ -267,14 +256,14 @@ class LogReader:
 
     def _keep_costs(self, message: LogLine, costs: Costs) -> None:
         """Store a row of the table with the start that it belongs to."""
-        if not costs or len(self._printed) > _MOST_TABLES:
+        if not costs or len(self._facts.tables) > _MOST_TABLES:
             return
         start = self._start(message)
         if start.complete or start.costs.keys() & costs.keys():
             # The table of another communicator, whose start is not logged.
             start = self._open[message.host, message.pid, message.tid] = self._new(message)
         if not start.costs:
-            self._printed.append(start)
+            self._facts.tables.append(start)
         start.costs |= costs
 
     def _take_start(self, message: LogLine, evidence: Evidence) -> None:
@@ -339,8 +328,9 @@ class LogReader:
 
     def _new(self, message: LogLine) -> RankStart:
         if len(self._starts) >= _MOST_STARTS:
+            source = self._facts.sources[-1]
             raise InputError(
-                f"{self._sources[-1]} shows more than {_MOST_STARTS} starts of ranks: this is not a log of one job",
+                f"{source} shows more than {_MOST_STARTS} starts of ranks: this is not a log of one job",
                 hint="is the file damaged? otherwise cut it to some of the ranks",
             )
         start = RankStart(host=message.host, pid=message.pid, device=message.device)
