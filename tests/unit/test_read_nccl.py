@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,9 @@ def test_every_release_is_downloaded_read_and_written_and_check_tells_a_differen
 ):
     written = tmp_path / "reference" / "nccl-versions.json"
     monkeypatch.setattr(scripts, "DOCUMENT", written)
-    monkeypatch.setattr(scripts, "PROJECTS", scripts.PROJECTS[:1])  # each takes pip some seconds
+    monkeypatch.setattr(scripts, "PROJECTS", scripts.PROJECTS[:1])  # each takes pip some seconds, so it is asked once
+    for function in ("releases", "fetch"):
+        monkeypatch.setattr(scripts, function, cache(getattr(scripts, function)))
     assert scripts.main([]) == 0
     document = json.loads(written.read_text())
     assert list(document["wheels"]["2.99.1"]) == [path.name for path in sorted(shelf.iterdir())]

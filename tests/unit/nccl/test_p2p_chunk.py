@@ -7,7 +7,6 @@ import pytest
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
-from ncclt.errors import UsageError
 from ncclt.measure.testbed import simulated_testbed
 from ncclt.nccl.p2p_chunk import (
     LEAST,
@@ -221,11 +220,6 @@ def test_the_least_number_of_channels_overrules_the_most():
     assert effective({MOST: 8}, GB200, [REDUCE]) == effective({}, GB200, [REDUCE])
     assert effective({PER_PEER: 8, LEAST: 64}, GB200, [EXPERTS]) == effective({LEAST: 64}, GB200, [EXPERTS])
     assert effective({PER_PEER: 8, LEAST: 64}, GB200, [SEND]) != effective({LEAST: 64}, GB200, [SEND])
-
-
-def test_channels_that_take_sms_are_searched_beside_compute_alone():
-    with pytest.raises(UsageError, match="take SMs from compute"):
-        build_space(simulated_testbed(H100, seed=0, reason="test"), workload(SEND), (PER_PEER,))
 
 
 def test_an_ignored_chunk_is_named_where_the_cpu_is_known_and_in_doubt_elsewhere(subtests):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from played_launcher import PlayedLauncher
+from read_log import read_log
 
 from ncclt.health.doctor import Facts
 from ncclt.health.doctor.examine import LOG_VARIABLES, examine_files, examine_here, start_log
 from ncclt.launch.launcher import LaunchResult
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
-from ncclt.nccl.log.startup import LogReader
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "doctor"
@@ -116,9 +116,8 @@ def test_saved_files_are_judged_without_this_machine(monkeypatch):
 def test_everything_was_examined_where_nvidia_smi_and_a_log_show_it(smi, tmp_path):
     """Healthy means examined: with the log of a start beside nvidia-smi nothing is left."""
     environ, find = smi()
-    reader = LogReader()
-    reader.read((GOLDEN / "healthy_h100" / "nccl.log").read_text().splitlines(), "nccl.log")
-    diagnosis = _examine(environ, find, tmp_path, log=reader.facts())
+    log = read_log(*(GOLDEN / "healthy_h100" / "nccl.log").read_text().splitlines())
+    diagnosis = _examine(environ, find, tmp_path, log=log)
 
     assert diagnosis.summary == ("No problems found, but other nodes were not examined (nvidia-smi of 1 of 2 nodes)"), (
         "the job has two, and this is one"
@@ -171,7 +170,7 @@ def test_a_small_all_reduce_tells_how_nccl_starts():
     facts, missing = start_log(launcher, NcclTests(), one_node)
     assert missing == ()
     assert facts.transports() == {"NET/Socket": 1, "SHM": 1}
-    assert facts.sources == ("all_reduce by played",)
+    assert facts.sources == ["all_reduce by played"]
     assert "NCCL_RUNTIME_CONNECT" not in facts.processes[0].variables
     (plan,) = launcher.plans
     assert plan.argv[0] == "all_reduce_perf"

@@ -22,7 +22,7 @@ def test_a_folder_is_read_whole(tmp_path):
     assert [matrix.source for matrix in facts.matrices] == ["topo.txt"]
     assert [report.source for report in facts.gpu_reports] == ["gpus.xml"]
     assert [file.source for file in facts.conf_files] == ["nccl.conf"]
-    assert facts.log.sources == ("job.log",)
+    assert facts.log.sources == ["job.log"]
     assert facts.missing == ("notes.txt was skipped: it is not a file that the doctor can read",)
 
 
@@ -32,7 +32,7 @@ def test_one_bad_file_of_a_folder_does_not_hide_the_others(tmp_path):
     (tmp_path / "box" / "b_cut.log.gz").write_bytes(gzip.compress(b"NCCL INFO " * 5000)[:60])
     facts = read_files([tmp_path / "box"])
 
-    assert facts.log.sources == ("job.log",)
+    assert facts.log.sources == ["job.log"]
     assert [matrix.source for matrix in facts.matrices] == ["topo.txt"]
     empty, cut = facts.missing
     assert empty == f"skipped: {tmp_path}/box/a_empty.log is empty"
@@ -55,7 +55,7 @@ def test_names_mean_nothing(tmp_path):
 
     facts = read_files([tmp_path / "a", tmp_path / "b.conf", tmp_path / "b.conf"])
     assert len(facts.gpu_reports[0].gpus) == 8
-    assert facts.log.sources == ("b.conf",)
+    assert facts.log.sources == ["b.conf"]
     assert facts.log.transports() == {"NET/IB/GDRDMA": 4}
 
 

@@ -1,21 +1,19 @@
 """Settings of a job beside those that vendors have published; a difference is a fact, not a finding."""
 
 import pytest
+from read_log import read_log
 
 from ncclt.health.doctor import diagnose
 from ncclt.health.doctor.facts import Facts
 from ncclt.health.doctor.gpu_report import GpuReport, GpuState
 from ncclt.health.doctor.published import PUBLISHED
-from ncclt.nccl.log.startup import LogReader
 from ncclt.nccl.variables import VariableClass, classify
 
 PREFIX = "n:1:1 [0] NCCL INFO"
 
 
 def _diagnosis(*lines, **facts):
-    reader = LogReader()
-    reader.read([f"{PREFIX} {line}\n" for line in lines], "job.log")
-    return diagnose(Facts(log=reader.facts(), **facts))
+    return diagnose(Facts(log=read_log(*(f"{PREFIX} {line}" for line in lines)), **facts))
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row.machine)

@@ -3,6 +3,8 @@
 import io
 import re
 
+from read_log import read_log
+
 from ncclt.core.cluster import Cluster
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.health.doctor import RULES, Facts, Severity, diagnose
@@ -12,7 +14,6 @@ from ncclt.health.doctor.gpu_report import GpuReport, GpuState
 from ncclt.health.doctor.matrix import parse_matrix
 from ncclt.health.doctor.nccl_topology import parse_nccl_topology
 from ncclt.nccl.log.evidence import Evidence, Variable
-from ncclt.nccl.log.startup import LogReader
 
 
 def matrix(pair="NV12", nic="PIX", *, gpus=2, numa=()):
@@ -44,13 +45,12 @@ def topology(gpu):
 
 def log(*texts):
     """Each text is a sentence of process 1, or of that whose number stands before it: `2> Using network IB`."""
-    reader, lines = LogReader(), []
+    lines = []
     for text in texts:
-        pid, said = re.fullmatch(r"(?:(\d)> )?(.*)", text).groups()
-        level = "" if said.startswith(("NCCL WARN", "NCCL ATTN")) else "NCCL INFO "
-        lines.append(f"node{pid or 1}:{pid or 1}:7 [0] {level}{said}\n")
-    reader.read(lines, "job.log")
-    return reader.facts()
+        pid, sentence = re.fullmatch(r"(?:(\d)> )?(.*)", text).groups()
+        level = "" if sentence.startswith(("NCCL WARN", "NCCL ATTN")) else "NCCL INFO "
+        lines.append(f"node{pid or 1}:{pid or 1}:7 [0] {level}{sentence}")
+    return read_log(*lines)
 
 
 def start(rank=0, state="START", ranks=2):
@@ -359,14 +359,8 @@ def test_only_corruption_and_broken_set_ups_stop_a_study():
 
 def test_versions_of_rccl_are_read_without_a_prefix():
     """They are several lines of one message; the version of NCCL stays unknown, and its known issues do not count."""
-    reader = LogReader()
-    lines = [
-        "node [0] NCCL INFO RCCL version : 2.28.3-HEAD:29e1567",
-        "HIP version  : 7.2",
-        "ROCm version : 7.12.4-93-97",
-    ]
-    reader.read([f"{line}\n" for line in lines], "job.log")
-    facts = Facts(log=reader.facts())
+    first = "node [0] NCCL INFO RCCL version : 2.28.3-HEAD:29e1567"
+    facts = Facts(log=read_log(first, "HIP version  : 7.2", "ROCm version : 7.12.4-93-97"))
 
     assert {name: said.value for name, said in facts.log.rccl.items()} == {"version": "2.28.3", "rocm": "7.12"}
     assert (facts.nccl, str(facts.rccl)) == (None, "2.28.3")

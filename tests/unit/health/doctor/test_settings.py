@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from read_log import read_log
 
 from ncclt.health.doctor import diagnose
 from ncclt.health.doctor.conf_file import parse_conf_file
@@ -10,17 +11,10 @@ from ncclt.health.doctor.examine import examine_files
 from ncclt.health.doctor.facts import Facts, JobRun
 from ncclt.health.doctor.machine import machine_facts
 from ncclt.health.doctor.settings import find_settings
-from ncclt.nccl.log.startup import LogReader
 from ncclt.nccl.variables import masked
 from ncclt.profile.record.ranks import RankReport
 
 PREFIX = "node-a:100:200 [0] NCCL INFO"
-
-
-def _log(*lines):
-    reader = LogReader()
-    reader.read([f"{line}\n" for line in lines], "job.log")
-    return reader.facts()
 
 
 def _found(facts):
@@ -51,7 +45,7 @@ def test_public_logs_tell_who_set_what(subtests, shared_data):
 
 
 def test_command_lines_and_scripts_in_a_log_are_sources():
-    log = _log(
+    log = read_log(
         "+ export NCCL_IB_HCA=mlx5_0,mlx5_1",
         "+ mpirun -np 16 -x NCCL_ALGO=Tree ./train",
         f"{PREFIX} NCCL_IB_HCA set by environment to mlx5_0,mlx5_1",
@@ -66,7 +60,7 @@ def test_command_lines_and_scripts_in_a_log_are_sources():
 
 
 def test_a_text_that_names_a_variable_sets_nothing():
-    log = _log(
+    log = read_log(
         "hint: export NCCL_ALGO=Tree",
         "for deterministic results use NCCL_ALGO=Tree",
         "+ echo NCCL_ALGO=Tree",
@@ -81,7 +75,7 @@ def test_a_text_that_names_a_variable_sets_nothing():
 def test_of_a_command_line_nothing_is_kept_but_its_nccl_variables():
     command = "mpirun -x WANDB_API_KEY=k123 -x NCCL_ALGO=Tree -x NCCL_SITE_TOKEN=t456 ./train --password p789"
     glued = f"+ WANDB_API_KEY=k123 srun ./train {PREFIX} NCCL_PROTO set by environment to LL"
-    log = _log(f"+ {command}", f"[1,0]<stdout>:+ {command}", glued)
+    log = read_log(f"+ {command}", f"[1,0]<stdout>:+ {command}", glued)
     machine = Facts(conf_files=(parse_conf_file(["WANDB_API_KEY=k123\n", "export NCCL_IB_HCA=mlx5_0\n"], "nccl.conf"),))
 
     printed = json.dumps([diagnose(facts).to_document() for facts in (Facts(log=log), machine)])
@@ -92,7 +86,7 @@ def test_of_a_command_line_nothing_is_kept_but_its_nccl_variables():
 
 
 def test_a_process_counts_once_for_a_value_that_its_plugin_sets_too():
-    log = _log(
+    log = read_log(
         f"{PREFIX} NCCL_PROTO set by environment to simple",
         f"{PREFIX} NET/OFI Setting NCCL_PROTO to simple",
     )
@@ -100,11 +94,11 @@ def test_a_process_counts_once_for_a_value_that_its_plugin_sets_too():
     assert _found(Facts(log=log)) == {("NCCL_PROTO", "simple"): ("plugin NET/OFI", 1)}
 
 
-def test_this_machine_and_the_ranks_of_a_job_are_compared_with_its_log(tmp_path):
+def test_this_machine_and_the_ranks_of_a_job_are_compared_with_itsread_log(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nccl.conf").write_text("NCCL_IB_TIMEOUT=22\nNCCL_IB_HCA=mlx5_9\n")
     machine = machine_facts({"NCCL_IB_HCA": "mlx5_0", "NCCL_DEBUG": "WARN"}, root=tmp_path, home=tmp_path)
-    log = _log(
+    log = read_log(
         f"{PREFIX} NCCL_IB_HCA set by environment to mlx5_0.",
         f"{PREFIX} NCCL_IB_TIMEOUT set by environment to 22.",
         f"{PREFIX} NCCL_BUFFSIZE set by environment to 8388608.",
@@ -141,7 +135,7 @@ def test_communicators_of_one_shape_are_joined_and_keep_their_choices():
             f"n:{pid}:{pid} [{pid}] NCCL INFO {4 * ranks} coll channels, 32 p2p channels, 2 p2p channels per peer",
         )
 
-    log = _log(
+    log = read_log(
         *start("a", 0, 0, 4, 2),
         *start("b", 1, 0, 2, 1),
         *start("c", 2, 0, 2, 1),

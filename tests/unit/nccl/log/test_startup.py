@@ -3,21 +3,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from read_log import read_log
 
 from ncclt.errors import InputError
 from ncclt.nccl.log import startup
-from ncclt.nccl.log.startup import LogReader
 
 INIT = (
     "ncclCommInitRankConfig comm {comm} rank {rank} nranks {ranks} cudaDev {dev} nvmlDev {dev} busId {bus} commId {id} "
     "- Init {state}"
 )
-
-
-def _facts(*lines, **options):
-    reader = LogReader(**options)
-    reader.read([line + "\n" for line in lines], "job.log")
-    return reader.facts()
 
 
 def _init(rank, *, state="START", ranks=2, dev=0, comm="0xa", id="0xc0", bus="18000"):
@@ -37,14 +31,14 @@ def test_prefixes(subtests):
         "-1node7:12:34 [3] ",
     ]:
         with subtests.test(prefix=prefix):
-            facts = _facts("node7:12:34 [3] NCCL INFO Bootstrap: Using eth0", f"{prefix}NCCL INFO Using network IB")
+            facts = read_log("node7:12:34 [3] NCCL INFO Bootstrap: Using eth0", f"{prefix}NCCL INFO Using network IB")
 
             (process,) = facts.processes
             assert (process.host, process.pid, process.network.value) == ("node7", 12, "IB")
 
 
 def test_what_a_process_tells():
-    facts = _facts(
+    facts = read_log(
         "a:1:1 [0] NCCL INFO cudaDriverVersion 12080",
         "a:1:1 [0] NCCL INFO NCCL version 2.26.5+cuda12.9",
         "a:1:2 [0] NCCL INFO NCCL_IB_HCA set to mlx5",
@@ -74,7 +68,7 @@ def test_what_a_process_tells():
 
 
 def test_variables_that_were_set_for_the_log_are_not_of_the_job():
-    facts = _facts(
+    facts = read_log(
         "a:1:1 [0] NCCL INFO NCCL_RUNTIME_CONNECT set by environment to 0.", ignored=frozenset({"NCCL_RUNTIME_CONNECT"})
     )
 
@@ -83,7 +77,7 @@ def test_variables_that_were_set_for_the_log_are_not_of_the_job():
 
 def test_ranks_of_one_process_are_told_apart_by_their_threads():
     """all_reduce_perf -g 2 starts its ranks in threads; others connect them, when they are first needed."""
-    facts = _facts(
+    facts = read_log(
         f"a:1:10 [0] NCCL INFO {_init(0)}",
         f"a:1:11 [1] NCCL INFO {_init(1, dev=1, comm='0xb', bus='29000')}",
         "a:1:11 [1] NCCL INFO 4 coll channels, 4 collnet channels, 0 nvls channels, 8 p2p channels, 8 p2p channels per peer",
@@ -100,7 +94,7 @@ def test_ranks_of_one_process_are_told_apart_by_their_threads():
 
 
 def test_a_thread_starts_one_communicator_after_the_other():
-    facts = _facts(
+    facts = read_log(
         f"a:1:10 [0] NCCL INFO {_init(0, ranks=8, id='0x1')}",
         f"a:1:10 [0] NCCL INFO {_init(0, ranks=8, id='0x1', state='COMPLETE')}",
         f"a:1:10 [0] NCCL INFO {_init(3, ranks=4, id='0x2')}",
@@ -125,7 +119,7 @@ def test_transports(subtests):
         ("Channel 02 : 3[3] -> 2[2] via SHM/direct/direct", "SHM", ("3", "2")),
     ]:
         with subtests.test(line=line, kind=kind, words=words):
-            (start,) = _facts(f"a:1:1 [0] NCCL INFO {line}").starts
+            (start,) = read_log(f"a:1:1 [0] NCCL INFO {line}").starts
 
             (connection,) = start.connections
             assert connection.kind == kind
@@ -153,13 +147,13 @@ def test_algorithms_that_the_cost_table_rules_out(table, disabled):
     """Of those that NCCL has for the collective; a second rank's table is not taken for a second one."""
     lines = [f"a:1:1 [0] NCCL INFO {text}" for text in (*table, *table)]
 
-    facts = _facts(*lines)
+    facts = read_log(*lines)
     assert facts.disabled() == {"AllGather": disabled}
     assert len(facts.cost_table) == 1
 
 
 def test_processes_that_share_a_communicator_are_one_job():
-    facts = _facts(
+    facts = read_log(
         f"a:1:1 [0] NCCL INFO {_init(0)}",
         f"b:2:1 [0] NCCL INFO {_init(1)}",
         f"b:2:1 [0] NCCL INFO {_init(0, id='0xd0')}",
@@ -175,12 +169,12 @@ def test_unnamed_communicators_are_one_job_unless_a_rank_occurs_twice():
     line = "{h}:{p}:1 [0] NCCL INFO comm 0x7f rank {r} nranks 2 cudaDev 0 busId 18000 - Init COMPLETE"
     one = [line.format(h="a", p=1, r=0), line.format(h="b", p=2, r=1)]
 
-    assert _facts(*one).jobs == ((("a", 1), ("b", 2)),)
-    assert _facts(*one, line.format(h="c", p=3, r=0)).jobs == ()
+    assert read_log(*one).jobs == ((("a", 1), ("b", 2)),)
+    assert read_log(*one, line.format(h="c", p=3, r=0)).jobs == ()
 
 
 def test_headers_of_nccl_tests_name_models_and_version():
-    facts = _facts(
+    facts = read_log(
         "# nccl-tests version 2.18.3 nccl-headers=22902 nccl-library=22902",
         "#  Rank  0 Group  0 Pid   1343 on 38dcf168f605 device  0 [0000:41:00] NVIDIA H100 80GB HBM3",
     )
@@ -191,10 +185,10 @@ def test_headers_of_nccl_tests_name_models_and_version():
 
 def test_lines_without_end_and_endless_ranks(monkeypatch):
     """A damaged file costs neither memory nor time."""
-    assert _facts("NCCL INFO " + "a:1:1 [0] NCCL INFO x " * 100_000).lines == 0
+    assert read_log("NCCL INFO " + "a:1:1 [0] NCCL INFO x " * 100_000).lines == 0
     monkeypatch.setattr(startup, "_MOST_STARTS", 3)
     with pytest.raises(InputError, match="starts of ranks"):
-        _facts(*(f"h{n}:1:1 [0] NCCL INFO 1 coll channels" for n in range(5)))
+        read_log(*(f"h{n}:1:1 [0] NCCL INFO 1 coll channels" for n in range(5)))
 
 
 _PIECES = [
@@ -221,7 +215,7 @@ _PIECES = [
 @given(st.lists(st.lists(st.sampled_from(_PIECES), max_size=8).map("".join), max_size=20))
 def test_any_text_is_read(lines):
     """A log may be cut, glued and garbled anywhere: that costs facts, never the reading."""
-    facts = _facts(*lines)
+    facts = read_log(*lines)
 
     assert facts.lines >= 0
     assert facts.transports() is not None
@@ -239,4 +233,4 @@ def test_the_p2p_chunk_of_each_communicator_is_read_with_its_nodes():
             lines.append(f"{prefix}comm {comm} rank 0 nRanks {ranks} nNodes {nodes} localRanks 8 localRank 0 MNNVL 0")
         lines += [f"{prefix}P2P Chunksize set to {chunk}", prefix + _init(0, state="COMPLETE", ranks=ranks, comm=comm)]
 
-    assert _facts(*lines).p2p_chunks == ((0, 131072), (1, 524288), (2, 1048576))
+    assert read_log(*lines).p2p_chunks == ((0, 131072), (1, 524288), (2, 1048576))

@@ -3,20 +3,22 @@
 import random
 import re
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.errors import InputError
 from ncclt.health.doctor.files import read_printed_costs_file
 from ncclt.nccl.cost_model.model import predict_choice
 from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.nccl.log.startup import read_printed_costs
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
+SHIPPED = shipped_clusters(profiles_folder())
 HEAD = "  Algorithm   |  Tree  |  Ring  |"
 ROW = "    AllReduce |     8.0/  61.1 |    16.5/   0.0 |    16.4/ 232.2 |     7.8/ 141.0 |    17.8/ 331.2 |    15.2/ 360.0 |"  # noqa: E501
 MORE = ("  Algorithm   |  NVLS  |", "    AllReduce |     0.0/   0.0 |     0.0/   0.0 |    25.0/ 102.0 |")
@@ -146,34 +148,14 @@ def test_a_garbled_log_costs_the_table_and_never_the_reading(chance: random.Rand
         (
             "wayne_tuning_2.29.2_g2_auto.log",
             "",
-            Cluster(
-                name="h100",
-                gpus_per_node=2,
-                gpu="H100",
-                compute_capability=90,
-                link_class="nvswitch",
-                link_gbps=478,
-                nccl_version="2.29.2",
-            ),
+            SHIPPED["dgx-h100"].sized(gpus_per_node=2, nccl_version="2.29.2"),
             6,
         ),
         (
             # Published without the lines of its start: two ranks that took each other for two nodes.
             "eunomia_tuning_2.29.7.log",
             f"lab:3038984:3038984 [0] NCCL INFO {shape(2, 2)}\n",
-            Cluster(
-                name="lab",
-                nodes=2,
-                gpus_per_node=1,
-                gpu="RTX 5090",
-                compute_capability=120,
-                link_class="pcie",
-                link_gbps=32,
-                fabric="ethernet",
-                nics_per_node=1,
-                nic_gbps=3,
-                nccl_version="2.29.7",
-            ),
+            replace(SHIPPED["aws-p4d"], nodes=2, gpus_per_node=1, compute_capability=120, nccl_version="2.29.7"),
             18,
         ),
     ],
