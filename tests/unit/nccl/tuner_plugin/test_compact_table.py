@@ -59,19 +59,12 @@ def test_published_table_has_one_checksum_in_both_texts(plugin):
     compact = encode_table(text)
     announced = re.search(r"fnv1a=([0-9a-f]{16})", text)[1]
     assert compact.endswith(f":{announced}")
+    lines = ["allreduce,0,65535,tree,ll,2,2,16", f"allreduce,65536,{2**63 - 1},ring,simple,-1,2,16"]
+    example = encode_table(table([*lines, "allgather,4194304,67108864,nvls,simple,16,1,8"]))
+    assert example.rpartition(":")[0] == "1:r-1f3c:2.28.9:16.2:16.2A1ekfTL2+RS_8.1G2hwcg-13ydj4NSg"
     assert len(compact) < len(text) / 4
     told = plugin.describe({"NCCLT_TABLE": compact, "NCCLT_POLICY": None})
     assert (told["table"], told["problem"]) == (announced, "")
-
-
-def test_example_of_the_form():
-    lines = [
-        "allreduce,0,65535,tree,ll,2,2,16",
-        "allreduce,65536,9223372036854775807,ring,simple,-1,2,16",
-        "allgather,4194304,67108864,nvls,simple,16,1,8",
-    ]
-    compact = encode_table(table(lines))
-    assert compact.rpartition(":")[0] == "1:r-1f3c:2.28.9:16.2:16.2A1ekfTL2+RS_8.1G2hwcg-13ydj4NSg"
 
 
 def test_thousand_rows_fit_into_the_environment_and_more_need_a_file(tmp_path):

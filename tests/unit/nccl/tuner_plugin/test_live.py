@@ -164,9 +164,6 @@ def test_damaged_plan_is_refused(live, comm, text):
     with pytest.raises(RuntimeError, match=r"."):
         arm(live, next(proposals), text)
     assert ask(comm) is None
-
-
-def test_communicator_that_is_not_open_is_refused(live, comm):
     with pytest.raises(RuntimeError, match="communicator 0000000000000999 is not open"):
         arm(live, next(proposals), TREE, number=0x999)
 
@@ -221,9 +218,12 @@ def test_equal_questions_have_equal_hashes_and_others_differ(live, open_live):
         assert (mark != plain[0], whole != plain[1]) == (False, True), "the mark is at 128"
 
 
-def test_question_inside_a_capture_is_told(live, comm):
+def test_questions_inside_a_capture_and_with_registered_buffers_are_told(live, comm):
     ask(comm)
-    assert facts(live)["captured"] == 0
+    assert (facts(live)["captured"], facts(live)["registered"]) == (0, 0)
+    ask(comm, registered=1)
+    ask(comm)
+    assert facts(live)["registered"] == 1
     live.capture(1)
     live.capture(0)
     assert facts(live)["captured"] == 0, "a graph without collectives"
@@ -231,14 +231,6 @@ def test_question_inside_a_capture_is_told(live, comm):
     ask(comm)
     live.capture(0)
     assert facts(live)["captured"] == 1
-
-
-def test_question_with_registered_buffers_is_told(live, comm):
-    ask(comm)
-    assert facts(live)["registered"] == 0
-    ask(comm, registered=1)
-    ask(comm)
-    assert facts(live)["registered"] == 1
 
 
 def test_communicators_that_cannot_change_say_why(live, open_live, plugin, tmp_path):
@@ -251,16 +243,9 @@ def test_communicators_that_cannot_change_say_why(live, open_live, plugin, tmp_p
     )
     for options, problem in cases:
         with open_live(NUMBER, **options) as comm:
-            ask(comm)
+            # A table counts where live tuning is refused.
+            assert ask(comm) == (TREE_LL if problem == "NCCLT_POLICY names a table" else None)
             assert read_communicators(live.describe()) == ({}, [problem])
-
-
-def test_table_counts_where_live_tuning_is_refused(open_live, tmp_path):
-    table = tmp_path / "table.csv"
-    table.write_text("allreduce,0,100,tree,ll,2,-1,-1\n")
-    with open_live(NUMBER, environ={**LIVE, "NCCLT_POLICY": str(table)}) as comm:
-        assert ask(comm) == TREE_LL
-        assert "no live tuning: NCCLT_POLICY names a table" in comm.said[0]
 
 
 def test_two_contexts_of_one_communicator_are_left_out(live, open_live):

@@ -75,11 +75,11 @@ def test_the_intended_entry_wins_and_nothing_else_is_written(opened, algorithms,
 
 
 def test_a_wider_table_of_a_later_nccl_is_indexed_by_its_own_width(opened):
-    """Trap: the table is contiguous, numProto is the stride."""
+    """Traps: the table is contiguous, numProto is the stride; only its rank knows whether buffers are registered."""
     with opened("allreduce,0,100,ring,ll128,-1,-1,-1") as comm:
-        answer = comm.ask(ALL_REDUCE, 64, costs=[5.0] * 40, protocols=5)
-
-    assert [at for at, cost in enumerate(answer.costs) if cost < 1] == [1 * 5 + 1]
+        for registered in (0, 1):
+            answer = comm.ask(ALL_REDUCE, 64, costs=[5.0] * 40, protocols=5, registered=registered)
+            assert [at for at, cost in enumerate(answer.costs) if cost < 1] == [1 * 5 + 1]
 
 
 def test_a_call_without_a_row_keeps_costs_and_channels(subtests, opened):
@@ -111,13 +111,6 @@ def test_strange_entries_are_left_alone(opened, strange):
     assert answer.channels == 0
 
 
-def test_registered_buffers_change_nothing(opened):
-    """Trap: whether they are is known to each rank alone."""
-    with opened("allreduce,0,100,nvls,simple,-1,-1,-1") as comm:
-        answers = [comm.ask(ALL_REDUCE, 64, registered=registered) for registered in (0, 1)]
-    assert answers[0] == answers[1]
-
-
 def test_channels_are_limited_to_what_nccl_has(subtests, opened):
     for api, most in [(3, 32), (4, 64), (5, 64), (6, 64), (7, 64)]:
         with subtests.test(api=api, most=most), opened("allreduce,0,100,ring,ll,4000,-1,-1", api=api) as comm:
@@ -137,21 +130,17 @@ def test_the_api_without_a_cost_table_is_given_only_what_is_safe(subtests, opene
         ("allreduce,0,9,collnet_chain,simple,4,-1,-1", (1, 0), ("collnet_chain", "simple", 0)),
         ("allreduce,0,9,nvls,ll,4,-1,-1", (1, 1), None),
         ("allreduce,0,9,pat,simple,4,-1,-1", (1, 1), None),
+        ("allgather,0,9,tree,ll,4,-1,-1", (1, 1), None),
     ]:
         with subtests.test(row=row, supports=supports, expected=expected):
             with opened(row, api=2) as comm:
-                answer = comm.ask(ALL_REDUCE, 8, supports=supports)
+                answer = comm.ask(FUNCTIONS.index(row.partition(",")[0]), 8, supports=supports)
 
             assert (answer.algorithm is None) == (answer.protocol is None) == (expected is None)
             if expected is not None:
                 assert (ALGORITHMS[answer.algorithm], PROTOCOLS[answer.protocol], answer.channels) == expected
             else:
                 assert answer.channels == 0
-
-
-def test_tree_for_a_gather_is_never_asked_for_without_a_cost_table(opened):
-    with opened("allgather,0,9,tree,ll,4,-1,-1", api=2) as comm:
-        assert comm.ask(FUNCTIONS.index("allgather"), 8).algorithm is None
 
 
 SIZES = st.integers(min_value=1, max_value=2**40)

@@ -13,6 +13,7 @@ from ncclt.core.policy import Rule
 from ncclt.deliver.answer import answer_from_table
 from ncclt.errors import InputError, UsageError
 from ncclt.nccl.tuner_plugin.compact_table import encode_table
+from ncclt.nccl.tuner_plugin.loaded import API_VERSIONS
 from ncclt.nccl.tuner_table import FUNCTIONS, communicator_shape, table_checksum, table_text
 
 GOOD = "allreduce,0,65536,tree,ll,2,-1,-1"
@@ -69,11 +70,14 @@ def header(lines, **changes):
 
 
 def test_a_header_that_fits_is_accepted_and_named(opened):
-    with opened(header([GOOD], later="word"), GOOD) as comm:
+    # Names of models and clusters are free text in the comments: no later one can pose as the header.
+    with opened(header([GOOD], later="word"), "# ncclt-table 2 of a hostile name", GOOD) as comm:
         assert is_used(comm)
         assert "table r-7 of" in comm.said[0]
         assert "1 of 1 rows for 16 ranks on 2 nodes" in comm.said[0]
         assert f"{table_checksum([GOOD]):016x}" in comm.said[0]
+    with opened(header([])) as comm:
+        assert not is_used(comm)
 
 
 def test_a_header_that_does_not_fit_refuses_the_table(subtests, opened):
@@ -114,20 +118,9 @@ def test_checksum_that_differs_in_one_digit_is_refused_wherever_it_stands(plugin
             answer_from_table(changed)
 
 
-def test_no_later_comment_can_pose_as_the_header(opened):
-    """Names of models and clusters are free text in the comments."""
-    with opened(header([GOOD]), "# ncclt-table 2 of a hostile name", GOOD) as comm:
-        assert is_used(comm)
-
-
 @pytest.mark.parametrize("rows", [(), ("# only comments",)])
 def test_table_without_rows_is_taken_for_cut_off(opened, rows):
     assert "it has no rows" in refusal(opened(*rows))
-
-
-def test_table_that_says_it_has_no_rows_changes_nothing(opened):
-    with opened(header([])) as comm:
-        assert not is_used(comm)
 
 
 def test_limits_of_rows_and_bytes_are_said(opened):
@@ -137,9 +130,9 @@ def test_limits_of_rows_and_bytes_are_said(opened):
     assert "1048576 bytes" in refusal(opened(GOOD, "#" * 1024 * 1024))
 
 
-def named(plugin, path, **variables):
+def named(plugin, path, *, api=6, **variables):
     environ = {"NCCLT_POLICY": str(path), "NCCLT_TABLE": None, **variables}
-    return plugin.communicator(ranks=8, nodes=1, environ=environ)
+    return plugin.communicator(api=api, ranks=8, nodes=1, environ=environ)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +147,8 @@ def named(plugin, path, **variables):
 def test_table_that_is_no_file_fails_init_and_does_not_hang(plugin, tmp_path, make, why):
     """These left one rank with the NCCL default, while the others used the table."""
     make(tmp_path / "table")
-    assert why in refusal(named(plugin, tmp_path / "table"))
-
-
-@pytest.mark.parametrize("api", [2, 3, 4, 5, 6, 7])
-def test_every_api_fails_init(plugin, tmp_path, api):
-    environ = {"NCCLT_POLICY": str(tmp_path / "gone"), "NCCLT_TABLE": None}
-    assert "No such file" in refusal(plugin.communicator(api=api, ranks=8, nodes=1, environ=environ))
+    for api in API_VERSIONS:
+        assert why in refusal(named(plugin, tmp_path / "table", api=api))
 
 
 @pytest.mark.parametrize(("mode", "why"), [(0o664, "chmod go-w"), (0o646, "chmod go-w"), (0o644, "")])
@@ -214,18 +202,16 @@ def test_unknown_agreement_fails_init(plugin, tmp_path):
 
 
 @pytest.mark.parametrize("policy", [None, ""])
-def test_without_a_table_nothing_changes(plugin, policy):
+def test_without_a_table_nothing_changes(plugin, policy, tmp_path):
     environ = {"NCCLT_POLICY": policy, "NCCL_TUNER_CONFIG_FILE": None}
     with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
         assert not is_used(comm)
         assert "NCCLT_TABLE and NCCLT_POLICY are not set" in comm.said[0]
-
-
-def test_the_variable_of_the_example_plugin_names_the_table_where_ours_does_not(plugin, tmp_path):
-    path = tmp_path / "table"
-    path.write_text(GOOD)
-    environ = {"NCCLT_POLICY": None, "NCCL_TUNER_CONFIG_FILE": str(path)}
-    with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
+    # The variable of NVIDIA's example plugin counts where ours names none.
+    (tmp_path / "table").write_text(GOOD)
+    with plugin.communicator(
+        ranks=8, nodes=1, environ={**environ, "NCCL_TUNER_CONFIG_FILE": str(tmp_path / "table")}
+    ) as comm:
         assert is_used(comm)
 
 
