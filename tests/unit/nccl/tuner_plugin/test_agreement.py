@@ -50,7 +50,7 @@ def test_communicator_never_changes_its_choice(plugin, decide):
             decide(KEEP)
             assert uses_table(late)
         assert not uses_table(early)
-    assert "used once all ranks have agreed" in early.said[0]
+    assert "used once all ranks have agreed" in early.log[0]
 
 
 def test_decision_counts_without_the_variable_too(plugin, decide):
@@ -67,7 +67,7 @@ def test_questions_fail_while_the_decision_is_in_doubt(plugin, decide, api):
         for _ in range(2):
             with pytest.raises(InputError, match=r"error 5: .*before this rank knew the decision"):
                 comm.ask(ALL_REDUCE, 64)
-    assert len(comm.said) == 2, "said once, not at every call"
+    assert len(comm.log) == 2, "said once, not at every call"
 
 
 def test_waiting_rank_with_a_bad_table_lives_and_fails_only_if_the_others_use_it(plugin, decide):
@@ -89,7 +89,7 @@ def test_waiting_rank_with_a_bad_table_lives_and_fails_only_if_the_others_use_it
 def test_table_for_another_shape_is_no_failure(plugin):
     with plugin.communicator(ranks=4, nodes=1, environ={"NCCLT_TABLE": TABLE}) as comm:
         assert not uses_table(comm)
-    assert "none of its 1 rows is for 4 ranks on 1 nodes" in comm.said[0]
+    assert "none of its 1 rows is for 4 ranks on 1 nodes" in comm.log[0]
 
 
 def test_plugin_describes_what_it_has_loaded(plugin, library, tmp_path):
@@ -251,7 +251,7 @@ plugin, lost = LoadedPlugin(Path(sys.argv[1])), []
 def open_one():
     with plugin.communicator(ranks=16, nodes=2) as comm:
         if comm.ask(4, 64).costs[5] != 0.5:
-            lost.append(comm.said)
+            lost.append(comm.log)
 threads = [threading.Thread(target=open_one) for _ in range(100)]
 for one in threads: one.start()
 for one in threads: one.join()

@@ -48,7 +48,7 @@ def test_plugin_chooses_the_same_by_either_text(plugin, tmp_path, lines, sizes):
     for name, value in (("NCCLT_POLICY", str(tmp_path / "table")), ("NCCLT_TABLE", encode_table(text))):
         environ = {"NCCLT_POLICY": None, "NCCLT_TABLE": None, name: value}
         with plugin.communicator(ranks=16, nodes=2, environ=environ) as comm:
-            said = comm.said[0].replace(str(tmp_path / "table"), "NCCLT_TABLE")
+            said = comm.log[0].replace(str(tmp_path / "table"), "NCCLT_TABLE")
             asked = [comm.ask(function, size) for function in range(5) for size in [*sizes, *ends]]
         answers.append((said, asked))
     assert answers[0] == answers[1]

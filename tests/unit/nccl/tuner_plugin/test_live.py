@@ -125,7 +125,7 @@ def test_question_fails_without_a_decision_and_so_do_all_later_ones(live, comm):
             ask(comm)
         live.decide(proposal, commit=True)  # too late: a question has failed
     assert facts(live)["state"] == "failed"
-    assert len([line for line in comm.said if "This call fails" in line]) == 1
+    assert len([line for line in comm.log if "This call fails" in line]) == 1
     with pytest.raises(RuntimeError, match="the last switch is failed"):
         arm(live, next(proposals), TREE)
 

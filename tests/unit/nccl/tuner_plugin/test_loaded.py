@@ -214,7 +214,7 @@ def test_threads_that_open_at_once_leave_the_environment_as_it_was(plugin):
         environ = {"NCCLT_POLICY": name, "NCCLT_POLICY_SHM": None, "NCCLT_AGREEMENT": "hook"}
         for _ in range(200):
             with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
-                assert name in comm.said[0]
+                assert name in comm.log[0]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("NCCLT_POLICY", "mine")

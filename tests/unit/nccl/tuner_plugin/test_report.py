@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_and_harms_nothing(plugin, tm
     with plugin.communicator(ranks=8, nodes=1, environ={"NCCLT_PLUGIN_REPORT": str(tmp_path / "reports")}) as comm:
         comm.ask(ALL_REDUCE, 64)
 
-    assert "no report" in comm.said[0]
+    assert "no report" in comm.log[0]
 
 
 ENDING = """

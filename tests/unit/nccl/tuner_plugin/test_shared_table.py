@@ -103,7 +103,7 @@ with LoadedPlugin(Path(sys.argv[1])).communicator(ranks=8, nodes=2) as comm:
     except OSError as error:
         print(type(error).__name__)
     after = comm.ask(4, 64)
-    print(before.costs == after.costs, before.channels == after.channels, comm.said[0])
+    print(before.costs == after.costs, before.channels == after.channels, comm.log[0])
 """
 
 

@@ -30,9 +30,9 @@ def refusal(opening):
 def is_used(comm):
     """Tell whether the first row took effect, checking that exactly one line tells the same."""
     used = comm.ask(ALL_REDUCE, 64).costs[0] < 1
-    assert len(comm.said) == 1
-    assert comm.said[0].startswith("TUNER/ncclt: ")
-    assert comm.said[0].endswith("keeping the NCCL default") is not used
+    assert len(comm.log) == 1
+    assert comm.log[0].startswith("TUNER/ncclt: ")
+    assert comm.log[0].endswith("keeping the NCCL default") is not used
     return used
 
 
@@ -73,9 +73,9 @@ def test_a_header_that_fits_is_accepted_and_named(opened):
     # Names of models and clusters are free text in the comments: no later one can pose as the header.
     with opened(header([GOOD], later="word"), "# ncclt-table 2 of a hostile name", GOOD) as comm:
         assert is_used(comm)
-        assert "table r-7 of" in comm.said[0]
-        assert "1 of 1 rows for 16 ranks on 2 nodes" in comm.said[0]
-        assert f"{table_checksum([GOOD]):016x}" in comm.said[0]
+        assert "table r-7 of" in comm.log[0]
+        assert "1 of 1 rows for 16 ranks on 2 nodes" in comm.log[0]
+        assert f"{table_checksum([GOOD]):016x}" in comm.log[0]
     with opened(header([])) as comm:
         assert not is_used(comm)
 
@@ -206,7 +206,7 @@ def test_without_a_table_nothing_changes(plugin, policy, tmp_path):
     environ = {"NCCLT_POLICY": policy, "NCCL_TUNER_CONFIG_FILE": None}
     with plugin.communicator(ranks=8, nodes=1, environ=environ) as comm:
         assert not is_used(comm)
-        assert "NCCLT_TABLE and NCCLT_POLICY are not set" in comm.said[0]
+        assert "NCCLT_TABLE and NCCLT_POLICY are not set" in comm.log[0]
     # The variable of NVIDIA's example plugin counts where ours names none.
     (tmp_path / "table").write_text(GOOD)
     with plugin.communicator(

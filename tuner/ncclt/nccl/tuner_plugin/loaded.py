@@ -70,14 +70,14 @@ class Communicator:
     """A simulated communicator for the plugin.
 
     Attributes:
-        said: what the plugin wrote to NCCL's log.
+        log: what the plugin wrote to NCCL's log.
         context: the plugin's own handle.
     """
 
     tuner: c.Structure
     api: int
     context: c.c_void_p
-    said: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
 
     def ask(
         self,
@@ -110,14 +110,14 @@ class Communicator:
             code = self.tuner.choose(
                 self.context, function, size_bytes, *supports, pipe_ops, c.byref(algorithm), c.byref(protocol), channels
             )
-            _check(code, self.said)
+            _check(code, self.log)
             pair = (algorithm.value, protocol.value) if algorithm.value >= 0 else (None, None)
             return CallResult(costs=[], channels=channels.value, algorithm=pair[0], protocol=pair[1])
         table = (c.c_float * len(costs))(*costs)
         shape = (len(costs) // protocols, protocols)
         registration = (registered,) if self.api >= 4 else ()
         code = self.tuner.choose(self.context, function, size_bytes, pipe_ops, table, *shape, *registration, channels)
-        _check(code, self.said)
+        _check(code, self.log)
         return CallResult(costs=list(table), channels=channels.value)
 
 
@@ -191,7 +191,7 @@ class LoadedPlugin:
                 code = tuner.init(c.byref(context), number, ranks, nodes, logger, None, None)
             _check(code, log)
         try:
-            yield Communicator(tuner=tuner, api=api, context=context, said=log)
+            yield Communicator(tuner=tuner, api=api, context=context, log=log)
         finally:
             _check(tuner.end(context))
 
@@ -282,7 +282,7 @@ def examine(
     for api in tabled:
         with plugin.communicator(api=api, ranks=ranks, nodes=nodes, environ=environ) as communicator:
             choices = tuple(_choose(communicator, collective, size) for size in sizes)
-        log = " ".join(communicator.said)
+        log = " ".join(communicator.log)
         answers[api] = choices
     # Before v4 the plugin names 32 channels at most (plugin/tuner.c).
     limited = tuple(replace(choice, channels=min(choice.channels, _CHANNELS_BEFORE_V4)) for choice in choices)
