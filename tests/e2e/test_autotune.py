@@ -287,16 +287,6 @@ def test_what_cannot_begin_says_why(ncclt, words, said):
     assert not (ncclt.folder / "ran").exists(), "refused before the job is launched"
 
 
-def test_live_job_that_cannot_be_tuned_runs_without_it(ncclt):
-    ncclt.variables["NCCLT_PLUGIN"] = "/nonexistent/plugin.so"
-    done = ncclt("autotune", "--live", *STORE, "--", sys.executable, "-c", "print('trained'); exit(7)", rc=7)
-
-    assert done.stdout == "trained\n"
-    (line,) = done.stderr.splitlines()
-    assert "no live tuning: the tuner plugin is missing" in line
-    assert "ncclt tune --on-jobs" in line
-
-
 def test_live_job_without_pytorch_is_undecided_and_keeps_its_exit_code(ncclt):
     plugin = ncclt.folder / "plugin.so"
     plugin.write_bytes(b"never loaded")

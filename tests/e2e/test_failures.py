@@ -99,13 +99,6 @@ def test_a_trace_that_is_none_is_refused_and_stores_nothing(ncclt, broken, file,
         store.workloads.get("mine")
 
 
-def test_a_landscape_without_its_columns_names_them(ncclt, broken):
-    done = ncclt("tune", "--model", "bert", "--landscape", broken / "columns.csv", *STORE, rc=1)
-
-    assert "collective" in done.stderr
-    assert study_count(ncclt) == 0
-
-
 @pytest.mark.parametrize(
     ("url", "rc"),
     [
@@ -198,15 +191,6 @@ def test_one_signal_finishes_the_trial_saves_and_the_same_command_goes_on(ncclt,
     assert ncclt("env", "--cluster", "leonardo", "--model", "bert", *STORE, rc=3).stdout == ""
 
 
-def test_a_dry_run_shows_the_plan_and_stores_no_study(ncclt):
-    words = ("tune", "--model", "bert", *SIMULATED, "--through", "variables", "--dry-run", "--json", *STORE)
-    plan = json.loads(ncclt(*words).stdout)
-
-    assert plan["simulated"] is True
-    assert any("NCCL_ALGO" in line for line in plan["first"])
-    assert study_count(ncclt) == 0
-
-
 def test_values_come_from_the_nearest_place(ncclt):
     """Flag before NCCLT_* before project file before user file."""
     (ncclt.folder / "ncclt.toml").write_text('storage = "sqlite:///project.db"\n')
@@ -221,22 +205,3 @@ def test_values_come_from_the_nearest_place(ncclt):
     assert json.loads(ncclt("config", "show", "--json").stdout)["values"]["storage"]["origin"] == "NCCLT_STORAGE"
     (ncclt.folder / "ncclt.toml").write_text('storrage = "x"\n')
     assert "storrage" in ncclt("config", "show", rc=2).stderr
-
-
-def test_a_cluster_of_ones_own_is_added_shown_and_tuned_on(ncclt):
-    (ncclt.folder / "mine.toml").write_text(
-        'name = "mine"\ngpus_per_node = 8\ngpu = "A100-SXM4-80GB"\ncompute_capability = 80\nlink_class = "nvswitch"\n'
-        'link_gbps = 300\nnccl_version = "2.27.3"\n'
-    )
-    ncclt("admin", "store", "migrate", *STORE)
-    dry = ncclt("cluster", "add", "mine.toml", "--dry-run", *STORE)
-    assert json.loads(dry.stdout)["name"] == "mine"
-    ncclt("cluster", "show", "mine", *STORE, rc=3)
-    ncclt("cluster", "add", "mine.toml", *STORE)
-    assert json.loads(ncclt("cluster", "show", "mine", "--json", *STORE).stdout)["gpus_per_node"] == 8
-    again = ncclt("cluster", "add", "mine.toml", *STORE, rc=2)
-    assert "--replace" in again.stderr
-    ncclt("cluster", "add", "mine.toml", "--replace", *STORE)
-    two = ncclt("tune", "--model", "bert", "--cluster", "mine", "--launcher", "simulate", "--nodes", "2", *STORE, rc=2)
-    assert "no network" in two.stderr
-    ncclt("tune", "--model", "bert", "--cluster", "mine", "--launcher", "simulate", "--trials", "3", *STORE, "--quiet")

@@ -2,15 +2,11 @@
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
-import threading
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from ncclt.deliver.job_info import JobInfo
@@ -170,23 +166,6 @@ def test_one_line_says_what_to_do_and_works_as_it_stands_in_a_fresh_shell(ncclt,
         assert shell.stdout.endswith(f"then {document['recommendation']['id']}\n")
 
 
-@pytest.mark.thorough
-def test_a_clock_that_was_ahead_hides_nothing_that_was_tuned_later(ncclt):
-    """The first revision is of 2028 by its clock; what is tuned afterwards is served."""
-    ncclt(*TUNE)
-    path = ncclt.folder / ".local" / "share" / "ncclt" / "ncclt.db"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        (text,) = connection.execute("SELECT document FROM recommendations").fetchone()
-        ahead = json.dumps(json.loads(text) | {"created": "2028-10-22T00:00:00.000+00:00"})
-        connection.execute("UPDATE recommendations SET created = '2028-10-22', document = ?", [ahead])
-    ncclt(*TUNE, "--seed", "3")
-    newest = json.loads(ncclt("studies", "list", "--json").stdout)["studies"][0]
-    served = json.loads(ncclt("env", *NAMES, *SHAPE, "--allow", "simulated", "--format", "json").stdout)
-    assert newest["name"].endswith("-seed3")
-    shown = json.loads(ncclt("studies", "show", newest["id"], "--json").stdout)
-    assert served["recommendation"] == shown["recommendation"]["id"]
-
-
 def test_a_finished_study_is_not_that_of_another_request(ncclt):
     """Another smallest effect, or another workload under its name, is proven again."""
     first = json.loads(ncclt(*TUNE, "--json").stdout)
@@ -242,37 +221,3 @@ def test_a_damaged_file_ends_tune_before_a_verdict(ncclt):
         assert path.read_bytes() == content
     path.write_bytes(whole)
     assert json.loads(ncclt(*words).stdout)["verdict"]
-
-
-@pytest.mark.thorough
-def test_connections_that_postgresql_ends_do_not_end_tune(ncclt, postgresql):
-    """Every connection of the study is terminated again and again while it runs, wherever it is just then."""
-    with psycopg.connect(postgresql.get_uri(), autocommit=True) as admin:
-        admin.execute("CREATE DATABASE terminated")
-        words = (*TUNE[:-1], "--trials", "6", "--json", "--storage", postgresql.get_uri(database="terminated"))
-        process = ncclt.start(*words)
-        ended = 0
-        pause = threading.Event()
-        # From the first trial on: who cannot open its store says so at once.
-        while process.poll() is None and not started(postgresql):
-            pause.wait(0.05)
-        while process.poll() is None and ended < 6:
-            ended += admin.execute(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'terminated'"
-            ).fetchone()[0]
-            pause.wait(0.5)
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert ended > 0
-    document = json.loads(out)
-    assert document["verdict"]
-    assert len(document["trials"]) == 6
-    assert [trial["number"] for trial in document["trials"]] == list(range(6))
-
-
-def started(postgresql):
-    try:
-        with psycopg.connect(postgresql.get_uri(database="terminated"), connect_timeout=60) as connection:
-            return connection.execute("SELECT count(*) FROM ncclt.trials").fetchone()[0] > 0
-    except psycopg.Error:
-        return False

@@ -100,22 +100,6 @@ def test_what_is_typed_is_found_and_reached_with_the_keyboard(visit):
     assert page.locator("h1").inner_text() == "hall-b"
 
 
-def test_filters_survive_reload_and_back(visit):
-    page = visit("/")
-    page.select_option("select[name=cluster]", "hall-a")
-    page.select_option("select[name=days]", "30")
-    with page.expect_navigation():
-        page.locator("form.filters button").click()
-    assert "cluster=hall-a" in page.url
-    assert "days=30" in page.url
-    assert page.locator("table.map tbody tr").count() == 1
-    page.reload()
-    assert page.input_value("select[name=cluster]") == "hall-a"
-    page.locator("td.cell a").first.click()
-    page.go_back()
-    assert page.input_value("select[name=days]") == "30"
-
-
 def listed(page):
     """Return what of the trials is chosen and shown, from the list itself and not from the address."""
     chosen = {name: page.input_value(f"#trials select[name={name}]") for name in ("phase", "outcome")}
@@ -148,17 +132,6 @@ def test_the_list_of_trials_keeps_filter_order_and_page(visit):
             assert listed(page) == step
 
 
-def test_the_result_of_a_study_takes_two_screens_and_a_phone_scrolls_its_tables_alone(visit, server, store):
-    wide, narrow = visit(), visit(width=390, height=844)
-    verdicts = {(one.table.verdict.decision, one.origin): one.study for one in store.recommendations.newest_each()}
-    for study in verdicts.values():
-        wide.goto(f"{server}/studies/{study}", wait_until="networkidle")
-        assert wide.evaluate("document.documentElement.scrollHeight") <= 1800, study
-        for tab in ("result", "sizes", "search", "trials", "jobs"):
-            narrow.goto(f"{server}/studies/{study}?tab={tab}")
-            assert narrow.evaluate("document.documentElement.scrollWidth") <= 390, (study, tab)
-
-
 def test_selected_studies_are_compared(visit):
     page = visit("/studies")
     for box in page.locator("input[name=study]").all()[:3]:
@@ -166,14 +139,6 @@ def test_selected_studies_are_compared(visit):
     with page.expect_navigation():
         page.get_by_role("button", name="Compare selected").click()
     assert page.locator("table.compare thead th").count() == 3
-
-
-def test_a_phone_shows_cards_with_the_gain_first(visit):
-    page = visit("/", width=390, height=844)
-    card = page.locator("td.cell.tuned a").first
-    gain, name = (card.locator(part).bounding_box() for part in ("strong", ".what"))
-    assert gain["y"] < name["y"]
-    assert not page.locator("table.map thead").is_visible()
 
 
 def test_running_studies_are_refreshed_without_a_reload(visit, store):

@@ -90,17 +90,6 @@ def test_no_narrow_dark_page_complains_or_scrolls_sideways(visit):
         assert all(part.bounding_box()["y"] < 900 for part in answers), "the first screen answers"
 
 
-def test_the_list_shows_every_study(visit):
-    page = visit("/studies")
-    assert page.locator("h1").inner_text() == "Studies"
-    assert page.locator("tbody tr").count() == 3
-    assert page.locator("svg.interval").count() == 2
-    assert page.locator(".badge.simulated").count() == 2
-    assert "1.083×" in page.locator("tbody tr", has_text="bert on").first.inner_text()
-    assert "in a job: partly" in page.locator("tbody tr", has_text="bert on").first.inner_text()
-    assert fits(page)
-
-
 def test_a_study_shows_verdict_pictures_and_evidence(visit):
     page = visit("/studies/5e1f00aa")
     assert page.locator("h1").inner_text() == "bert on leonardo"
@@ -249,23 +238,6 @@ def test_a_report_opened_from_a_disk_shows_verdict_and_charts_and_requests_nothi
     assert requests == [file.as_uri()]
     assert complaints == []
     page.close()
-
-
-def test_a_study_shows_what_real_jobs_told(visit):
-    page = visit("/studies/5e1f00aa?tab=jobs")
-    jobs = page.locator("section", has=page.locator("#jobs-heading"))
-    assert jobs.locator(".badge").all_inner_texts()[:2] == ["partly", "took effect"]
-    jobs.locator("summary").first.click()
-    assert "does not offer this choice" in jobs.locator("details table").first.inner_text()
-    assert "1.050×" in jobs.inner_text()
-    assert fits(page)
-
-
-def test_keeping_the_default_is_said_in_words(visit):
-    page = visit("/studies/7a6bbb02")
-    assert "Keeping the NCCL default" in page.locator(".lead").inner_text()
-    assert page.locator(".banner").count() == 0
-    assert page.locator(".copyable").count() == 0
 
 
 def test_hostile_names_are_only_text(visit):

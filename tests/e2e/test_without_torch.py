@@ -55,15 +55,6 @@ def test_replayed_study_is_tuned_delivered_and_served(ncclt):
     assert [study["name"] for study in studies] == ["first"]
 
 
-@pytest.mark.thorough
-def test_simulated_and_launched_studies_run(ncclt, local):
-    short = ("--trials", "3", "--blocks", "3", "--json", *STORE)
-    simulated = json.loads(ncclt("tune", "--model", "bert", "--nodes", "2", "--launcher", "simulate", *short))
-    launched = json.loads(ncclt(*local, *short))
-    assert (simulated["simulated"], launched["simulated"]) == (True, False)
-    assert launched["trials"][0]["outcome"] == "ok"
-
-
 def test_doctor_plugin_and_import_run(ncclt):
     ncclt("doctor", "--from", TESTS / "golden" / "doctor" / "healthy_h100")
     (ncclt.shell.folder / "mine.csv").write_text("collective,size_bytes,calls\nall_reduce,4096,2\n")

@@ -41,21 +41,6 @@ def test_four_workers_on_one_postgresql_study_lose_and_repeat_nothing(ncclt, pos
     assert left == ((), ())
 
 
-@pytest.mark.thorough
-def test_trials_at_once_in_one_process_find_what_one_at_a_time_finds(ncclt):
-    words = ("tune", "--model", "gpt2", "--nodes", 2, "--trials", 16, "--patience", 0, "--json")
-    words = (*words, "--launcher", "simulate", "--storage")
-
-    one = json.loads(ncclt(*words, "sqlite:///one.db").stdout)
-    four = json.loads(ncclt(*words, "sqlite:///four.db", "--parallel", 3).stdout)
-
-    assert one["verdict"] == four["verdict"] == "keep-default"
-    assert abs(one["speedup"] / four["speedup"] - 1) < 0.03
-    numbers = [trial["number"] for trial in four["trials"]]
-    assert sorted(numbers) == list(range(16))
-    assert any("3 trials at once" in note for note in four["notes"])
-
-
 def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):
     url = f"sqlite:///{tmp_path / 'ncclt.db'}"
     words = ("tune", "--model", "bert", "--cluster", "leonardo", "--trials", 20, "--patience", 0, "--json")

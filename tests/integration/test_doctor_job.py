@@ -74,13 +74,6 @@ def test_page_shows_what_nccl_uses_and_who_set_it(doctor, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_log_on_standard_output_is_read_and_passed_on(doctor):
-    done = doctor(["env", "-u", "NCCL_DEBUG_FILE", *JOB], NCCL_IB_HCA="mlx5_0")
-
-    assert "node-a:100:200 [0] NCCL INFO NCCL version 2.27.5+cuda12.8\n" in done.stdout
-    assert "1 x 2 ranks, 1 node" in done.stdout
-
-
 def test_document_is_alone_on_standard_output(doctor):
     done = doctor(JOB, "--json", NCCL_IB_HCA="mlx5_0")
 
@@ -229,3 +222,10 @@ def test_job_on_a_terminal_stays_on_a_terminal(tmp_path):
             shown += chunk
     os.waitpid(pid, 0)
     assert b"terminal: True True\r\n" in shown
+
+
+def test_log_on_standard_output_is_read_and_passed_on(doctor):
+    done = doctor(["env", "-u", "NCCL_DEBUG_FILE", *JOB], NCCL_IB_HCA="mlx5_0")
+
+    assert "node-a:100:200 [0] NCCL INFO NCCL version 2.27.5+cuda12.8\n" in done.stdout
+    assert "1 x 2 ranks, 1 node" in done.stdout

@@ -196,13 +196,6 @@ def test_what_no_table_can_say_is_not_measured_as_something_else(machine, tmp_pa
             assert "a table can force" in result.detail, setting
 
 
-def test_two_ranks_of_one_host_are_refused_as_nccl_refuses_them(machine, tmp_path):
-    done = machine.run("plugin_loads.py", tmp_path, "--recipe", "one-host")
-
-    assert done.returncode == 2
-    assert "one-host needs NCCL 2.30.3, this is 2.28.9" in done.stderr
-
-
 def test_the_plugin_is_loaded_and_obeyed(machine, tmp_path):
     done = machine.run("plugin_loads.py", tmp_path, "--largest", str(MIB), "--json")
 
@@ -216,15 +209,6 @@ def test_the_plugin_is_loaded_and_obeyed(machine, tmp_path):
     assert claims["ncclt attest: took effect"].startswith("took-effect")
     assert json.loads((tmp_path / "attestation.json").read_text())["effect"] == "took-effect"
     assert "Algo TREE proto SIMPLE" in (tmp_path / "shared-table" / "child-1" / "nccl.second.log").read_text()
-
-
-def test_it_is_loaded_by_the_newer_api_on_one_host_too(machine, tmp_path):
-    done = machine.run(
-        "plugin_loads.py", tmp_path, "--recipe", "one-host", "--largest", str(128 * KIB), nccl=machine.newer
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Using ncclt (v6)" in done.stdout
 
 
 def test_a_plugin_that_is_not_obeyed_is_noticed(machine, tmp_path):
@@ -315,14 +299,6 @@ def test_a_setting_that_fails_is_named_and_not_tried_again(machine, tmp_path):
     landscape = load_landscape(tmp_path / "landscape.csv")
     tree = Setting(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE)
     assert landscape.time_samples(tree, all_reduce(2362368)) == ()
-
-
-def test_without_a_default_that_works_nothing_is_recorded(machine, tmp_path):
-    options = ("--largest", str(8 * KIB), "--buffsizes", "", *QUICK)
-    done = machine.run("landscape.py", tmp_path, *options, fault=f"wrong:{8 * KIB}")
-
-    assert done.returncode == 2
-    assert "the NCCL default fails: wrong_result" in done.stderr
 
 
 def test_tuned_against_default_ends_in_a_verdict_and_a_table_that_takes_effect(machine, tmp_path):

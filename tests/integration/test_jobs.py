@@ -166,16 +166,6 @@ def test_two_workers_run_one_job_at_a_time_in_order_of_priority_and_one_is_cance
     assert (again.job.id, is_new, again.job.study) == (f"{first}-2", True, cancelled.job.study)
 
 
-@ON_SQLITE
-def test_a_job_that_fails_says_why(site):
-    id = site.submit(trials=2)
-    site.worker("--", "--launcher", "simulate", "--hosts", "a,b")
-    status = site.ended(id)
-    assert status.state is JobState.FAILED
-    assert status.result.reason.startswith("--hosts does not apply")
-    assert status.result.recommendation == ""
-
-
 @pytest.mark.thorough
 @ON_SQLITE
 def test_a_worker_is_wrongly_assumed_dead_the_next_is_stopped_and_a_third_ends_the_study(site):

@@ -84,28 +84,6 @@ def test_variables_are_the_same_on_both_nodes_and_nothing_inherited_is(allocatio
     assert len({rank[3] for rank in ranks}) == 1
 
 
-def test_files_come_along(launcher, tmp_path):
-    """The tasks need not see the folder in which the file lies here."""
-    worker = tmp_path / "worker.py"
-    worker.write_text("import os, sys\nprint('worker', os.environ['SLURM_PROCID'], sys.argv[1:])\n")
-    plan = launcher.plan((sys.executable, str(worker), "a b"), variables={}, timeout_s=PATIENT_S, files=(worker,))
-    worker.unlink()
-    result = launcher.run(plan)
-    assert sorted(result.stdout.splitlines()) == [f"worker {rank} ['a b']" for rank in range(4)], result
-
-
-def test_a_rank_that_crashes_ends_all_others_and_is_named(launcher):
-    """srun reports 143 here, the code of those that it ended itself."""
-    code = (
-        "import os, signal, time\n"
-        "os.kill(os.getpid(), signal.SIGSEGV) if os.environ['SLURM_PROCID'] == '3' else time.sleep(600)"
-    )
-    result = run(launcher, code)
-    assert result.exit_code == -signal.SIGSEGV, result
-    assert not result.timed_out
-    assert "ncclt: Slurm says: task 3 on n2: Segmentation fault" in result.stderr
-
-
 def test_a_rank_that_fails_has_all_it_printed_forwarded(launcher):
     """srun says `Force Terminated` where it drops output that is under way; how much that is, is chance."""
     script = '[ "$SLURM_PROCID" = 0 ] || exec sleep 600; seq 200; sleep 0.05; seq 200; echo wrong; exit 7'
@@ -113,12 +91,6 @@ def test_a_rank_that_fails_has_all_it_printed_forwarded(launcher):
     assert (result.exit_code, result.stdout[-6:]) == (7, "wrong\n"), result.stderr
     assert "ncclt: Slurm says: task 0 on n1: Exited with exit code 7" in result.stderr
     assert "Force Terminated" not in result.stderr
-
-
-def test_what_slurm_refuses_was_not_started(allocation):
-    made = SlurmLauncher.create(shape=JobShape(nodes=2, processes_per_node=99), environment=allocation)
-    result = run(made, "")
-    assert "More processors requested than permitted" in result.not_started
 
 
 def test_a_hang_is_ended_on_all_nodes(slurm_cluster, launcher):

@@ -202,21 +202,6 @@ def test_launches_that_are_alike_meet_on_ports_of_their_own(slurm_cluster):
     assert outcomes == [("ok", "")] * 2
 
 
-def test_an_allocation_without_tasks_is_told_what_it_lacks(slurm_cluster, tmp_path):
-    """`salloc -N2` alone gives one CPU on each node."""
-    names = ["--model", "bert", "--cluster", "leonardo", "--nodes", "2", "--gpus-per-node", "4"]
-    done = run_program(
-        ["salloc", "-N2", *NCCLT, "tune", *names, "--launcher", "slurm", "--dry-run", *STORE],
-        cwd=tmp_path,
-        env=slurm_cluster.environment | {"HOME": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 2, done
-    assert "has 1 CPUs on n1, too few for 4 tasks, one for each GPU" in done.stderr
-    assert "allocate with --exclusive, or with --ntasks-per-node=4" in done.stderr
-    slurm_cluster.wait_until_empty()
-
-
 def test_a_follower_that_is_ended_says_what_becomes_of_its_job(slurm_cluster, tuning):
     """It waits in the queue, and goes on doing so."""
     study = tuning(

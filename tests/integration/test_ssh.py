@@ -14,7 +14,6 @@ from ncclt.launch.launcher import JobShape
 from ncclt.launch.process.process_tree import members, new_mark
 from ncclt.launch.ranks import find_unfit_reason
 from ncclt.launch.ssh.launcher import SshLauncher
-from ncclt.measure.benchmarks.benchmark import CommandOutput
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.outcome import judge
 from ncclt.testing.launcher_contract import LauncherContract
@@ -75,26 +74,6 @@ def test_two_hosts_compute_together_with_a_file_that_they_are_sent(sshd, tmp_pat
     result = launcher.run(launcher.plan(command, variables=variables, timeout_s=PATIENT_S, files=(worker,)))
     assert result.exit_code == 0, result
     assert result.stdout == f"[2.0, 2.0, 2.0, 2.0] True {[variables['NCCL_ALGO'], None, variables['NCCL_IB_HCA']]}\n"
-
-
-@pytest.mark.thorough
-def test_the_pytorch_benchmark_measures_between_two_hosts(sshd):
-    """Its two files are sent along, and its result comes back over standard output."""
-    messages = [
-        Message(collective=collective, dtype="float32", size_bytes=65536, group_size=2, spans_nodes=True)
-        for collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
-    ]
-    benchmark = TorchCollectives(backend="gloo", budget_s=0.1)
-    (command,) = benchmark.commands(messages, folder=None)
-    launcher = over_ssh(sshd, *sshd.hosts)
-    plan = launcher.plan(command.argv, variables=dict(command.variables), timeout_s=PATIENT_S, files=command.files)
-    result = launcher.run(plan)
-    reading = benchmark.read(
-        command, CommandOutput(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
-    )
-    assert not reading.is_wrong
-    assert [measurement.message for measurement in reading.measurements] == messages
-    assert all(measurement.time_us > 0 for measurement in reading.measurements)
 
 
 @pytest.mark.thorough

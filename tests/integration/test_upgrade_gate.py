@@ -15,8 +15,6 @@ from ncclt.testing.samples import sample_cluster
 
 FAKES = Path(__file__).parents[1] / "fakes"
 JOB = [sys.executable, "-S", str(FAKES / "upgrade_job.py")]
-TRAINING = Path(__file__).parent / "training" / "paced.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAINING)]
 NEW = ("--to-env", "VERSION=2.32.3")
 
 
@@ -99,26 +97,12 @@ def test_undecided_ends_with_4(gate):
     assert "Next:    --blocks 6 compares longer" in done.stdout
 
 
-def test_version_of_the_cluster_stands_for_today(gate, tmp_path):
-    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        store.clusters.add(sample_cluster())
-    done = gate([*NEW, "--margin", "0.05", "--cluster", "pair"], VERSION="2.27.5")
-    assert "pair is described with NCCL 2.28.9, and today loads 2.27.5" in done.stdout
-
-
 def test_other_command_is_compared(gate):
     """As with another container image."""
     done = gate(["--against", f"env VERSION=2.27.5 {' '.join(JOB)}", "--margin", "0.05"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("today: NCCL 2.27.5")
     assert "differs: command, today env VERSION=2.27.5 " in done.stdout
-
-
-def test_secrets_are_not_printed(gate):
-    options = [*NEW, "--to-env", "HF_TOKEN=hf_abcdefghijkl", "--to-env", "FAIL=1"]
-    for done in (gate(options), gate([*options, "--json"])):
-        assert done.returncode == 5
-        assert "hf_abcdefghijkl" not in done.stdout + done.stderr
 
 
 @pytest.mark.thorough
@@ -135,10 +119,8 @@ def test_steps_of_a_training_without_nccl_need_a_stated_difference(gate, tmp_pat
     assert "note: difference as stated, not seen: a slower step" in done.stdout
 
 
-@pytest.mark.thorough
-def test_ranks_of_torchrun_are_compared(gate):
-    """One side fails, so that few launches of torchrun do."""
-    pytest.importorskip("torch.distributed")
-    done = gate(["--to-env", "FAIL=1", "--differs", "a fault"], [*TORCHRUN, "100000"])
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert "failed in 2 of 2 launches of the new side, 0 of 1 of today's" in done.stdout
+def test_version_of_the_cluster_stands_for_today(gate, tmp_path):
+    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        store.clusters.add(sample_cluster())
+    done = gate([*NEW, "--margin", "0.05", "--cluster", "pair"], VERSION="2.27.5")
+    assert "pair is described with NCCL 2.28.9, and today loads 2.27.5" in done.stdout

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ncclt.core.trial import Outcome
-from ncclt_api.pages.charts import Axis, Chart, Line, Span
+from ncclt_api.pages.charts import Axis, Chart, Line
 from ncclt_api.pages.environment import build_environment, render_page
 from ncclt_api.pages.study_charts import LEAST_RATIO, MOST_POINTS, search_chart
 
@@ -52,12 +52,6 @@ def test_the_search_is_drawn_as_speed_up_over_the_default(trials):
     assert drawn(chart)["levels"][0]["at"] == 1.0
 
 
-def test_the_best_line_only_rises_and_reaches_the_end(trials):
-    best = line(search_chart(trials(100.0, 110.0, 90.0, 95.0), 100.0), "best")
-    assert best["x"] == [0, 2, 3]
-    assert best["y"] == sorted(best["y"])
-
-
 def test_outliers_are_drawn_at_the_edge_with_their_value(trials):
     chart = search_chart(trials(100.0, 1000.0, 90.0), 100.0)
     edge = line(chart, "below")
@@ -91,14 +85,6 @@ def test_what_is_not_a_number_is_a_gap():
     assert only["high"] == [2, None]
 
 
-def test_a_name_is_in_the_legend_once():
-    spans = [Span(row=0, start=1, end=2, label="ring", tone="c1"), Span(row=0, start=2, end=4, label="ring", tone="c1")]
-    spans += [Span(row=0, start=4, end=8, label="NCCL's own", tone="quiet", gap=True)]
-    axis = Axis(label="", unit="bytes", log=2)
-    chart = Chart(id="a", title="A", description="", x=axis, y=axis, rows=["all_reduce"], spans=spans)
-    assert chart.legend == (("ring", "c1", "span"),)
-
-
 def test_the_picture_of_an_interval_has_its_colour_and_stays_on_its_axis(samples):
     draw = build_environment().get_template("_names.html").module.picture
 
@@ -128,3 +114,9 @@ def test_the_picture_of_an_interval_has_its_colour_and_stays_on_its_axis(samples
 def test_an_unknown_template_value_is_an_error():
     with pytest.raises(Exception, match="undefined"):
         render_page("study.html")
+
+
+def test_the_best_line_only_rises_and_reaches_the_end(trials):
+    best = line(search_chart(trials(100.0, 110.0, 90.0, 95.0), 100.0), "best")
+    assert best["x"] == [0, 2, 3]
+    assert best["y"] == sorted(best["y"])

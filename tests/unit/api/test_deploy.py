@@ -66,13 +66,6 @@ def test_a_stale_recommendation_is_in_the_figure_that_its_alert_reads(samples, e
         assert f"{selector} 1.0\n" in service.get("/metrics").text
 
 
-def test_panels_do_not_overlap():
-    places = [
-        tuple(p["gridPos"].values()) for p in json.loads((DEPLOY / "grafana" / "ncclt.json").read_text())["panels"]
-    ]
-    assert len(set(places)) == len(places)
-
-
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 
 

@@ -36,12 +36,6 @@ def test_the_text_is_what_the_core_renders(client, filled_store, format):
     assert headers.items() <= dict(answer.headers).items()
 
 
-def test_a_task_prolog_that_would_set_nothing_is_not_served(client):
-    """What was proven needs a table, which a script of the service does not carry."""
-    answer = ask(client, format="slurm-taskprolog")
-    assert (answer.status_code, "would set nothing" in answer.json()["detail"]) == (404, True)
-
-
 def test_options_of_a_group_that_was_not_measured_by_itself_are_not_served(client, subtests):
     for form in ({"format": "pg-options"}, {"format": "megatron-yaml", "group": "tp"}):
         with subtests.test(form=form):
@@ -75,12 +69,6 @@ def test_formats_have_different_tags(client):
     assert len(set(tags)) == len(tags) == len(FORMATS) - 3
 
 
-def test_an_unknown_format_names_the_choices(client):
-    problem = client.get(ENV, params={"model": "bert", "format": "yaml"}).json()
-    assert problem["status"] == 422
-    assert all(format in problem["detail"] for format in FORMATS)
-
-
 @pytest.mark.parametrize("job", [{"nodes": 4}, {"gpus_per_node": 8}, {"nccl_version": "2.28.9"}])
 def test_another_job_gets_nothing(client, job):
     answer = ask(client, **job)
@@ -103,11 +91,6 @@ def test_a_job_that_is_not_known_gets_a_list_of_what_there_is(client, left_out):
     assert ask(client, **{part: row[part] for part in SHAPE}).status_code == 200
 
 
-def test_unknown_names_are_answered_with_close_ones(client):
-    assert "leonardo" in client.get("/v1/clusters/leonrado/env?model=bert").json()["hint"]
-    assert "bert" in client.get(ENV, params={"model": "brt"}).json()["hint"]
-
-
 def test_shells_and_undoing_are_rendered_as_asked(client, filled_store, subtests):
     for options in [{"shell": "fish"}, {"shell": "csh", "unset": True}, {"unset": True}]:
         with subtests.test(options=options):
@@ -120,11 +103,6 @@ def test_an_option_that_makes_no_sense_is_a_problem(client, subtests):
     for options in [{"shell": "zsh"}, {"format": "json", "unset": True}, {"channels": 0}, {"channels": 4}]:
         with subtests.test(options=options):
             assert ask(client, **options).json()["status"] == 422
-
-
-def test_nothing_is_given_to_a_plugin_that_would_run_everything_on_one_channel(client):
-    answer = ask(client, model="resnet101", format="nvidia-csv")
-    assert (answer.status_code, "one channel" in answer.json()["detail"]) == (404, True)
 
 
 def test_what_was_not_measured_is_only_for_a_job_that_allows_it(client):

@@ -134,15 +134,6 @@ def test_step_times_are_not_drawn_with_communication_times(client, publish, laun
     ]
 
 
-def test_the_note_on_demonstrations_is_about_the_drawn_jobs(client, publish):
-    publish("a", days=1)
-    publish("b", days=9, simulated=True, launcher="simulate")
-    measured, simulated = client.get(PAGE, params={"format": "json"}).json()["groups"]
-    note = "are demonstrations, not gains"
-    assert note in client.get(PAGE, params={"jobs": simulated}).text
-    assert note not in client.get(PAGE, params={"jobs": measured}).text
-
-
 def test_rechecks_stale_marks_and_roll_outs_are_on_the_same_axis(client, store, publish, samples, recheck):
     found = publish("a", days=3)
     recheck(found, "fresh", Freshness.FRESH, days=2)
@@ -194,13 +185,6 @@ def test_jobs_are_compared_with_the_median_of_the_control_of_their_roll_out(clie
     assert rollout.seed not in page + json.dumps(view)
 
 
-def test_a_job_that_can_still_report_is_not_missing(client, store, publish, samples):
-    rollout = roll_out(store, publish, samples)
-    store.revisions.add_job_starts([rollout.start("young", issued_s=NOW.timestamp() - 60)])
-    assert "no report yet" in client.get(PAGE).text
-    assert "report missing" not in client.get(PAGE).text
-
-
 def test_many_verdicts_and_jobs_are_read_by_as_many_queries_as_few(store, publish, samples, recheck, statements):
     def count_statements():
         with TestClient(create_app(store, fresh_s=0)) as fresh:
@@ -238,12 +222,6 @@ def test_the_map_sums_up_the_measured_verdicts_of_the_last_days(client, publish)
     assert gain == {"days": 30, "verdicts": 1, "tuned": 0, "stale": 0, "median": None}
 
 
-def test_a_gain_that_is_lost_is_not_summed_up(client, store, publish, recheck):
-    recheck(publish("a"), "lost", Freshness.STALE, "the gain is lost")
-    recheck(publish("b", days=90, model="gpt2"), "lost too", Freshness.STALE, "the gain is lost")
-    assert "1 measured verdict, 0 tuned, 2 became stale" in client.get("/").text
-
-
 def test_the_number_of_stale_results_leads_to_their_list(client, store, publish, recheck):
     publish("b", model="gpt2")
     recheck(publish("a"), "lost", Freshness.STALE, "the gain is lost")
@@ -258,3 +236,16 @@ def test_the_number_of_stale_results_leads_to_their_list(client, store, publish,
     recheck(made_up, "lost too", Freshness.STALE, "the gain is lost")
     listed = re.findall(r'href="/recommendations/(\w+)"', client.get("/?state=stale").text)
     assert listed == ["ra", "rc"], "measured ones first"
+
+
+def test_a_job_that_can_still_report_is_not_missing(client, store, publish, samples):
+    rollout = roll_out(store, publish, samples)
+    store.revisions.add_job_starts([rollout.start("young", issued_s=NOW.timestamp() - 60)])
+    assert "no report yet" in client.get(PAGE).text
+    assert "report missing" not in client.get(PAGE).text
+
+
+def test_a_gain_that_is_lost_is_not_summed_up(client, store, publish, recheck):
+    recheck(publish("a"), "lost", Freshness.STALE, "the gain is lost")
+    recheck(publish("b", days=90, model="gpt2"), "lost too", Freshness.STALE, "the gain is lost")
+    assert "1 measured verdict, 0 tuned, 2 became stale" in client.get("/").text

@@ -43,26 +43,6 @@ def test_every_file_a_page_loads_is_served(client):
     assert {client.get(file).status_code for file in files} == {200}
 
 
-def test_hostile_names_and_output_are_escaped(client, samples):
-    for path in ("/", "/studies/bad00003", "/studies/5e1f00aa"):
-        page = client.get(path).text
-        assert samples.HOSTILE not in page
-    assert "rank 3: &lt;script&gt;" in client.get("/studies/5e1f00aa?tab=trials").text
-
-
-def test_a_running_study_promises_nothing(client):
-    page = client.get("/studies/bad00003").text
-    assert "The search is running. Nothing faster than the NCCL default so far." in page
-    assert "Use it" not in page
-
-
-def test_a_verdict_without_verification_compares_the_best_setting(client):
-    page = client.get("/studies/7a6bbb02").text
-    assert "Best setting µs" in page
-    assert "from the search" in page
-    assert "Policy µs" in client.get("/studies/5e1f00aa").text
-
-
 def test_an_unfinished_study_shows_its_state(empty_store, empty_client, samples):
     empty_store.studies.open(samples.study(name="mine", state=StudyState.INTERRUPTED))
     page = empty_client.get("/studies/mine").text

@@ -122,10 +122,6 @@ def test_a_refused_body_is_named_in_a_sentence(client, subtests):
             assert (answer.status_code, answer.json()["detail"]) == (400 if body in (b"nope", b"\xff") else 422, said)
 
 
-def test_our_own_refusals_stay_as_they_are():
-    assert errors.translate_refusal("Value error, unknown parameter 'node'") == "unknown parameter 'node'"
-
-
 def test_a_misspelt_parameter_is_refused_with_the_right_one(client):
     """`node=2` taken for any number of nodes would serve the wrong result."""
     problem = client.get("/v1/clusters/leonardo/env?model=bert&node=2").json()

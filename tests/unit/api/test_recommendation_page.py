@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor, ClusterRules
 from ncclt.core.rollout import ArmState
 from ncclt.deliver.render.formats import TABLE_FORMATS
@@ -115,13 +114,6 @@ def test_a_revision_that_jobs_do_not_get_has_no_command_and_shows_what_differs(b
     assert [row["id"] for row in view["revisions"]] == ["0c0ffee9", "0c0ffee1"]
 
 
-def test_a_revision_without_a_gain_says_why_before_anything_else(browser, own_store, samples):
-    verdict = replace(samples.verdict(Decision.UNDECIDED, 1.0, (0.98, 1.03)), reason="neither proven nor refuted")
-    table = PolicyVerdict(policy=samples.POLICY, verdict=verdict)
-    page = browser.get(measured(own_store, "0c0ffee7", table=table, variables=None)).text
-    assert "Neither proven nor refuted" in page[: page.index('<dl class="facts">')]
-
-
 def test_a_candidate_is_approved_by_name_and_rolled_back(browser, own_store, send):
     own_store.revisions.set_rules(ClusterRules(cluster="leonardo", require_approval=True), Actor(who="ann"))
     newer(own_store)
@@ -136,15 +128,6 @@ def test_a_candidate_is_approved_by_name_and_rolled_back(browser, own_store, sen
     assert own_store.recommendations.newest(cluster="leonardo", model="bert")[0].id == "0c0ffee1"
     refused = send("rollback")
     assert (refused.status_code, refused.headers["content-type"]) == (409, "text/html; charset=utf-8")
-
-
-def test_pin_unpin_and_retire(browser, own_store, send):
-    for verb, state in (("pin", True), ("unpin", False)):
-        assert send(verb).status_code == 303
-        assert own_store.revisions.status("0c0ffee1").pinned is state
-    assert send("retire").status_code == 303
-    assert own_store.revisions.status("0c0ffee1").state == "retired"
-    assert send("explode").status_code == 422
 
 
 def test_who_marks_it_stale_says_why_and_it_is_no_longer_served(browser, own_store, send):
@@ -180,3 +163,12 @@ def test_approval_offers_the_share_of_the_rules(browser, own_store, send):
         assert send("approve", "0c0ffee9", **percent).status_code == (409 if percent else 303)
     (rollout,) = own_store.revisions.rollouts(recommendation="0c0ffee9")
     assert rollout.percent == 25
+
+
+def test_pin_unpin_and_retire(browser, own_store, send):
+    for verb, state in (("pin", True), ("unpin", False)):
+        assert send(verb).status_code == 303
+        assert own_store.revisions.status("0c0ffee1").pinned is state
+    assert send("retire").status_code == 303
+    assert own_store.revisions.status("0c0ffee1").state == "retired"
+    assert send("explode").status_code == 422

@@ -12,7 +12,6 @@ from ncclt.prove.rollout import fewest_pairs
 from ncclt.testing.samples import sample_roll_out, settle
 from ncclt_api.app import create_app
 from ncclt_api.pages.rollouts import Holds, build_row
-from ncclt_api.pages.wording import format_figure
 
 
 @pytest.fixture
@@ -167,15 +166,6 @@ def test_an_ended_roll_out_replaces_the_whole_page_that_was_open(browser, store,
     assert "hx-trigger" not in answer.text[answer.text.index("<main") :]
 
 
-def test_the_list_and_the_page_show_the_same_cost_and_verdict(browser, store, rollout):
-    report(store, rollout, 60)
-    (row,) = browser.get("/roll-outs?format=json").json()["rollouts"]
-    cost, budget = (format_figure(row["progress"][name]) for name in ("cost_gpu_h", "budget_gpu_h"))
-    for page in ("/roll-outs", f"/roll-outs/{rollout.id}"):
-        assert f"{cost} of at most {budget} GPU hours" in browser.get(page).text
-        assert row["verdict"][1:] in browser.get(page).text
-
-
 def test_the_forms_are_for_those_who_may(store, rollout):
     pages = (f"/roll-outs/{rollout.id}", "/clusters/leonardo", "/recommendations/0c0ffee1")
     verbs = r'action="[^"]*/(pause|activate|delivery|pin|stale|retire)"'
@@ -192,15 +182,6 @@ def test_the_forms_are_for_those_who_may(store, rollout):
         "approve": [of_roll_out, [], of_revision],
         "admin": [of_roll_out, ["delivery"], of_revision],
     }
-
-
-def test_a_candidate_in_a_roll_out_says_who_gets_it_and_is_not_approved_twice(browser):
-    page = browser.get("/recommendations/0c0ffee9").text
-    assert "50 % of the jobs that start get it; the others get revision 1." in page
-    control = browser.get("/recommendations/0c0ffee1").text
-    assert "50 % of the jobs that start get a candidate; the others get this revision." in control
-    assert "Served revision" not in page
-    assert re.findall(r'action="/recommendations/0c0ffee9/(\w+)"', page) == ["activate", "retire"]
 
 
 def test_the_cluster_shows_its_rules_and_its_delivery_is_switched(browser, store, post_form):

@@ -27,13 +27,6 @@ def test_everything_about_a_study_says_whether_it_is_simulated(client):
         assert client.get(f"/v1/studies/{id}/trials").json()["simulated"] is simulated
 
 
-def test_a_study_has_its_workload_and_recommendations(client):
-    study = client.get("/v1/studies/5e1f00aa").json()
-    assert study["workload"]["messages"][0]["group_size"] == 8
-    assert study["recommendations"][0]["id"] == "0c0ffee1"
-    assert study["cluster"]["name"] == "leonardo"
-
-
 def test_trials_carry_their_measurements_and_failures(client, filled_store):
     trials = client.get("/v1/studies/5e1f00aa/trials").json()["items"]
     assert [t["number"] for t in trials] == list(range(len(trials)))
@@ -100,14 +93,6 @@ def test_an_interval_without_bound_is_still_json(empty_store, empty_client, samp
     assert item["table"]["verdict"]["interval"] == cell["verdict"]["interval"] == [0.0, None]
     for page in ("/", f"/studies/{study}"):
         assert "unknown" in empty_client.get(page).text
-
-
-def test_the_evidence_is_judged_again_from_the_trials(client, samples):
-    document = client.get("/v1/studies/5e1f00aa/evidence").json()
-    table = next(arm for arm in document["arms"] if arm["arm"] == "table")
-    assert len(table["blocks"]) == table["recomputed"]["blocks"]
-    assert table["blocks"][-1]["decision"] == table["recomputed"]["decision"]
-    assert [len(block["log_ratios"]) for block in table["blocks"]] == [2] * len(table["blocks"])
 
 
 def test_a_study_without_a_verdict_has_no_evidence(client):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import Collective
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor
@@ -23,7 +23,7 @@ from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_recommendation
 from ncclt_api.pages import study_charts
 from ncclt_api.pages.study import TABS, build_log, build_study_view, phase_costs
-from ncclt_api.pages.study_charts import AS_GOOD, LEAST_RATIO, MOST_LOOKS, MOST_PAIRS, MessageLine, SizeTimes
+from ncclt_api.pages.study_charts import AS_GOOD, LEAST_RATIO, MOST_LOOKS, MOST_PAIRS, SizeTimes
 from ncclt_api.pages.wording import format_speedup
 
 MIB = 1 << 20
@@ -112,12 +112,6 @@ def test_every_message_is_in_the_table_beside_it(study, samples):
     assert rows["all_reduce 4 KiB float32"] == ("tree/ll128 c=8", "tree/ll c=4")
 
 
-def test_nothing_measured_draws_nothing(study):
-    nothing = SizeTimes(label="default", tone="default", of={})
-    assert study_charts.wins_chart(study, None, nothing, {}) is None
-    assert study_charts.size_curves(study, [nothing]) == {}
-
-
 # Time and bandwidth
 
 
@@ -148,12 +142,6 @@ def test_the_band_reaches_from_the_fastest_to_the_slowest_launch(study, samples)
 
 
 # Savings
-
-
-def test_a_message_saves_the_difference_of_its_calls_and_needs_both_times(study):
-    calls = study.workload.messages[0]
-    assert MessageLine(calls=calls, default_us=100.0, policy_us=50.0, setting="").saved_us == 50 * calls.calls_per_step
-    assert MessageLine(calls=calls, default_us=100.0, policy_us=None, setting="").saved_us is None
 
 
 # Search and proof
@@ -276,15 +264,6 @@ def test_each_chart_has_its_table_and_every_id_of_a_tab_is_unique(client):
     assert {"wins-chart", "search-chart", "pairs-chart", "interval-chart", "time-chart-0"} <= figures
 
 
-def test_the_answers_come_before_command_evidence_and_messages(client):
-    page = client.get("/studies/5e1f00aa").text
-    order = ("<dt>Gain</dt>", "<dt>Evidence</dt>", 'id="use-heading"', 'id="evidence-heading"', 'id="messages-heading"')
-    places = [page.index(text) for text in order]
-    assert places == sorted(places)
-    assert "<strong>Simulated</strong>" in page
-    assert 'href="/clusters/leonardo/workloads/bert">Over time</a>' in page
-
-
 def test_the_select_offers_the_formats_that_carry_the_result_and_shows_one(empty_store, empty_client, samples):
     study = samples.study(simulated=False, launcher="slurm")
     found = samples.publish(empty_store, study, plain=False)
@@ -307,18 +286,6 @@ def test_only_result_and_search_of_a_running_study_are_read_again(client, empty_
         again = f'hx-get="/studies/{study.id}?tab={tab}" hx-select="#live" hx-trigger="every 5s"'
         page = empty_client.get(f"/studies/{study.id}?tab={tab}").text
         assert (again in page) == (tab in ("result", "search"))
-
-
-def test_a_study_without_trials_has_a_page(empty_store, empty_client, samples):
-    study = samples.open_study(empty_store, samples.study(state=StudyState.RUNNING))
-    page = empty_client.get(f"/studies/{study.id}").text
-    assert "Nothing measured yet." in page
-    assert "Unknown yet" in page
-
-
-def test_a_message_of_another_placement_is_another_curve():
-    one = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=8, group_size=4, spans_nodes=True)
-    assert study_charts.message_group(one) != study_charts.message_group(replace(one, spans_nodes=False))
 
 
 # The head and the charts

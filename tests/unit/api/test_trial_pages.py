@@ -15,7 +15,6 @@ from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import Phase
 from ncclt.core.trial import Outcome
-from ncclt.errors import NotFoundError
 from ncclt.store.trials import TrialFilter
 from ncclt_api.app import create_app
 from ncclt_api.pages.trials import TRIALS_PER_PAGE, message_key
@@ -71,13 +70,6 @@ def test_a_message_shows_the_time_of_its_calls(empty_store, long_client):
     assert "Per call of all_reduce" in page
     refused = long_client.get(f"/studies/{ID}?message=nonsense", headers={"Accept": "application/json"})
     assert refused.status_code in (400, 422)
-
-
-def test_links_keep_what_was_chosen(long_client):
-    page = long_client.get(f"/studies/{ID}?tab=trials&outcome=ok&sort=-time").text
-    later = re.search(r'<a href="([^"]*)">Later', page)[1]
-    assert later == f"/studies/{ID}?outcome=ok&amp;sort=-time&amp;page=2&amp;tab=trials"
-    assert '<option value="ok" selected>' in long_client.get(later.replace("&amp;", "&")).text
 
 
 def test_the_page_of_a_trial(client, filled_store):
@@ -169,14 +161,6 @@ def test_a_cell_is_no_formula(empty_store, empty_client, samples):
     text = empty_client.get(f"/studies/{ID}/trials?format=csv").text
     (row,) = csv.DictReader(io.StringIO(text, newline=""))
     assert row["detail"] == "'=HYPERLINK(1)\\udc80"
-
-
-def test_what_the_store_lists_is_bounded_and_whole(filled_store):
-    every = filled_store.trials.outline(ID)
-    proof = filled_store.trials.select(ID, TrialFilter(phase=Phase.PROVE), skip=1, limit=2)
-    assert [one.trial for one in proof.items] == [t for t in every if t.phase is Phase.PROVE][1:3]
-    with pytest.raises(NotFoundError):
-        filled_store.trials.get(ID, len(every))
 
 
 def test_kept_outlines_belong_to_their_application(filled_store, empty_store, samples):

@@ -12,7 +12,7 @@ from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
-from ncclt.testing.samples import sample_cluster, sample_study, sample_trial
+from ncclt.testing.samples import sample_study, sample_trial
 
 pytest.importorskip("torch")
 
@@ -40,19 +40,6 @@ def test_a_shipped_workload_needs_two_times_and_gets_its_table(command):
     assert document["test_with"].startswith("ncclt verify --against")
 
 
-def test_people_read_the_ceiling_first_and_the_way_to_test_last(command):
-    lines = command(advise, *VIT).splitlines()
-    assert lines[0] == "vit-l-32 on aws-g6e, 1 x 8 L40S"
-    lines = lines[next(i for i, line in enumerate(lines) if line.startswith("Network-bound below")) + 1 :]
-    assert lines[0].startswith("Exposed communication: 587 ms of 701 ms per step (83.7 %)")
-    assert "PREDICTED" in lines[1]
-    assert lines[-1].strip().startswith("ncclt verify --against")
-    text = "\n".join(lines)
-    assert "model.register_comm_hook(None, bf16_compress_hook)" in text
-    assert "not predicted: static_graph" in text
-    assert "note: backward pass not recorded" in text
-
-
 def test_compute_alone_predicts_the_step_itself(command):
     words = ("--model", "bert", "--cluster", "dgx-a100", "--nodes", "2", "--compute-ms", "100")
     document = _json(command, *words)
@@ -61,11 +48,6 @@ def test_compute_alone_predicts_the_step_itself(command):
     names = [row["change"] for row in document["changes"]]
     assert {"1 node x 8 GPUs", "4 nodes x 8 GPUs"} <= set(names)
     assert "%, predicted)" in command(advise, *words)
-
-
-def test_a_sharded_workload(command):
-    document = _json(command, "--model", "llama-7b", "--cluster", "dgx-h100", "--compute-ms", "300")
-    assert document["sharding"] == "FSDP"
 
 
 @pytest.mark.shared
@@ -136,30 +118,9 @@ def test_without_step_times_it_says_what_to_record(command):
     assert "ncclt profile record --name" in command(advise, "--model", "bert", "--cluster", "dgx-a100")
 
 
-@pytest.mark.parametrize("words", [("--compute-ms", "0"), ("--step-ms", "nan", "--compute-ms", "1"), ("--nodes", "0")])
-def test_options_that_make_no_sense(command, words):
-    with pytest.raises(UsageError):
-        command(advise, "--model", "bert", "--cluster", "dgx-a100", *words)
-
-
 def test_a_cluster_without_a_network_has_no_row_for_more_nodes(command):
     document = _json(command, "--model", "bert", "--cluster", "pcie-pair", "--compute-ms", "100")
     assert not any("nodes x" in row["change"] for row in document["changes"])
-
-
-def test_simulated_studies_are_named(command):
-    cluster = replace(sample_cluster("fabric"), gpus_per_node=8, nic_gbps=31.25)
-    command.store.clusters.add(cluster)
-    study = replace(sample_study("sim", id="sim"), cluster=cluster.sized(nodes=2), simulated=True)
-    command.store.studies.open(study)
-    message = Message(
-        collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=28351488, group_size=16, spans_nodes=True
-    )
-    result = TrialResult(outcome=Outcome.OK, measurements=(Measurement(message=message, samples_us=(9e4,)),))
-    command.store.trials.add("sim", replace(sample_trial(0), setting=DEFAULT, result=result))
-    words = ("--model", "bert", "--cluster", "fabric", "--nodes", "2", "--compute-ms", "100")
-    assert _json(command, *words)["simulated"]
-    assert "SIMULATED" in command(advise, *words)
 
 
 def test_recorded_times_are_named(command):

@@ -35,13 +35,6 @@ def test_what_was_seen_becomes_a_cluster(call, command):
     assert command.store.clusters.get("mine").nic_gbps == 50.0
 
 
-def test_a_pattern_of_the_shell_and_a_name_of_its_own(call, command):
-    files = sorted(str(path) for path in Path(HEALTHY).iterdir())
-    call("detect", "--from", *files)
-
-    assert command.store.clusters.get("8x-h100-80gb-hbm3").gpus_per_node == 8
-
-
 def test_what_is_missing_is_asked_for_with_the_whole_command(call, command):
     topo = str(GOLDEN / "cluster" / "h100_sxm")
     with pytest.raises(UsageError) as refused:
@@ -77,19 +70,6 @@ def test_every_shipped_cluster_goes_out_and_comes_back(call, command, tmp_path):
         file.write_text(text.replace(f'"{cluster.name}"', '"copy"', 1))
         call("add", str(file), "--replace")
         assert command.store.clusters.get("copy").to_document() | {"name": cluster.name} == cluster.to_document()
-
-
-def test_gigabits_in_the_place_of_gigabytes_are_refused(call, command, tmp_path):
-    text, _ = call("show", "dgx-h100", "--toml")
-    file = tmp_path / "one.toml"
-    for written in ("400", '"400 GB/s"'):
-        file.write_text(text.replace('"dgx-h100"', '"mine"').replace('"50 GB/s"', written))
-        with pytest.raises(InputError) as refused:
-            call("add", str(file))
-        assert "did you mean 50 GB/s (400 Gb/s)?" in refused.value.hint
-    file.write_text(text.replace('"dgx-h100"', '"mine"').replace('"50 GB/s"', '"400 Gb/s"'))
-    call("add", str(file))
-    assert command.store.clusters.get("mine").nic_gbps == 50.0
 
 
 def test_json_holds_the_sources_and_what_is_missing(call):

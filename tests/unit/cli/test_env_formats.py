@@ -54,15 +54,6 @@ def test_shells_and_undoing_reach_the_renderer(ask):
     assert "unsetenv NCCL_ALGO;" in undo
 
 
-def test_stdout_carries_the_words_alone_and_stderr_what_they_cannot_say(ask):
-    code, out, err = ask("--format", "mpirun-x")
-
-    assert code == 0
-    assert out.count("\n") == 1
-    assert out.startswith("-x NCCL_")
-    assert "warning: the tuned policy" in err
-
-
 def test_stderr_says_in_every_format_that_only_a_table_delivers_the_gain(ask):
     formats = (("--format", form) for form in FORMATS if form not in ("json", *TABLE_FORMATS, *GROUP_FORMS))
     for words in ((), ("--shell", "csh"), *formats):

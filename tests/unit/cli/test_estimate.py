@@ -47,25 +47,6 @@ def _study(ready, *, simulated, time_us, setting=DEFAULT, outcome=Outcome.OK, no
     ready.store.trials.add(id, replace(sample_trial(0), setting=setting, result=result))
 
 
-def test_the_figures_of_the_fabric_checks_come_out(ready):
-    document = _ask(ready, "--tflops", "297", "--tokens-per-step", "32768")
-    assert (round(document["compute_s"], 2), round(document["links_s"], 2)) == (0.29, 0.42)
-    assert (document["bound"], document["messages"][0]["source"]) == ("network", "model")
-    assert document["turning_busbw_gbps"] == pytest.approx(181.27, abs=0.01)
-
-
-def test_people_read_the_same(ready):
-    words = ("--tflops", "297", "--tokens-per-step", "32768")
-    out = ready(advise, "--model", "seven", "--cluster", "fabric", *words)
-    assert "Communication: 330 ms per step" in out
-    assert "Compute: 290 ms per step (6 operations per parameter and token: " in out
-    assert "7,000,000,000 parameters x 32,768 tokens / 16 GPUs = 86 TFLOP, at 297 TFLOP/s)" in out
-    assert "expected from rings at nominal link bandwidth: 420 ms" in out
-    assert "Network-bound: 330 ms/step with full overlap, 619 ms with none" in out
-    assert "Network-bound below 181 GB/s bus bandwidth" in out
-    assert "no study of this cluster" in out
-
-
 @pytest.mark.parametrize(("nic_gbps", "links_s", "bound"), [(31.25, 0.42, "network"), (100, 0.13, "compute")])
 def test_the_faster_fabric_of_the_checks_leaves_the_step_to_compute(ready, nic_gbps, links_s, bound):
     """Four ports of 31.25 or 100 GB/s a node: B = 125 and 400 GB/s."""

@@ -83,14 +83,6 @@ def test_a_cluster_that_is_not_there_has_no_rules(call):
         call("rules", "nope")
 
 
-def test_delivery_is_switched_off_and_on(call, command):
-    command.store.clusters.add(sample_cluster())
-    assert "delivery to jobs: on" in call("rules", "pair")
-    assert "delivery to jobs: off" in call("rules", "pair", "--no-delivery")
-    assert command.store.revisions.rules("pair").delivery is False
-    assert "delivery to jobs: on" in call("rules", "pair", "--delivery")
-
-
 def test_rules_keep_what_is_not_named(call, command):
     command.store.clusters.add(sample_cluster())
     call("rules", "pair", "--percent", "20", "--loss-limit", "0.02")
@@ -114,17 +106,6 @@ def test_a_pin_is_shown_and_removed(call, command):
     call("pin", "a", "--off")
     call("retire", "a")
     assert "retired" in call("list")
-
-
-def test_a_roll_out_is_paused_and_resumed(call, command):
-    command.store.revisions.set_rules(ClusterRules(cluster="pair", percent=50), Actor(who="ann"))
-    command.store.revisions.publish(sample_recommendation("a"))
-    (rollout,) = command.store.revisions.rollouts()
-    call("pause", rollout.id, "--why", "rack 7")
-    assert f"roll-out {rollout.id}: paused" in call("show", "a")
-    assert "rack 7" in call("history")
-    call("pause", rollout.id, "--off")
-    assert f"roll-out {rollout.id}: running" in call("show", "a")
 
 
 @pytest.mark.parametrize("words", [("pin", "a"), ("activate", "b"), ("retire", "a"), ("retire", "b")])
@@ -153,14 +134,6 @@ def test_a_roll_out_is_found_and_paused_by_its_revision(call, command):
     assert "  a: running, 50 % of the jobs, " in call("show", "a")
     with pytest.raises(NotFoundError, match="no roll-out 'b'"):
         call("pause", "b")
-
-
-def test_the_history_continues_before_an_entry(call, command):
-    for id in ("a", "b"):
-        command.store.revisions.publish(sample_recommendation(id))
-    newest, *older = json.loads(call("history", "--json"))["history"]
-    assert older
-    assert json.loads(call("history", "--before", str(newest["number"]), "--json"))["history"] == older
 
 
 def test_env_gives_a_job_its_part_of_a_roll_out_and_a_file_none(call, command, capsys, monkeypatch, tmp_path):

@@ -57,17 +57,6 @@ def test_no_word_is_cut_and_only_columns_that_may_go_are_dropped(print_at, data)
         assert not any("…" in word or re.search(r"\de[+-]\d", word) for word in words)
 
 
-def test_extreme_rows_keep_their_words_at_every_width(print_at):
-    subject = ("0123456789abcdef", "reduce_scatter", "19.78 MiB", "demonstration keep-default", 1190.4, _NAME)
-    titles = ("id", "collective", "size", "verdict", "default\nµs/call", "workload")
-    columns = [*(Column(title) for title in titles), Column("bytes", drop=2), Column("detail", drop=1)]
-    needed = {word for cell in subject if isinstance(cell, str) for word in cell.split()} | {"1,190"}
-    for width in range(30, 200, 7):
-        lines = print_at(width, print_table, [(*subject, "1.25 GiB", "measured on many machines")], columns)
-        assert needed <= {word for line in lines for word in line.split()}, width
-        assert max(len(line.rstrip()) for line in lines) <= max(width, len(_NAME) + 2), width
-
-
 def test_the_highest_drop_goes_first_and_a_file_gets_every_column(print_at, capsys):
     columns = [Column("id"), Column("bytes per step", drop=2), Column("collective"), Column("share", drop=1)]
     row = ("0123456789abcdef" * 2, "1.25 GiB", "reduce_scatter", "12.5 %")

@@ -7,17 +7,15 @@ from dataclasses import replace
 import pytest
 
 from ncclt.cli import env
-from ncclt.cli.studies import build_command_again, print_messages, show
+from ncclt.cli.studies import build_command_again, show
 from ncclt.cli.tune import print_result, tune
 from ncclt.core.budget import MIN_BLOCKS, Budget
 from ncclt.core.message import Collective, Message
-from ncclt.core.setting import DEFAULT
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
 from ncclt.pipeline.tune import TuneResult
-from ncclt.prove.study_summary import MessageRow, describe_rounded, summarize_study
+from ncclt.prove.study_summary import describe_rounded, summarize_study
 from ncclt.testing.landscapes import write_landscape
-from ncclt.testing.samples import sample_study
 from ncclt_api.pages.report import study_report
 
 KIB = 1024
@@ -207,14 +205,3 @@ def test_a_stale_study_claims_no_gain(recorded, command):
 def test_the_command_that_continues_a_proof_has_enough_blocks_to_decide(blocks, again):
     command = build_command_again("mine", Target(cluster="pair"), Budget(blocks=blocks), "", searched_enough=True)
     assert f"--blocks {again}" in command
-
-
-def test_the_table_explains_no_mark_that_it_does_not_show(capsys):
-    study = sample_study()
-    calls = study.workload.messages[0]
-    row = MessageRow(calls=calls, default_us=2.0, tuned_us=1.0, setting=DEFAULT)
-    far = [replace(row, interpolated=True)]
-    print_messages([row] * 20 + far, study)
-    assert "~" not in capsys.readouterr().out
-    print_messages(far, study)
-    assert "~ size not recorded" in " ".join(capsys.readouterr().out.split())

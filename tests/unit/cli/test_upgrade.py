@@ -11,15 +11,9 @@ import pytest
 
 from ncclt.cli.application import app
 from ncclt.cli.tune import tune
-from ncclt.cli.upgrade import print_gate
-from ncclt.core.verification import Side
-from ncclt.prove.comparison import Comparison
-from ncclt.prove.gate import GateDecision, GateRequest, GateResult
-from ncclt.prove.step_times import VerifyRequest
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_workload
 
-LOGS = Path(__file__).parents[2] / "golden" / "cost_model"
 PLAN = Path(__file__).parents[2] / "golden" / "upgrade_plan.txt"
 
 
@@ -52,19 +46,6 @@ def test_one_document_names_what_has_to_be_measured_again(upgrade):
     assert {"variable": "NCCL_WIN_ENABLE", "change": "new", "note": ""} not in document["variables"]
     assert "NCCL_CFT_ENABLE" in [v["variable"] for v in document["variables"] if v["change"] == "new"]
     assert "port of NCCL's cost model" in document["notes"][0]
-
-
-def test_the_tables_say_the_same(upgrade):
-    code, out, _ = upgrade("--from", "2.28.9", "--to", "2.31.2")
-    assert code == 0
-    assert "NCCL_ALGO" in out
-    assert "demonstration" in out, "the sample is simulated"
-    assert " tuned " not in out
-    assert "Not served to jobs with NCCL" in out
-    assert "note: defaults are predicted by a port" in out
-    nothing = upgrade("--from", "2.29.7", "--to", "2.31.2")[1]
-    assert "no recommendation for pair was measured with NCCL 2.29.7" in nothing
-    assert "note: recommendations for pair were measured with NCCL 2.28.9, not 2.29.7" in nothing
 
 
 def test_a_few_new_variables_are_all_named_and_of_many_those_that_matter(upgrade):
@@ -184,16 +165,6 @@ def test_plan_of_the_gate_shows_no_secrets(upgrade, more):
     assert code == 0
     assert "horse" not in out
     assert "abcdefgh" not in out
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_notes_of_the_gate_are_hidden_when_quiet(capsys, quiet):
-    sides = VerifyRequest(argv=("job",), base_env=(), tuned_env=(("X", "1"),), how=Comparison())
-    result = GateResult(
-        decision=GateDecision.UNDECIDED, reason="noise", seen={side: {} for side in Side}, notes=("a thing",)
-    )
-    print_gate(GateRequest(sides=sides, margin=0.02), result, quiet=quiet)
-    assert ("note: a thing" in capsys.readouterr().out) is not quiet
 
 
 @pytest.mark.parametrize(

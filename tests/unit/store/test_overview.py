@@ -10,7 +10,6 @@ from ncclt.core.recheck import Freshness, Recheck
 from ncclt.core.study import StudyState
 from ncclt.store.recommendations import newest_query, running_query
 from ncclt.store.studies import MOST_FOUND
-from ncclt.store.tables import studies
 from ncclt.testing.samples import sample_cluster, sample_recommendation, sample_study, sample_trial, sample_workload
 
 
@@ -25,15 +24,6 @@ def test_the_map_is_read_from_indexes_alone(store):
     assert "COVERING INDEX ix_recommendations_newest" in plan_of(store, newest_query())
     assert "SEARCH recommendations USING COVERING INDEX" in plan_of(store, newest_query("pair"))
     assert "SEARCH studies USING COVERING INDEX ix_studies_state" in plan_of(store, running_query())
-
-
-def test_the_scores_of_a_study_are_read_without_its_documents(store):
-    from ncclt.store.tables import trials
-
-    query = trials.select().with_only_columns(trials.c.setting, trials.c.score_us).where(trials.c.study == "a")
-    assert "COVERING INDEX ix_trials_score" in plan_of(store, query)
-    listed = studies.select().with_only_columns(studies.c.sequence).where(studies.c.state == "running")
-    assert "ix_studies_state" in plan_of(store, listed.order_by(studies.c.sequence.desc()).limit(5))
 
 
 def test_a_pair_shows_what_a_job_would_get(store):

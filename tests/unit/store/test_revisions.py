@@ -1,8 +1,6 @@
 """Revisions in the store: states, approval by another person, pins, roll-outs, a history that stays."""
 
-import sqlite3
 import threading
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -479,13 +477,6 @@ def test_a_start_is_decided_once(store, url):
     assert store.revisions.find_start(rollout.id, "new") is None
 
 
-@ON_SQLITE
-def test_what_is_for_a_roll_out_waits_for_it(store, url):
-    publish(store, "a")
-    store.revisions.publish(sample_recommendation("b"), by=ANN, for_rollout=True)
-    assert (states(store), served(store, url)) == ({"a": "active", "b": "candidate"}, ["a"])
-
-
 def test_every_process_signs_with_the_same_secret(store, url):
     with open_store(url) as other:
         assert other.ticket_secret() == store.ticket_secret() == ticket_secret(url)
@@ -511,15 +502,6 @@ def test_whoever_takes_the_control_away_ends_the_roll_out(store, url, change):
     getattr(store.revisions, change)("a", BOB)
     assert store.recommendations.rolled_out(cluster="pair", model="toy") == ()
     assert states(store)["b"] == "candidate"
-
-
-@ON_SQLITE
-def test_a_candidate_that_is_retired_ends_its_roll_out(store, url):
-    rollout = roll_out(store, "a")
-    store.revisions.retire("a", BOB)
-    assert (states(store), served(store, url)) == ({"a": "retired"}, [])
-    ended = store.revisions.rollout(rollout.id)
-    assert (ended.state, ended.reason) == (RollOutState.ENDED, "a was retired")
 
 
 @ON_SQLITE
@@ -577,15 +559,6 @@ def test_bad_requests_are_refused_and_change_nothing(store, url):
     assert states(store) == {"a": "active"}
 
 
-def test_the_active_ones_are_found_by_an_index(tmp_path):
-    with open_store(f"sqlite:///{tmp_path}/a.db"):
-        pass
-    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
-        query = "EXPLAIN QUERY PLAN SELECT sequence FROM recommendations WHERE cluster = ? AND model = ? AND state = ?"
-        (plan,) = [row[3] for row in connection.execute(query, ("pair", "toy", "active"))]
-    assert "USING COVERING INDEX ix_recommendations_state (cluster=? AND model=? AND state=?)" in plan
-
-
 def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url):
     for cluster in ("pair", "hall"):
         store.revisions.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
@@ -631,20 +604,6 @@ def test_lists_are_of_what_was_asked_for_newest_first_and_not_longer(store, url)
     assert [event.number for event in store.revisions.history(limit=1)] == [len(store.revisions.history())]
     with pytest.raises(NotFoundError, match="no recommendation 'z'"):
         store.revisions.status("z")
-
-
-def test_step_times_are_those_of_one_roll_out(store, url):
-    for cluster in ("pair", "hall"):
-        store.revisions.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
-        store.revisions.publish(replace(sample_recommendation(cluster), cluster=cluster), by=ANN)
-    first, second = reversed(store.revisions.rollouts())
-    for rollout, jobs in ((first, ("2", "1", "3")), (second, ("1",))):
-        for job in jobs:
-            assert store.revisions.add_job_time(
-                JobTime(rollout=rollout.id, job=job, recommendation="", step_us=1.0, steps=1)
-            )
-    assert [time.job for time in store.revisions.job_times(first.id)] == ["2", "1", "3"]
-    assert [time.job for time in store.revisions.job_times(second.id)] == ["1"]
 
 
 def test_a_change_of_the_rules_is_told_once_and_in_full(store, url):
@@ -698,3 +657,17 @@ def test_what_a_state_does_not_allow_is_refused_with_what_would_be(store, url):
         with pytest.raises(ConflictError, match=why):
             do("c", BOB)
     assert states(store) == {"a": "active!", "b": "retired", "c": "candidate"}
+
+
+def test_step_times_are_those_of_one_roll_out(store, url):
+    for cluster in ("pair", "hall"):
+        store.revisions.set_rules(ClusterRules(cluster=cluster, percent=10), ANN)
+        store.revisions.publish(replace(sample_recommendation(cluster), cluster=cluster), by=ANN)
+    first, second = reversed(store.revisions.rollouts())
+    for rollout, jobs in ((first, ("2", "1", "3")), (second, ("1",))):
+        for job in jobs:
+            assert store.revisions.add_job_time(
+                JobTime(rollout=rollout.id, job=job, recommendation="", step_us=1.0, steps=1)
+            )
+    assert [time.job for time in store.revisions.job_times(first.id)] == ["2", "1", "3"]
+    assert [time.job for time in store.revisions.job_times(second.id)] == ["1"]

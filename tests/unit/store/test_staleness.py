@@ -1,7 +1,5 @@
 """When a recommendation stops being served: what its newest check says, and whether its workload is still the same."""
 
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -108,17 +106,6 @@ def test_a_shipped_workload_is_compared_too(store, url):
 
     assert slow == fast
     assert [bool(r.stale) for r in slow] == [True, False]
-
-
-def test_the_newest_are_found_without_reading_the_others(store, url):
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-        query = "SELECT r.document FROM recommendations AS r WHERE r.sequence IN (" + (
-            "SELECT max(sequence) FROM recommendations WHERE cluster = ? AND model = ? GROUP BY fingerprint, origin)"
-        )
-        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", ("pair", "toy"))]
-
-    assert any("USING COVERING INDEX ix_recommendations_newest" in step for step in plan), plan
-    assert any("SEARCH r USING INTEGER PRIMARY KEY" in step for step in plan), plan
 
 
 def test_a_check_counts_as_a_change(store):
