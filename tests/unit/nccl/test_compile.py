@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.algo_proto_text import ALGORITHM_WORDS
@@ -92,7 +92,6 @@ def policies(draw, version, *, uniform):
     return Policy(rules=tuple(rules), parameters=parameters)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(VERSIONS), workloads, st.booleans())
 def test_no_policy_leaves_a_collective_without_an_algorithm(data, version, workload, uniform):
     """Whatever the policy, version and workload: legal everywhere, LL128 never forced, rules exact or absent."""

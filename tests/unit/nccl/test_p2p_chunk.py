@@ -141,17 +141,6 @@ def test_what_is_searched_follows_the_messages(cluster, messages, names):
     assert default_process_wide(cluster, messages) == names
 
 
-def test_a_pipeline_between_nodes_has_five_arms_up_to_one_mib():
-    space = build_space(simulated_testbed(H100, seed=0, reason="test"), workload(SEND), ("BUFFSIZE", NET))
-    assert {s.label for s in space.distinct} == {
-        "default",
-        f"{NET}={64 * KIB}",
-        f"{NET}={256 * KIB}",
-        f"{NET}={512 * KIB}",
-        f"BUFFSIZE={8 * MIB} {NET}={MIB}",
-    }
-
-
 def test_parameters_that_change_nothing_are_named(subtests):
     testbed = simulated_testbed(H100, seed=0, reason="test")
     for messages, names, said in [

@@ -8,7 +8,7 @@ import tracemalloc
 from io import BytesIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import TraceError
@@ -169,7 +169,6 @@ _PLAIN = st.recursive(
 
 
 @given(value=_PLAIN, protocol=st.integers(2, 5))
-@settings(max_examples=60, deadline=None)
 def test_plain_values_come_back_as_they_were(value, protocol):
     """Whatever pickler wrote them."""
     assert load_pickle(pickle.dumps(value, protocol=protocol), "plain") == value

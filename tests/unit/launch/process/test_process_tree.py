@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ from ncclt.launch.process import process_tree as module
 from ncclt.launch.process.process_tree import MARK_VARIABLE, end_members, members, new_mark, signal_members
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 PYTHON = (sys.executable, "-I", "-S", "-c")
 
 
@@ -83,24 +81,6 @@ def test_a_zombie_and_this_process_never_belong(start):
     os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)
     assert members(mark, session_id=leader.pid) == ()
     assert os.getpid() not in members(mark, session_id=os.getsid(0))
-
-
-def test_sigterm_comes_first(start):
-    """Whoever obeys is not killed, and nobody waits for the rest of the grace."""
-    mark = new_mark()
-    obedient = start(SLEEP, mark)
-    started = time.monotonic()
-    assert end_members(mark, grace_s=60.0) == ()
-    assert obedient.wait() == -signal.SIGTERM
-    assert time.monotonic() - started < 30
-
-
-def test_the_deaf_are_killed(start):
-    """After the grace, or as soon as there is a hurry."""
-    mark = new_mark()
-    deaf = start(DEAF, mark)
-    assert end_members(mark, grace_s=60.0, hurried=lambda: True) == ()
-    assert deaf.wait() == -signal.SIGKILL
 
 
 def refuse(_process_id):

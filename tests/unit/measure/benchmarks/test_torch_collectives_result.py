@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import BenchmarkError
@@ -177,7 +177,6 @@ def test_what_is_no_result_is_an_error_with_a_hint(subtests):
             assert caught.value.hint
 
 
-@settings(deadline=None)
 @given(
     st.text() | st.from_regex(r"(NCCLT-RESULT [0-3]/[0-3] [0-9a-f]{8} [A-Za-z0-9+/=]{1,9}\.\n?){1,4}", fullmatch=True)
 )

@@ -11,7 +11,7 @@ from ncclt.core.algorithms import Algorithm, Protocol, available_algorithms, ava
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.errors import UsageError
-from ncclt.nccl.cost_model.model import cell_channels, nccl_choice, predicted_us
+from ncclt.nccl.cost_model.model import nccl_choice, predicted_us
 from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.store.shipped import profiles_folder, shipped_clusters
 
@@ -87,25 +87,6 @@ def test_a_forced_ll128_is_taken_even_where_it_is_not_automatic():
     choice = nccl_choice(AR, 1024, build_topology(L40S), protocol=Protocol.LL128)
     assert choice is not None
     assert choice.protocol is Protocol.LL128
-
-
-def test_small_messages_take_fewer_channels_and_threads():
-    sizes = [1 << e for e in range(8, 28)]
-    graph = build_topology(DGX_A100.sized(nodes=1))
-    choices = [nccl_choice(AR, s, graph, algorithm=Algorithm.RING, protocol=Protocol.LL) for s in sizes]
-    channels = [c.channels for c in choices if c]
-    assert channels == sorted(channels)
-    assert (channels[0], channels[-1]) == (1, 24)
-    assert choices[0] is not None
-    assert choices[0].threads < 512
-
-
-def test_each_channel_gets_32_kib_of_traffic():
-    """all_reduce counts 2 bytes per byte, LL four times that."""
-    assert cell_channels(AR, Protocol.SIMPLE, 16384, 8, 64) == 1
-    assert cell_channels(AR, Protocol.SIMPLE, 65536, 8, 64) == 4
-    assert cell_channels(AR, Protocol.LL, 65536, 8, 64) == 16
-    assert cell_channels(Collective.BROADCAST, Protocol.SIMPLE, 65536, 8, 64) == 2
 
 
 def test_forced_threads_are_clamped_as_nccl_does():

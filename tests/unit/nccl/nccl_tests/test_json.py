@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import BenchmarkError
@@ -100,7 +100,6 @@ def test_other_files_are_refused(subtests):
             assert caught.value.hint
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_files_raise_nothing_else(data):
     """Whatever is cut, doubled or overwritten: rows, or a BenchmarkError."""

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import BenchmarkError
@@ -159,7 +159,6 @@ def test_nothing_measured_is_an_error(subtests):
             assert caught.value.hint
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_mutated_text_raises_nothing_else(data):
     """Whatever is cut, doubled or overwritten: a result with rows, or a BenchmarkError."""

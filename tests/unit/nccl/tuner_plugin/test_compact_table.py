@@ -31,14 +31,13 @@ def table(lines):
     return table_text(lines, table_id="r-1f3c", version=NcclVersion(2, 28, 9), nodes=2, ranks=16)
 
 
-@settings(deadline=None)
 @given(lines=st.lists(rows(), min_size=1, max_size=30))
 def test_compact_table_has_no_character_that_a_shell_would_change(lines):
     compact = encode_table(table(lines))
     assert re.fullmatch(r"[A-Za-z0-9.:_+-]+", compact)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(rows(shapes=st.sampled_from([ANY, 2, 16])), min_size=1, max_size=12), sizes=st.lists(SIZES))
 def test_plugin_chooses_the_same_by_either_text(plugin, tmp_path, lines, sizes):
     text = table(lines)
@@ -81,7 +80,7 @@ def test_thousand_rows_fit_into_the_environment_and_more_need_a_file(tmp_path):
     assert f"fnv1a={by_file['NCCLT_POLICY_CHECKSUM']}" in many.splitlines()[0]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_by_the_plugin(plugin, data):
     compact = encode_table(table(["allreduce,0,65535,tree,ll,2,2,16", "allgather,5,99,ring,simple,-1,-1,8"]))

@@ -51,9 +51,7 @@ COSTS = st.one_of(st.just(-1.0), st.just(0.0), st.floats(min_value=0.125, max_va
 
 
 @pytest.mark.parametrize("algorithms", [6, 7])
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_intended_entry_wins_and_nothing_else_is_written(opened, algorithms, data):
     algorithm = data.draw(st.sampled_from(ALGORITHMS))
@@ -167,9 +165,7 @@ def policies(draw):
     return Policy(rules=tuple(rules))
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(policy=policies(), sizes=st.lists(SIZES, min_size=1, max_size=8), group=st.sampled_from([2, 4, 8]))
 def test_a_rendered_policy_chooses_in_the_plugin_what_it_says(plugin, tmp_path, policy, sizes, group):
     sample = sample_recommendation("r-1")

@@ -53,7 +53,7 @@ def _rows(advice):
 SIZES = st.lists(st.integers(4, 5 * 10**8).map(lambda n: n * 4), min_size=1, max_size=6, unique=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=SIZES, compute=st.floats(1e3, 1e6), exposed=st.floats(0, 1e6), dtype=st.sampled_from(["float32", "bfloat16"])
 )
@@ -75,7 +75,7 @@ def test_whatever_the_job_predictions_are_possible(sizes, compute, exposed, dtyp
             assert row.prediction.step_us >= compute * (1 - 1e-6) - copies
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(size=st.integers(100, 10**8).map(lambda n: n * 4))
 def test_compression_never_sends_longer(size):
     advice = _advise(_workload(_calls(REDUCE, size), step_time_us=2e5, exposed_us=1e5))

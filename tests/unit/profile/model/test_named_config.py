@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.errors import InputError
@@ -49,7 +49,6 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(content=st.binary(max_size=40) | st.dictionaries(st.sampled_from(["model_type", "n_layer", "a"]), _JSON))
 def test_any_content_is_a_configuration_or_an_input_error(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("fuzz") / "config.json"

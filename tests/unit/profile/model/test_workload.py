@@ -36,7 +36,7 @@ def test_tensor_that_reaches_the_cap_stays_in_its_bucket():
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=20),
     dtype=st.sampled_from(["float32", "bfloat16", "float64"]),

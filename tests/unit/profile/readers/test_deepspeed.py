@@ -163,9 +163,7 @@ def test_log_without_messages_is_refused_with_the_reason(log):
         assert caught.value.hint
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.integers(0, 140))
 def test_damaged_logs_are_read_in_part(tmp_path, noise, at):
     """Noise spoils at most the row it is in."""

@@ -173,9 +173,7 @@ def test_rank_in_two_files_is_refused(dump):
         dump([record()], [record()])
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_damaged_dumps_are_read_in_part(tmp_path, noise, at):
     """Noise spoils at most the lines it touches."""

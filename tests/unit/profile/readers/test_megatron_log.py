@@ -115,9 +115,7 @@ def test_unknown_dtype_is_assumed_aloud(log):
     assert any("'float4'" in note for note in workload.provenance.notes)
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.integers(0, 60))
 @example(b'{"0":', 1)  # no prefix ends in the middle of a word
 @example(b'{"0"', 32)  # a line of the log in front of JSON is no prefix

@@ -241,9 +241,7 @@ def test_detection_prefers_the_exact_source(tmp_path):
     assert workload.collectives == {Collective.ALL_REDUCE}
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=600), st.integers(0, 200))
 def test_damaged_logs_are_read_in_part_or_refused(tmp_path, noise, at):
     """Noise in the middle, unless it is digits, never makes a message of another size."""

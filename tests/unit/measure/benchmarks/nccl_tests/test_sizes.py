@@ -1,7 +1,7 @@
 """Within a limit of runs the most important sizes are measured, and the others lie between measured ones."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.measure.benchmarks.nccl_tests.sweep import plan_runs
@@ -40,7 +40,6 @@ def test_every_kind_keeps_a_run():
     assert sum(len(runs) for runs in plan_runs(kinds, max_runs=4)) == 4
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 1 << 26), min_size=1, max_size=12), st.integers(1, 6))
 def test_each_size_has_exactly_one_run_that_reaches_around_it(sizes, limit):
     """Whatever the limit: covered once, within the ends of its sweep."""

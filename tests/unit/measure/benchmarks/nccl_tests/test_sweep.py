@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.core.message import Collective
@@ -41,7 +41,6 @@ def test_sequences_are_recognised(subtests):
 SIZES = st.lists(st.integers(1, 1 << 28), min_size=1, max_size=20)
 
 
-@settings(deadline=None, max_examples=60)
 @given(SIZES, st.sampled_from([1, 4, 128]))
 def test_all_sizes_are_measured_in_few_runs(sizes, alignment):
     """Each is in a sweep, nothing is asked for that nccl-tests would round, and any two sizes share a run."""
@@ -54,7 +53,6 @@ def test_all_sizes_are_measured_in_few_runs(sizes, alignment):
     assert len(sweeps) <= (len(wanted) + 1) // 2
 
 
-@settings(deadline=None, max_examples=60)
 @given(SIZES, st.sampled_from([1, 4, 128]))
 def test_a_bracket_lies_around_all_sizes(sizes, alignment):
     """So nothing is ever extrapolated, and its end is not far above the largest."""

@@ -10,7 +10,7 @@ import threading
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.measure.benchmarks.torch_collectives import MEASURING, WORKER
@@ -187,7 +187,6 @@ def test_groups_that_do_not_exist_are_refused(subtests):
             worker.plan_groups(nodes, group_size, across)
 
 
-@settings(deadline=None)
 @given(
     per_node=st.integers(1, 5),
     nodes=st.integers(1, 5),

@@ -15,19 +15,6 @@ def _read(*paths):
 _rows = message_table
 
 
-def test_three_families_of_one_call_count_once(trace):
-    """Operator, annotation and kernel of the same all_reduce."""
-    row = trace.comm("allreduce", 256)
-    trace.shaped("nccl:all_reduce", ([256], "float"))
-    trace.shaped("c10d::allreduce_", ([256], "float"))
-    facts = {**row["args"], "External id": 7}
-    row["args"]["External id"] = 7
-    trace.event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", "kernel", dur=42, **facts)
-    workload = _read(trace.write())
-    assert _rows(workload) == {("all_reduce", "float32", 1024, 2): 1.0}
-    assert workload.messages[0].recorded_us == 42
-
-
 def test_kernels_are_counted_where_operators_are_missing(trace):
     """A recording of the GPU alone."""
     facts = trace.comm("allreduce", 256)["args"]

@@ -27,16 +27,6 @@ def test_annotation_alone_takes_the_world(new_trace):
     assert any("assuming all 4 ranks" in note for note in notes)
 
 
-def test_gloo_reduce_scatter_is_not_the_all_reduce_that_emulates_it(new_trace):
-    """One real all_reduce beside it, of the same size."""
-    trace = new_trace().job(0, 2, "gloo")
-    trace.shaped("c10d::_reduce_scatter_base_", ([50], "float"), ([100], "float"))
-    trace.shaped("c10d::allreduce_", ([[100]], "TensorList"))
-    trace.shaped("gloo:all_reduce", ([100], "float"))
-    trace.shaped("gloo:all_reduce", ([100], "float"))
-    assert _rows(trace)[0] == {("reduce_scatter", "float32", 400, 2): 1.0, ("all_reduce", "float32", 400, 2): 1.0}
-
-
 def test_gloo_reduce_scatter_of_lists_is_one_message_per_output(new_trace):
     """Per output as many all_reduces as ranks, or one per input of a coalesced call; another all_reduce remains."""
     trace = new_trace().job(0, 2, "gloo")
@@ -95,16 +85,6 @@ def test_unknown_world_is_the_whole_job_with_a_note(new_trace):
     found, notes = _rows(trace)
     assert found == {("all_gather", "float32", 400, 0): 1.0}
     assert any("one rank's share" in note for note in notes)
-
-
-def test_kernel_belongs_to_the_call_that_launched_it(new_trace):
-    """By the CUDA call inside the annotation, on the same thread."""
-    trace = new_trace().job(0, 2)
-    row = trace.shaped("nccl:all_reduce", ([100], "float"))
-    trace.event("cudaLaunchKernel", "cuda_runtime", at=row["ts"] + 1, dur=1, correlation=77)
-    trace.event("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "kernel", dur=30, correlation=77)
-    workload = KinetoReader().read([trace.write()], name="t")
-    assert workload.messages[0].recorded_us == 30
 
 
 def test_calls_of_any_backend_are_read_or_named(new_trace):

@@ -54,17 +54,6 @@ def test_step_without_calls_counts_when_it_is_as_long_as_the_others(trace):
     assert _read(trace).messages[0].calls_per_step == 0.5
 
 
-def test_calls_outside_steps_are_left_out(trace):
-    """The set-up before the first step; the gap between two steps belongs to the first."""
-    for number, start in ((1, 1000), (2, 2000)):
-        trace.step(number, start, start + 900)
-    for at in (500, 1950, 2010):
-        trace.comm("allreduce", 256)["ts"] = at
-    workload = _read(trace)
-    assert workload.messages[0].calls_per_step == 1
-    assert any("1 of 3 calls, outside" in note for note in workload.provenance.notes)
-
-
 def test_steps_marked_elsewhere_do_not_hide_the_calls(trace):
     """Marks that hold no call at all are of no use."""
     trace.step(1, 10_000, 10_900)

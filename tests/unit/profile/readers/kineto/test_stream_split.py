@@ -3,7 +3,7 @@
 import itertools
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclt.profile.readers.kineto.stream import skipper, value_end
@@ -54,7 +54,6 @@ def _elements(rows, layout):
         at = end
 
 
-@settings(max_examples=60)
 @given(rows=st.lists(EVENTS | VALUES, min_size=1, max_size=6), layout=st.sampled_from(LAYOUTS), data=st.data())
 def test_skipping_stops_at_the_beginning_of_an_element(rows, layout, data):
     """The first that it must not or cannot skip, wherever the limit lies, also where events hold lists of events."""

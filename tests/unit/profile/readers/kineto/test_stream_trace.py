@@ -100,7 +100,7 @@ def _full(document):
     return trace, rows
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(_ROWS | st.none(), max_size=8),
     writer=st.sampled_from(_WRITERS),
