@@ -256,3 +256,15 @@ def postgresql(tmp_path_factory):
             server.psql("SELECT pg_reload_conf()")
             yield server
             server.cleanup()
+
+
+@pytest.fixture
+def check_golden():
+    """Compare a text with a pinned file; NCCLT_UPDATE_GOLDEN=1 writes the file, and the difference is to be read."""
+
+    def check(path, text):
+        if os.environ.get("NCCLT_UPDATE_GOLDEN"):
+            path.write_text(text)
+        assert text == path.read_text()
+
+    return check

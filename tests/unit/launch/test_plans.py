@@ -1,7 +1,6 @@
 """The plans of torchrun, mpirun and ssh word by word, pinned by golden files."""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,18 +58,14 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_golden_plan(name, monkeypatch):
+def test_golden_plan(name, monkeypatch, check_golden):
     """Run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
     monkeypatch.setattr(ssh, "_DRIVER", ("python", *ssh._DRIVER[1:]))  # which Python runs these tests does not matter
     plan = asdict(LAUNCHERS[name].plan(COMMAND, variables=VARIABLES, timeout_s=120.0))
     files = plan.pop("files")
     # Scripts are shown as they are written: one line each.
     text = json.dumps(plan, indent=1) + "\n" + "".join(f"\n--- {file}\n{content}" for file, content in files)
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-        path.write_text(text)
-
-    assert text == path.read_text()
+    check_golden(GOLDEN / f"{name}.txt", text)
 
 
 def test_inherited_variables_can_be_shown(subtests):

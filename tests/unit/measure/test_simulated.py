@@ -6,7 +6,6 @@ import statistics
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol, choices
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
@@ -16,16 +15,7 @@ from ncclt.store.shipped import named_clusters, profiles_folder
 
 CLUSTERS = named_clusters(profiles_folder())
 LEONARDO = CLUSTERS["leonardo"].sized(nodes=2)
-PAIR = Cluster(
-    name="pair",
-    gpus_per_node=2,
-    gpu="L40S",
-    compute_capability=89,
-    link_class="shm",
-    link_gbps=32.0,
-    cpu="amd",
-    nccl_version="2.29.2",
-)
+PAIR = CLUSTERS["pcie-pair"]
 RING_LL = Setting(algorithm=Algorithm.RING, protocol=Protocol.LL)
 SIZES = [1 << exponent for exponent in range(10, 28, 3)]
 

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from ncclt.core.cluster import Cluster
 from ncclt.errors import TraceError
 from ncclt.measure.replay.landscape_import import count_nodes, stated_setting
 from ncclt.profile import read_workload
 from ncclt.profile.readers.nccl_tests import read_tests
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 from ncclt.testing.reader_contract import message_table
 
 pytestmark = pytest.mark.shared
@@ -43,20 +43,7 @@ def test_tables_without_device_lines_are_read_by_their_form(shared_data):
 
 
 def test_forced_runs_are_read_with_their_setting(shared_data):
-    cluster = Cluster(
-        name="mine",
-        nodes=2,
-        gpus_per_node=8,
-        gpu="A100-SXM4-80GB",
-        compute_capability=80,
-        link_class="nvswitch",
-        link_gbps=300.0,
-        fabric="infiniband",
-        nics_per_node=8,
-        nic_gbps=25.0,
-        gpudirect=True,
-        nccl_version="2.21.5",
-    )
+    cluster = shipped_clusters(profiles_folder())["dgx-a100"].sized(nodes=2)
     for name in ("15a_forced_by_command_line.log", "15b_forced_in_nccl_log.log"):
         path = shared_data / "field" / name
         runs = {(count_nodes(test, cluster, path), stated_setting(test, path).label) for test in read_tests(path)}

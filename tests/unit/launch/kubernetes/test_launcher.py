@@ -1,7 +1,6 @@
 """Launches as jobs of Kubernetes: the plans and what is refused; tests/integration/test_kubernetes.py runs them."""
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +46,7 @@ def readable(plan):
         ("trainjob_plain", {"uses_mpi": False, "site": Site(container="torch:2.13"), "environment": {}}, False),
     ],
 )
-def test_golden_plan(name, options, with_files, tmp_path):
+def test_golden_plan(name, options, with_files, tmp_path, check_golden):
     """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
     worker = tmp_path / "worker.py"
     worker.write_text('"""Measures."""\n\nimport sys\n\nprint("µ", sys.argv)\n')
@@ -55,11 +54,7 @@ def test_golden_plan(name, options, with_files, tmp_path):
     files = (worker,) if with_files else ()
     made = (KubernetesLauncher if "site" in options else KubernetesLauncher.create)(shape=TWO, **options)
     plan = made.plan(command, variables=VARIABLES, timeout_s=120.0, files=files)
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-        path.write_text(readable(plan))
-
-    assert readable(plan) == path.read_text()
+    check_golden(GOLDEN / f"{name}.txt", readable(plan))
 
 
 def test_inherited_variables_reach_the_containers_only_when_kept():

@@ -45,7 +45,7 @@ def run_step(folder, command=("perf",), **programs):
     return made.run(replace(made.plan(command, variables={}, timeout_s=60.0), clean_up=()))
 
 
-def test_golden_plan(subtests):
+def test_golden_plan(subtests, check_golden):
     """The plan is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
     cases = [
         ("plain", launcher()),
@@ -56,12 +56,8 @@ def test_golden_plan(subtests):
     ]
     for name, made in cases:
         with subtests.test(name=name):
-            path = GOLDEN / f"{name}.json"
-            text = json.dumps(asdict(made.plan(COMMAND, variables=VARIABLES, timeout_s=120.0)), indent=2) + "\n"
-            if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-                path.write_text(text)
-
-            assert text == path.read_text()
+            plan = asdict(made.plan(COMMAND, variables=VARIABLES, timeout_s=120.0))
+            check_golden(GOLDEN / f"{name}.json", json.dumps(plan, indent=2) + "\n")
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,10 @@ def request(**changes):
         ),
     ],
 )
-def test_golden_script(name, changes):
+def test_golden_script(name, changes, check_golden):
     """The script is pinned; run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change, and read the difference."""
-    path = GOLDEN / f"{name}.sbatch"
     plan = plan_batch(request(**changes))
-    text = f"{plan.script}# submitted by: {plan.argv}\n"
-    if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-        path.write_text(text)
-
-    assert text == path.read_text()
+    check_golden(GOLDEN / f"{name}.sbatch", f"{plan.script}# submitted by: {plan.argv}\n")
 
 
 def test_whole_nodes_are_asked_for_unless_told_otherwise(subtests):

@@ -230,8 +230,6 @@ def test_a_damaged_public_table_is_refused_by_line(tmp_path, subtests):
     cases = [
         ((), "public.csv has no rows"),
         ((row(), row(algo="Butterfly")), "public.csv, line 3: unknown algo 'Butterfly'"),
-        ((row(), row(proto="LL256")), "line 3: unknown proto"),
-        ((row(), row(collective="gossip")), "line 3: unknown collective"),
         ((row(), row(time_us="nan")), "line 3: time_us"),
         ((row(), row(size_bytes="1K")), "line 3: size_bytes"),
         ((row(), row(nchannels=900)), "line 3: nchannels"),

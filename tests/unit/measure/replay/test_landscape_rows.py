@@ -12,26 +12,8 @@ from ncclt.core.setting import Setting
 from ncclt.errors import InputError
 from ncclt.measure.replay.landscape_rows import COLUMNS, LandscapeRow, read_rows, write_rows
 
-DEFAULT = {
-    "system": "box",
-    "gpus": "8",
-    "nodes": "1",
-    "gpus_per_node": "8",
-    "nccl_version": "2.28.9",
-    "collective": "all_reduce",
-    "dtype": "float32",
-    "size_bytes": "1024",
-    "algo": "",
-    "proto": "",
-    "nchannels": "",
-    "parameters": "",
-    "is_default": "1",
-    "repetition": "1",
-    "time_us": "10",
-    "spread_percent": "",
-    "in_place": "0",
-    "source": "a test",
-}
+LINE = "box,8,1,8,2.28.9,all_reduce,float32,1024,,,,,1,1,10,,0,a test"
+DEFAULT = dict(zip(COLUMNS, LINE.split(","), strict=True))
 FORCED = {**DEFAULT, "algo": "ring", "proto": "ll", "is_default": "0"}
 
 
@@ -98,13 +80,9 @@ WRONG_CELLS = [
     ({"size_bytes": "9" * 18}, "above 2^53"),
     ({"parameters": "BUFSIZE=1"}, "parameters: ncclt knows no NCCL parameter 'BUFSIZE'"),
     ({"parameters": "NCCL_BUFFSIZE=1"}, "parameters is 'NCCL_BUFFSIZE=1'"),
-    ({"time_us": "-1"}, "time_us is '-1'"),
-    ({"time_us": "inf"}, "time_us is 'inf'"),
     ({"time_us": "fast"}, "time_us is 'fast'"),
-    ({"time_us": ""}, "time_us is ''"),
     ({"spread_percent": "-1"}, "spread_percent is '-1'"),
     ({"size_bytes": "1K"}, "size_bytes is '1K', which is not a whole number above 0"),
-    ({"size_bytes": "1.5"}, "size_bytes is '1.5'"),
     ({"repetition": "0"}, "repetition is '0'"),
     ({"gpus": "7"}, "7 gpus are not 1 nodes x 8"),
     ({"nccl_version": ""}, "nccl_version"),

@@ -4,7 +4,6 @@ No published figures cover all of it; what is recorded are its own predictions, 
 formula shows as a difference to read. Run once with NCCLT_UPDATE_GOLDEN=1 after a wanted change.
 """
 
-import os
 from itertools import product
 from pathlib import Path
 
@@ -51,10 +50,9 @@ def rows(cluster):
                 before = now
 
 
-def test_what_is_predicted_and_chosen(subtests):
+def test_what_is_predicted_and_chosen(subtests, check_golden):
     for machine in MACHINES:
         with subtests.test(machine=machine):
-            path = GOLDEN / f"{machine}.txt"
             lines = []
             for nodes in (1, 2, 4):
                 fields = dict(zip((*NODE, *NETWORK), MACHINES[machine], strict=True))
@@ -62,9 +60,4 @@ def test_what_is_predicted_and_chosen(subtests):
                 cluster = Cluster(name=machine, nodes=nodes, nccl_version="2.28.9", **fields)
                 if cluster.world_size > 1:
                     lines += [f"# {nodes} nodes", *rows(cluster)]
-            text = "\n".join(lines) + "\n"
-            if os.environ.get("NCCLT_UPDATE_GOLDEN"):
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text)
-
-            assert text.splitlines() == path.read_text().splitlines()
+            check_golden(GOLDEN / f"{machine}.txt", "\n".join(lines) + "\n")

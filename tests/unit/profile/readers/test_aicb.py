@@ -47,13 +47,6 @@ def test_iterations_divide_the_calls(read):
     assert "AICB files have no dtype: messages are counted in bytes, as uint8" in origin.notes
 
 
-def test_groups_of_one_size_add_up(read):
-    """A rank waits for both."""
-    assert found(read(row("all_reduce", 64), row("all_reduce", 64, group="tp_group"), END)) == {
-        ("all_reduce", 64, 4): 2
-    }
-
-
 def test_measured_log_without_the_line_of_ranks(read):
     """Times in milliseconds, sizes and group sizes as measured files have them."""
     workload = read(row("all_reduce", "1024.0", ranks="None", group="tp_group", ms="0.5"), END, head=())

@@ -60,12 +60,6 @@ def test_one_process_can_drive_several_gpus(log):
     assert workload.provenance.ranks_read == (0, 1, 2, 3)
 
 
-def test_groups_of_one_rank_add_up(log):
-    """The same size in two communicators of a rank are two calls."""
-    rows = [call("AllReduce", 256, comm="0xa", ranks=2), call("AllReduce", 256, comm="0xb", ranks=2)]
-    assert table(log(rows)) == {("all_reduce", "float32", 1024, 2): 2.0}
-
-
 def test_sizes_follow_the_convention(log):
     """Per-rank counts become full buffers; send_recv keeps one message."""
     rows = [call("AllGather", 10, datatype=9), call("ReduceScatter", 10, datatype=6), call("AlltoAll", 10, datatype=8)]

@@ -45,12 +45,6 @@ def test_what_is_no_call_does_not_count(read):
     assert not any("left out" in note for note in workload.provenance.notes)
 
 
-def test_groups_with_one_size_add_up(read):
-    """A rank waits for the calls of all its groups."""
-    rows = [_row("all_reduce", 10, 10, pg_id=n, global_ranks=ranks) for n, ranks in ((1, [0, 1]), (2, [0, 2]))]
-    assert _rows(read(*rows)) == {("all_reduce", "float32", 40, 2): 2.0}
-
-
 def test_point_to_point_names_the_rank(read):
     """The sender of sends, the receiver of receives."""
     rows = [_row("send", 5, 5, src_rank=2, dst_rank=3), _row("recv", 5, 5, src_rank=1, dst_rank=2)]

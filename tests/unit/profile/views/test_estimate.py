@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from made_workloads import message, workload
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
 from ncclt.core.trial import Measurement
 from ncclt.core.workload import MessageCalls
@@ -18,21 +17,9 @@ from ncclt.profile.views.estimate import (
     link_busbw_gbps,
     read_curve,
 )
+from ncclt.store.shipped import profiles_folder, shipped_clusters
 
-H100 = Cluster(
-    name="c",
-    nodes=2,
-    gpus_per_node=8,
-    gpu="H100",
-    compute_capability=90,
-    link_class="nvswitch",
-    link_gbps=450.0,
-    fabric="infiniband",
-    nics_per_node=8,
-    nic_gbps=50.0,
-    gpudirect=True,
-    nccl_version="2.28.9",
-)
+H100 = shipped_clusters(profiles_folder())["dgx-h100"].sized(nodes=2)
 
 
 def _message(size, *, group=16, spans=True, **more):

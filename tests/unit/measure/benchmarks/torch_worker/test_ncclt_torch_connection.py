@@ -1,9 +1,7 @@
 """The line between controller and rank 0: who is believed, and what happens to everybody else."""
 
-import ast
 import json
 import socket
-import sys
 import threading
 from contextlib import contextmanager
 
@@ -17,19 +15,9 @@ from ncclt.measure.benchmarks.torch_worker.ncclt_torch_connection import (
     RankConnection,
     RankConnectionError,
 )
-from ncclt.measure.persistent.session import CONNECTION, SESSION
 
 TOKEN = b"0123456789abcdef"
 PATIENCE_S = 60.0
-
-
-@pytest.mark.parametrize("file", [SESSION, CONNECTION], ids=lambda file: file.name)
-def test_the_shipped_files_need_python_3_9_and_pytorch_alone(file):
-    tree = ast.parse(file.read_text(), feature_version=(3, 9))
-    imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
-    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-
-    assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) <= {"torch"}
 
 
 @contextmanager
