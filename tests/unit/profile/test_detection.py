@@ -145,16 +145,11 @@ def test_what_a_text_states_is_given_to_its_reader(tmp_path):
 
 
 def test_newer_formats_are_named_as_newer(tmp_path):
-    entry = {
-        "record_id": 0,
-        "process_group": ["0", "default_pg"],
-        "profiling_name": "nccl:all_reduce",
-        "input_sizes": [[1024]],
-        "input_dtypes": ["Float"],
-        "output_sizes": [[1024]],
-        "output_dtypes": ["Float"],
-        "state": "completed",
-        "retired": True,
+    entry = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce"}
+    entry |= {
+        f"{end}_{what}": value
+        for end in ("input", "output")
+        for what, value in (("sizes", [[1024]]), ("dtypes", ["Float"]))
     }
     groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     path = tmp_path / "dump.json"

@@ -17,17 +17,6 @@ pytestmark = pytest.mark.shared
 sizes = partial(message_table, fields=("collective", "size_bytes", "group_size"))
 
 
-def test_prefixes_of_launchers_are_removed(shared_data):
-    tables = sorted((shared_data / "field").glob("02_table_*.txt"))
-    assert len(tables) == 9
-    for path in tables:
-        workload = read_workload(path, name="x")
-        assert sizes(workload) == {("all_reduce", 1 << 20, 3): 1.0, ("all_reduce", 2 << 20, 3): 1.0}, path.name
-    for path in sorted((shared_data / "field").glob("02_deepspeed_*.txt")):
-        found = {(m.message.size_bytes, m.calls_per_step) for m in read_workload(path, name="x").messages}
-        assert found == {(4096, 10.0), (2 << 20, 5.0)}, path.name
-
-
 def test_tables_without_device_lines_are_read_by_their_form(shared_data):
     field = shared_data / "field"
     for name, expected in (
@@ -66,8 +55,6 @@ def test_forced_variables_are_told(shared_data):
         origin = read_workload(shared_data / "field" / name, name="x").provenance
         assert origin.detail["nccl_variables"] == "NCCL_ALGO=Tree NCCL_PROTO=LL"
         assert any("times are of this forced setting" in note for note in origin.notes)
-    with pytest.raises(TraceError, match="is a collective trace of NCCLX, which ncclt does not read"):
-        read_workload(shared_data / "field" / "ncclx_colltrace.json", name="x")
 
 
 def test_a_run_that_was_cut_off_is_told(shared_data, tmp_path):

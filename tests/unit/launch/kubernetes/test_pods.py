@@ -44,12 +44,6 @@ def test_a_launch_runs_when_all_of_its_pods_do():
     assert judged(*workers, worker("w2"), pod("l", RUNNING)).stage is Stage.RUNNING
 
 
-def test_a_pod_without_a_node_says_why():
-    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
-    seen = judged(worker("w0"), worker("w1", {"phase": "Pending", "conditions": [condition]}))
-    assert seen == PodProgress(stage=Stage.PENDING, reason="pod w1 has no node: 0/3 nodes are available")
-
-
 @pytest.mark.parametrize(
     ("said", "why"), [({"reason": "Unschedulable"}, "Unschedulable"), ({}, "no reason")], ids=["reason", "nothing"]
 )
@@ -114,12 +108,6 @@ def test_a_container_may_leave_a_last_word():
     status = ended(3)
     status["containerStatuses"][0]["state"]["terminated"]["message"] = "no GPU\n"
     assert judged(pod("l", status)).reason == "pod l: exit code 3 (no GPU)"
-
-
-def test_a_container_that_was_restarted_has_failed():
-    status = waiting("CrashLoopBackOff")
-    status["containerStatuses"][0]["lastState"] = ended(7)["containerStatuses"][0]["state"]
-    assert judged(pod("l", status)).exit_code == 7
 
 
 def test_a_pod_may_fail_as_a_whole():

@@ -316,28 +316,12 @@ def test_ranks_that_fail_are_replaced(made, answer, outcome, words):
     assert len(launcher.plans) == 2
 
 
-def test_a_failure_that_all_ranks_know_of_leaves_them_alive(made):
-    said = "ncclt: rank 0 on here failed after 0.100000 s: no memory"
-    runner, launcher = made([{"said": said, "lines": []}])
-    found, detail = outcomes(runner, RING)
-    assert found == [Outcome.CRASHED]
-    assert "no memory" in detail
-    assert outcomes(runner, DEFAULT)[0] == [Outcome.OK]
-    assert len(launcher.plans) == 1
-
-
 def test_a_hang_costs_its_limit_and_no_more(made):
     runner, launcher = made(["silent"], start_s=1.0)
     found, detail = outcomes(runner, RING)
     assert found == [Outcome.TIMEOUT]
     assert detail.startswith("not done within 1 s")
     assert len(launcher.plans) == 1
-
-
-def test_ranks_that_die_before_a_trial_begins_are_not_its_fault(made):
-    runner, launcher = made([{}, "never"], [{}])
-    assert outcomes(runner, DEFAULT, RING)[0] == [Outcome.OK] * 2
-    assert len(launcher.plans) == 2
 
 
 def test_ranks_that_never_begin_are_given_up(made):

@@ -58,19 +58,6 @@ def test_buffers_are_one_broadcast_per_dtype():
     }
 
 
-def test_fsdp_gathers_twice_but_the_root_once():
-    """As five units gave 9 all_gathers and 5 reduce_scatters in a real run (generated/kineto_gloo_*_fsdp*)."""
-    units = [FsdpUnit(name="block", parameters=100, count=4), FsdpUnit(name="root", parameters=7, is_root=True)]
-    messages = fsdp_messages(units, "bfloat16", "float32")
-    assert _sizes(messages) == {
-        ("all_gather", "bfloat16", 200): 8,
-        ("all_gather", "bfloat16", 14): 1,
-        ("reduce_scatter", "float32", 400): 4,
-        ("reduce_scatter", "float32", 28): 1,
-    }
-    assert all(m.message.group_size == 0 for m in messages)
-
-
 @pytest.mark.shared
 def test_llama_70b_is_as_in_the_public_trace(shared_data):
     """Figures of a TraceLens report; there the last layer stays gathered: 159 all_gathers of a layer, not 160."""

@@ -45,15 +45,6 @@ def test_ranks_are_not_added_up_and_the_fastest_tells_the_time(read):
     assert (workload.provenance.ranks_read, workload.provenance.world_size) == ((0, 1, 2), 3)
 
 
-def test_collapsed_table_gives_the_full_buffer(read):
-    """Its element counts are those of one rank's input."""
-    workload = read(
-        [COLLAPSED, "_allgather_base,BFloat16,1048576,0,8,16.0,5.5,3", "_reduce_scatter_base,Float,1048576,0,8,4.0,6,1"]
-    )
-    assert found(workload) == {("all_gather", "bfloat16", 16 << 20, 8): 3, ("reduce_scatter", "float32", 4 << 20, 8): 1}
-    assert "the table does not name its ranks" in workload.provenance.notes
-
-
 def test_tables_per_rank_are_merged_and_missing_ranks_said(read):
     """In any number of files."""
     tables = [[LONG, f"{rank},0,allreduce,4,Float,100,100,5.0,{rank + 1}"] for rank in (2, 0)]
