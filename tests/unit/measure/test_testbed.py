@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from made_workloads import calls
+from made_workloads import workload as made_workload
 from pair import PAIR
 
 from ncclt.core.algorithms import Algorithm
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import Collective
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Arm, Phase
-from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.errors import InputError, UsageError
 from ncclt.measure import PersistentRunner
 from ncclt.measure.replay import Landscape
@@ -20,9 +21,8 @@ from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 
 
 def workload(*collectives, world_size=0):
-    messages = [Message(collective=c, dtype="float32", size_bytes=4096, group_size=world_size) for c in collectives]
-    rows = tuple(MessageCalls(message=message, calls_per_step=1) for message in messages)
-    return Workload(name="w", messages=rows, provenance=Provenance(source="test", world_size=world_size))
+    rows = (calls(4096, collective=c, dtype="float32", group=world_size) for c in collectives)
+    return made_workload(*rows, world_size=world_size)
 
 
 def test_messages_outside_the_testbed_are_left_out_and_named():
@@ -74,12 +74,8 @@ def test_a_recording_measures_a_size_under_the_settings_that_were_recorded_there
 
 
 def test_shards_that_begin_unaligned_have_a_padded_size_where_something_is_launched():
-    def calls(collective, size_bytes):
-        message = Message(collective=collective, dtype="bfloat16", size_bytes=size_bytes, group_size=4)
-        return MessageCalls(message=message, calls_per_step=1.0)
-
-    rows = (calls(Collective.ALL_GATHER, 72), calls(Collective.REDUCE_SCATTER, 128), calls(Collective.ALL_REDUCE, 72))
-    sharded = Workload(name="w", messages=rows, provenance=Provenance(source="test"))
+    pairs = ((72, Collective.ALL_GATHER), (128, Collective.REDUCE_SCATTER), (72, Collective.ALL_REDUCE))
+    sharded = made_workload(*(calls(size, collective=c, dtype="bfloat16", group=4) for size, c in pairs))
     nothing = Testbed(runner=FakeRunner(PAIR, lambda *_: 1.0), reason="test", covers=lambda _: True)
     assert nothing.find_padded(sharded) == ()
     launched = replace(nothing, persistent=(PersistentRunner.__new__(PersistentRunner),))

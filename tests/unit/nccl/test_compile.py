@@ -13,7 +13,7 @@ from ncclt.core.algorithms import Algorithm, Protocol, is_legal
 from ncclt.core.message import Collective
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.policy import Policy, Rule
-from ncclt.core.setting import DEFAULT, Setting
+from ncclt.core.setting import Setting
 from ncclt.errors import SettingError
 from ncclt.nccl.compile import compile_policy, variables_for_setting
 
@@ -305,10 +305,3 @@ def test_an_algorithm_that_fails_some_calls_is_measured_and_not_delivered(subtes
             assert (delivered.variables, delivered.complete) == ((), False)
             assert "those calls would fail" in delivered.lost[0]
             assert "tuner-csv" in delivered.lost[1]
-
-
-def test_the_default_changes_nothing():
-    for version in VERSIONS:
-        compiled = variables_for_setting(DEFAULT, version=version, collectives=Collective)
-
-        assert (compiled.variables, compiled.lost, compiled.complete) == ((), (), True)

@@ -4,9 +4,10 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from made_workloads import workload as made_workload
 
 from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import MessageCalls, Workload
 from ncclt.measure.testbed import simulated_testbed
 from ncclt.nccl.p2p_chunk import (
     LEAST,
@@ -39,8 +40,7 @@ EXPERTS = message(Collective.ALL_TO_ALL, group=8, spans=False)
 
 
 def workload(*messages) -> Workload:
-    calls = tuple(MessageCalls(message=one, calls_per_step=8.0) for one in messages)
-    return Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    return made_workload(*(MessageCalls(message=one, calls_per_step=8.0) for one in messages))
 
 
 def nccl_chunk(parameters, *, nodes, ratio=1, nvlink=True) -> int:
@@ -60,14 +60,6 @@ def test_defaults_are_those_of_the_catalogue():
         NVL: nccl_chunk({}, nodes=1),
         PCI: nccl_chunk({}, nodes=1, nvlink=False),
     }
-
-
-def test_buffers_alone_never_change_the_chunk_between_nodes():
-    """So that the buffer sizes that were searched before are one arm."""
-    buffers = [{"BUFFSIZE": size} for size in parameter("BUFFSIZE").ladder]
-    assert {effective(values, H100, [SEND])[NET] for values in [{}, *buffers]} == {128 * KIB}
-    assert all(effective(values, H100, [SEND]) == effective({}, H100, [SEND]) for values in buffers)
-    assert len({tuple(effective(v, H100, [SEND, REDUCE]).items()) for v in [{}, *buffers]}) == 5
 
 
 def test_the_effective_chunk_is_that_of_nccl():

@@ -146,11 +146,8 @@ def test_what_a_text_states_is_given_to_its_reader(tmp_path):
 
 def test_newer_formats_are_named_as_newer(tmp_path):
     entry = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce"}
-    entry |= {
-        f"{end}_{what}": value
-        for end in ("input", "output")
-        for what, value in (("sizes", [[1024]]), ("dtypes", ["Float"]))
-    }
+    for end in ("input", "output"):
+        entry |= {f"{end}_sizes": [[1024]], f"{end}_dtypes": ["Float"]}
     groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     path = tmp_path / "dump.json"
     for version, is_new in (("2.9", False), ("2.10", False), ("2.11", True), ("3.0", True)):

@@ -3,9 +3,10 @@
 import itertools
 import json
 
+import made_workloads
 import pytest
 
-from ncclt.core.message import DTYPE_SIZES, Collective, Message
+from ncclt.core.message import DTYPE_SIZES, Collective
 from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmarks.benchmark import CommandOutput
 from ncclt.measure.benchmarks.torch_collectives import (
@@ -19,13 +20,7 @@ from ncclt.measure.benchmarks.torch_worker import ncclt_torch_measuring, ncclt_t
 
 
 def _message(collective="all_reduce", dtype="float32", size_bytes=4096, group_size=8, spans_nodes=False):
-    return Message(
-        collective=Collective(collective),
-        dtype=dtype,
-        size_bytes=size_bytes,
-        group_size=group_size,
-        spans_nodes=spans_nodes,
-    )
+    return made_workloads.message(size_bytes, Collective(collective), dtype=dtype, group=group_size, spans=spans_nodes)
 
 
 def _document(messages, **changes):

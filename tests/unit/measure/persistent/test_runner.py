@@ -338,14 +338,6 @@ def test_ranks_that_cannot_start_say_why(made):
     assert runner.measure(RING, [MESSAGE], repeat=0).detail == detail
 
 
-def test_ll128_needs_the_plugin(made):
-    runner, launcher = made()
-    found, detail = outcomes(runner, Setting(algorithm=Algorithm.RING, protocol=Protocol.LL128))
-    assert found == [Outcome.INVALID]
-    assert "LL128" in detail
-    assert launcher.plans == []
-
-
 def test_somebody_else_who_ends_the_launcher_stops_everything(made):
     runner, launcher = made([{}, "silent"])
     assert outcomes(runner, DEFAULT)[0] == [Outcome.OK]

@@ -5,12 +5,13 @@ import inspect
 import itertools
 from dataclasses import replace
 
+import made_workloads
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclt.core.message import Collective, Message
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.message import Collective
+from ncclt.core.workload import Provenance
 from ncclt.errors import InputError, NccltError, UsageError
 from ncclt.profile.advice.advice import advise
 from ncclt.profile.advice.changes import Ddp
@@ -25,14 +26,12 @@ NODE = replace(sample_cluster("node"), nodes=1, gpus_per_node=8, gpu="A100-SXM4-
 REDUCE, GATHER, SCATTER = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER
 
 
-def _calls(collective, size, *, count=1.0, dtype="float32", us=None, group=0):
-    message = Message(collective=collective, dtype=dtype, size_bytes=size, group_size=group)
-    return MessageCalls(message=message, calls_per_step=count, recorded_us=us)
+def _calls(collective, size, *, dtype="float32", **more):
+    return made_workloads.calls(size, collective=collective, dtype=dtype, **more)
 
 
-def _workload(*calls, **more):
-    origin = more.pop("origin", Provenance(source="kineto"))
-    return Workload(name="w", messages=calls, provenance=origin, **more)
+def _workload(*rows, **more):
+    return made_workloads.workload(*rows, source="kineto", **more)
 
 
 def _advise(workload, cluster=NODE, **more):

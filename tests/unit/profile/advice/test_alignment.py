@@ -1,10 +1,11 @@
 """Advice to pad messages, with a gain only where both sizes were measured."""
 
 import pytest
+from made_workloads import workload
 
 from ncclt.core.message import Collective, Message
 from ncclt.core.trial import Measurement, TimesOrigin
-from ncclt.core.workload import MessageCalls, Provenance, Workload
+from ncclt.core.workload import MessageCalls
 from ncclt.profile.advice.alignment import UNKNOWN, find_unaligned
 
 MIB = 1024**2
@@ -17,8 +18,8 @@ def message(collective=Collective.ALL_GATHER, size_bytes=SHARD, dtype="bfloat16"
 
 
 def found_of(*messages, measured=(), **more):
-    calls = tuple(MessageCalls(message=one, calls_per_step=2) for one in messages)
-    return find_unaligned(Workload(name="w", messages=calls, provenance=Provenance(source="test")), measured, **more)
+    calls = (MessageCalls(message=one, calls_per_step=2) for one in messages)
+    return find_unaligned(workload(*calls), measured, **more)
 
 
 def timed(size_bytes, time_us, **more):

@@ -119,13 +119,6 @@ def test_call_without_origin_joins_the_known_communicator(log):
     assert table(log([torn, torn])) == {("all_reduce", "float32", 1024, 4): 2.0}
 
 
-def test_torn_lines_are_counted(log):
-    """A cut call is left out and said."""
-    workload = log([call("AllReduce", 256), call("AllReduce", 256)[:90]])
-    assert table(workload) == {("all_reduce", "float32", 1024, 4): 1.0}
-    assert "left out: 1 x calls whose line is cut off or torn apart" in workload.provenance.notes
-
-
 def test_what_makes_no_message_is_said(log):
     """Gather, empty calls, unknown datatypes, impossible sizes."""
     rows = [call("AllReduce", 1), call("Gather", 5), call("Broadcast", 0), call("Reduce", 5, datatype=99)]

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import made_workloads
 import pytest
 
-from ncclt.core.message import Collective, Message
+from ncclt.core.message import Collective
 from ncclt.errors import BenchmarkError, UsageError
 from ncclt.measure.benchmarks.benchmark import BenchmarkCommand, CommandOutput
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
@@ -19,9 +20,7 @@ NEWEST = NcclTestsFeatures(json=True, cycles=True, per_iteration=True, split=Tru
 
 
 def message(collective=Collective.ALL_REDUCE, size_bytes=1024, dtype="float32", group_size=4, spans_nodes=False):
-    return Message(
-        collective=collective, dtype=dtype, size_bytes=size_bytes, group_size=group_size, spans_nodes=spans_nodes
-    )
+    return made_workloads.message(size_bytes, collective, dtype=dtype, group=group_size, spans=spans_nodes)
 
 
 def command_for(*messages, sweep=("-b", "1024", "-e", "1024"), dtype="float"):

@@ -2,9 +2,9 @@
 
 import re
 
+import made_workloads
 import pytest
 
-from ncclt.core.message import Collective, Message
 from ncclt.errors import UsageError
 from ncclt.measure.benchmarks.nccl_tests.benchmark import group_variables
 from ncclt.measure.benchmarks.nccl_tests.features import LEAST, NcclTestsFeatures
@@ -13,13 +13,7 @@ OLD = NcclTestsFeatures(split=False, split_mask=True)
 
 
 def message(group_size, spans_nodes=False):
-    return Message(
-        collective=Collective.ALL_REDUCE,
-        dtype="float32",
-        size_bytes=1024,
-        group_size=group_size,
-        spans_nodes=spans_nodes,
-    )
+    return made_workloads.message(1024, dtype="float32", group=group_size, spans=spans_nodes)
 
 
 def colours(variables, world_size):
