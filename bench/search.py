@@ -1,25 +1,25 @@
 """How many launches does a search need until the policy that it would recommend is good?
 
-Methods: ours; a plain Gaussian process with our kernel and cost model, by expected improvement; Optuna's TPE (4
-start-up trials) and random, searching one setting for everything. Landscapes: every
+Methods: ours; Optuna's TPE (4 start-up trials) and random, searching one setting for everything. Landscapes: every
 recorded one with at least 12 settings, or the files given. Each launch measures all messages
 of a mix with lognormal noise, independent between launches and messages; every launch counts, the default's first one
 and repeats as well. What a whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
 
 What would be recommended is put together in the same way for all methods, from what they launched so far: for each
-message the setting that is fastest by ncclt's model of these launches (`search.posterior.posterior_mean`), if it is
+message the setting that is fastest by ncclt's model of these launches (`posterior_mean`), if it is
 expected to beat the default by 0.5 %, else the default. Regret = true time per step of that over the one of the ideal
 policy, minus 1.
 
-    python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,gp,...] [--mixes small,...]
+    python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,tpe,...] [--mixes small,...]
     python bench/search.py --noise 0.02 --noise 0.05 --noise 0.1      rows for each of them
     python bench/search.py --landscape FILE.csv [--landscape ...]
-    python bench/search.py --methods ours --without averaging      ours without one of its parts (adr/0007); repeatable
+    python bench/search.py --methods ours --without picks      ours without one of its parts (adr/0007); repeatable
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -31,7 +31,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import numpy as np
 import optuna
 
 from landscapes import Case, all_cases
@@ -39,9 +38,9 @@ from ncclt.core.score import score_us
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Phase, Trial
 from ncclt.errors import NccltError
-from ncclt.search import acquisition, posterior
+from ncclt.search import gaussian_process, prior, sampler
 from ncclt.search.assemble import assemble, collect_times
-from ncclt.search.posterior import posterior_mean
+from ncclt.search.gaussian_process import posterior_mean
 from output import Rows, build_parser
 from peers import METHODS, make
 
@@ -51,9 +50,13 @@ MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
 """Targets: of the mean over the seeds, and of the worst of them."""
 
 PARTS = {
-    "averaging": (posterior, "_CHOICES", 1),
-    "own": (acquisition, "_OWN_DOUBT", 1.0),
-    "sure-channels": (posterior, "channel_certainty", lambda *_: np.float64(0.0)),
+    "picks": (sampler.GaussianProcessSampler, "_first_picks", lambda *_: ([], [])),
+    "few-channels": (sampler, "_FEWEST_CHANNELS", 0),
+    "default-doubt": (sampler, "_DEFAULT_DOUBT", 1.0),
+    "cost-model": (prior, "_CLIP", 0.0),
+    "channels": (prior, "_BANDWIDTH_POWER", math.inf),
+    "own": (gaussian_process, "_OWN", 1e-3),
+    "compressed-losses": (gaussian_process, "_HOPELESS", 1e6),
 }
 """What `--without` replaces: a name of a module of the search, and its value without the part."""
 
@@ -75,12 +78,12 @@ class Line:
 
 def search(case: Case, method: str, *, seed: int, budget: int, sigma: float) -> list[float]:
     """Search a case with a method for some launches, and return the regret after each."""
-    sampler = make(method, case.space, case.workload, case.cluster, seed=seed)
+    chooser = make(method, case.space, case.workload, case.cluster, seed=seed)
     trials = [_launch(case, DEFAULT, [], seed=seed, sigma=sigma)]
     regrets = [_regret(case, trials)]
-    while len(trials) < budget and (setting := sampler.ask(trials)) is not None:
+    while len(trials) < budget and (setting := chooser.ask(trials)) is not None:
         trials.append(_launch(case, setting, trials, seed=seed, sigma=sigma))
-        sampler.tell(trials[-1])
+        chooser.tell(trials[-1])
         regrets.append(_regret(case, trials))
     # A search that has ended keeps what it found.
     return regrets + [regrets[-1]] * (budget - len(regrets))

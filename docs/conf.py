@@ -25,6 +25,6 @@ html_copy_source = False
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 # Heavy, and not needed to read signatures and docstrings.
-autodoc_mock_imports = ["pytest", "torch", "scipy", "threadpoolctl", "detect_secrets"]
+autodoc_mock_imports = ["pytest", "torch", "scipy", "detect_secrets"]
 
 smartquotes = False  # they would turn -- of an option into a dash

@@ -166,7 +166,7 @@ _STORE = ("sqlalchemy", "alembic", "psycopg")
 _SERVICE = ("fastapi", "starlette", "pydantic", "uvicorn", "jinja2", "markupsafe")
 EXTRAS: dict[str, tuple[str, ...]] = {
     "store": _STORE,
-    "tune": (*_STORE, "optuna", "scipy", "numpy", "threadpoolctl", "detect_secrets"),
+    "tune": (*_STORE, "optuna", "scipy", "numpy", "detect_secrets"),
     "api": (*_STORE, *_SERVICE, "numpy", "structlog", "prometheus_client", "itsdangerous", "python_multipart"),
     "jobs": (*_STORE, "dbos"),
     "models": ("torch", "transformers"),

@@ -19,9 +19,9 @@ from ncclt.errors import StoreError, StudyStoppedError
 from ncclt.measure.trial import launch
 from ncclt.search import loop, optuna_tables
 from ncclt.search.assemble import assemble, collect_times, expected_us
+from ncclt.search.gaussian_process import posterior_mean
 from ncclt.search.loop import EQUAL_FAILURES, Search, explain_convergence
 from ncclt.search.optuna_study import OptunaStudy
-from ncclt.search.posterior import posterior_mean
 from ncclt.search.space import cluster_space
 from ncclt.testing.fakes import FakeRunner, FakeTrialLog
 from ncclt.testing.samples import sample_study
@@ -124,17 +124,17 @@ def test_a_launch_that_was_cut_off_has_failed_in_optuna_and_nothing_is_counted_t
         return landscape(setting, message, number)
 
     with pytest.raises(KeyboardInterrupt):
-        run(cluster, workload, killed, trials=14, trial_log=trial_log, storage_url=url)
+        run(cluster, workload, killed, trials=12, trial_log=trial_log, storage_url=url)
     assert len(trial_log.trials()) == 9
-    run(cluster, workload, landscape, trials=14, trial_log=trial_log, storage_url=url)
+    run(cluster, workload, landscape, trials=12, trial_log=trial_log, storage_url=url)
 
     study = optuna.load_study(study_name="s", storage=url)
     states = [t.state.name for t in study.get_trials()]
     told = [t.user_attrs["ncclt_trial"] for t in study.get_trials() if "ncclt_trial" in t.user_attrs]
     study._storage.remove_session()
     study._storage._backend.engine.dispose()
-    assert sorted(states) == [*["COMPLETE"] * 14, "FAIL"]
-    assert sorted(told) == [*range(10), *range(9, 14)]
+    assert sorted(states) == [*["COMPLETE"] * 12, "FAIL"]
+    assert sorted(told) == [*range(10), *range(9, 12)]
 
 
 def test_trials_that_optuna_never_heard_of_are_told_to_it(cluster, workload, landscape, tmp_path):
@@ -321,15 +321,15 @@ def work_of(history, budget, *, default_us=1000.0):
     return lambda gain: search._explain_low_gain(SimpleNamespace(expected_gain=gain), trials)
 
 
-def test_a_proposal_that_promises_less_than_half_a_percent_ends_the_search_from_eight_launches_on():
-    weigh = work_of([100.0, *[90.0] * 7], Budget(trials=9))
+def test_a_proposal_that_promises_less_than_half_a_percent_ends_the_search_from_ten_launches_on():
+    weigh = work_of([100.0, *[90.0] * 9], Budget(trials=11))
 
     assert weigh(0.005) == ""
     assert weigh(0.0049) == "converged: expected improvement of the next trial is 0.49 %"
-    assert work_of([100.0, *[90.0] * 6], Budget(trials=9))(0.0) == ""
-    flat = work_of([100.0, *[99.6] * 7], Budget(trials=9))
-    assert flat(0.0) == "converged: none of 8 trials beats the NCCL default"
-    assert work_of([100.0, *[90.0] * 7], Budget(trials=9, patience=0))(0.0) == ""
+    assert work_of([100.0, *[90.0] * 8], Budget(trials=11))(0.0) == ""
+    flat = work_of([100.0, *[99.6] * 9], Budget(trials=11))
+    assert flat(0.0) == "converged: none of 10 trials beats the NCCL default"
+    assert work_of([100.0, *[90.0] * 9], Budget(trials=11, patience=0))(0.0) == ""
 
 
 def test_over_the_steps_of_a_job_a_launch_must_save_the_time_that_it_takes():

@@ -62,6 +62,15 @@ def kept(url):
     return trials
 
 
+def enqueue(url, *points):
+    """Enqueue points as a user of Optuna does."""
+    storage = optuna.storages.RDBStorage(url)
+    for point in points:
+        optuna.load_study(study_name="s", storage=storage).enqueue_trial(point)
+    storage.remove_session()
+    storage.engine.dispose()
+
+
 def ask(optuna_study, trial_log):
     """Ask for a proposal and begin its launch."""
     proposal = optuna_study.propose(trial_log.trials(), running=trial_log.refresh())
@@ -87,7 +96,8 @@ def test_optuna_shows_a_launch_while_it_runs_and_what_it_gave(worker, trial_log,
         "channels": forced.channels or "auto",
     }
     assert {default.params[name] for name in running.params} == {"auto"}
-    assert running.user_attrs["reason"].startswith("new, most for")
+    assert running.user_attrs["reason"] == "new, among the best by NCCL's cost model"
+    assert running.system_attrs["ncclt:proposal"]["expected_gain"] > 0
     assert (told.state.name, told.user_attrs["outcome"], told.user_attrs["ncclt_trial"]) == ("COMPLETE", "ok", 1)
     assert told.user_attrs["time_per_step_us"] == trial_log.trials()[1].score_us
     assert {trial.user_attrs["phase"] for trial in kept(url)} == {"search"}
@@ -241,14 +251,15 @@ def test_a_launch_that_another_worker_tells_at_the_same_moment_is_told_once(work
     with worker() as optuna_study:
         optuna_study.resume(trial_log.trials()[0], trial_log.trials())
         claim = ask(optuna_study, trial_log)
-        tell = optuna_study._study.tell
+        storage = optuna_study._storage
+        end = storage.set_trial_state_values
 
-        def too_late(asked, *_arguments, **_options):
-            optuna_study._study.tell = tell
-            tell(asked, -0.5)
+        def too_late(trial_id, *_arguments):
+            storage.set_trial_state_values = end
+            end(trial_id, optuna.trial.TrialState.COMPLETE, [-0.5])
             raise optuna.exceptions.UpdateFinishedTrialError
 
-        optuna_study._study.tell = too_late
+        storage.set_trial_state_values = too_late
         optuna_study.tell(claim, launch_claim(runner, workload, trial_log, claim))
 
     assert [(trial.state.name, trial.value) for trial in kept(url)] == [("COMPLETE", 0.0), ("COMPLETE", -0.5)]
@@ -257,12 +268,7 @@ def test_a_launch_that_another_worker_tells_at_the_same_moment_is_told_once(work
 def test_what_a_user_enqueues_in_optuna_is_launched_next(worker, trial_log, url):
     with worker() as optuna_study:
         optuna_study.resume(trial_log.trials()[0], trial_log.trials())
-        storage = optuna.storages.RDBStorage(url)
-        optuna.load_study(study_name="s", storage=storage).enqueue_trial(
-            {"algorithm": "ring", "protocol": "ll", "channels": 8}
-        )
-        storage.remove_session()
-        storage.engine.dispose()
+        enqueue(url, {"algorithm": "ring", "protocol": "ll", "channels": 8})
         claim = ask(optuna_study, trial_log)
         assert optuna_study.propose(trial_log.trials(), running=[claim]).setting != claim.setting
 
@@ -287,12 +293,7 @@ def test_a_default_that_fails_when_launched_again_counts_for_nothing(worker, tri
 def test_an_enqueued_trial_that_means_no_setting_is_refused_with_its_values(worker, trial_log, url):
     with worker() as optuna_study:
         optuna_study.resume(trial_log.trials()[0], trial_log.trials())
-        storage = optuna.storages.RDBStorage(url)
-        study = optuna.load_study(study_name="s", storage=storage)
-        for values in ({"algorithm": "ring", "protocol": "ll", "channels": 7}, {"chanels": 8}):
-            study.enqueue_trial(values)
-        storage.remove_session()
-        storage.engine.dispose()
+        enqueue(url, {"algorithm": "ring", "protocol": "ll", "channels": 7}, {"chanels": 8})
         claim = ask(optuna_study, trial_log)
 
     _, *refused, launched = kept(url)
@@ -305,10 +306,7 @@ def test_an_enqueued_setting_that_another_worker_launches_waits(worker, trial_lo
     with worker() as first, worker() as second:
         for optuna_study in (first, second):
             optuna_study.resume(trial_log.trials()[0], trial_log.trials(), only_worker=False)
-        storage = optuna.storages.RDBStorage(url)
-        optuna.load_study(study_name="s", storage=storage).enqueue_trial({"algorithm": "ring", "protocol": "ll"})
-        storage.remove_session()
-        storage.engine.dispose()
+        enqueue(url, {"algorithm": "ring", "protocol": "ll"})
         offered, same = first.propose(trial_log.trials()), second.propose(trial_log.trials())
         claims = [Claim(number=n, setting=offered.setting, repeat=0, phase=Phase.SEARCH) for n in (1, 2)]
         first.start(claims[0], offered)

@@ -24,7 +24,7 @@ from ncclt.nccl.numerics import SameBits, compare_bits
 from ncclt.prove.interleave import can_apply
 from ncclt.prove.payback import step_gain
 from ncclt.search.assemble import KEPT_GAIN, Times, assemble, collect_times, expected_us, find_finalists, rank_settings
-from ncclt.search.posterior import posterior_mean
+from ncclt.search.gaussian_process import posterior_mean
 
 CONFIRMED_LAUNCHES = 3
 """Launches of a setting, search included, that make its times trustworthy enough for a policy.

@@ -18,11 +18,13 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import MessageCalls, Workload
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma, typical_us
 
-MIN_MESSAGE_GAIN = 0.005
-"""Share by which a setting must be expected to beat the default on a message before it gets a rule."""
+MIN_GAIN = 0.005
+"""Share of time that a rule must be expected to save on its message, a process-wide parameter in a step, and a launch
+or the last launches of the patience in a step.
 
-MIN_GROUP_GAIN = 0.005
-"""Share of time per step that changing a process-wide parameter must bring over leaving it alone."""
+A launch at 0.001, three in a row: a study of the recorded two nodes takes 24.1 instead of 19.6 launches and deploys the
+same gain (`bench/study_cost.py`, 1 seed).
+"""
 
 KEPT_GAIN = 0.98
 """Share of the gain that a policy keeps when it is reduced to the fewest rules: more rules are more to prove."""
@@ -63,9 +65,13 @@ class Times:
         """Return the launches of the message that was launched least often under a setting."""
         return min(self.launches.get(setting, {}).values(), default=0)
 
-    def has_launches(self, setting: Setting, message: Message, launches: int) -> bool:
-        """Check that a message was launched so often under a setting; under the default, once is enough."""
-        return self.count(setting, message) >= (1 if setting.is_default else launches)
+    def with_launches(self, least: int) -> Times:
+        """Return the times of what was launched so often under a setting; under the default, once is enough."""
+        by_setting = {
+            s: {m: us for m, us in times_us.items() if s.is_default or self.count(s, m) >= least}
+            for s, times_us in self.by_setting.items()
+        }
+        return replace(self, by_setting=by_setting)
 
 
 def collect_times(trials: Iterable[Trial]) -> Times:
@@ -107,7 +113,7 @@ def assemble(
 
     All rules of a policy share their process-wide parameters, since one process has one value of each: the best
     policy of every parameter group is built, and the best group wins. Within the group without parameters a message
-    keeps the default unless a setting beats it by `MIN_MESSAGE_GAIN`.
+    keeps the default unless a setting beats it by `MIN_GAIN`.
 
     Args:
         times: must hold the default; posterior means (`search.posterior.posterior_mean`) are best, since the fastest
@@ -117,17 +123,17 @@ def assemble(
         min_launches: settings measured less often are not considered.
         keep: share of the gain that is enough: the policy has the fewest rules that reach it.
     """
-    chosen = _find_best_candidate(times, workload, version=version, min_launches=min_launches)
+    times = times.with_launches(min_launches)
+    chosen = _find_best_candidate(times, workload, version)
     if keep < 1:
-        chosen = _reduce_rules(chosen, times, workload, version=version, min_launches=min_launches, keep=keep)
+        chosen = _reduce_rules(chosen, times, workload, version, keep=keep)
     applied = {m: s.applied_to(m.collective, version=version) for m, s in chosen.choices.items()}
     return Policy(rules=build_rules(applied), parameters=chosen.parameters)
 
 
 def find_finalists(times: Times, workload: Workload, *, version: NcclVersion) -> tuple[Setting, ...]:
     """Return the settings of the best policy, each once; for arguments see `assemble`."""
-    chosen = _find_best_candidate(times, workload, version=version, min_launches=1)
-    return tuple(dict.fromkeys(chosen.choices.values()))
+    return tuple(dict.fromkeys(_find_best_candidate(times, workload, version).choices.values()))
 
 
 def rank_settings(times: Times, workload: Workload) -> list[Setting]:
@@ -149,40 +155,32 @@ class _Candidate:
     time_us: float
 
 
-def _find_best_candidate(times: Times, workload: Workload, *, version: NcclVersion, min_launches: int) -> _Candidate:
-    groups = sorted({s.parameters for s in times.by_setting})
-    candidates = [
-        _build_group_candidate(times, workload, parameters=p, version=version, min_launches=min_launches)
-        for p in groups
-    ]
-    plain = next(c for c in candidates if not c.parameters)
-    best = min(candidates, key=lambda c: c.time_us)
-    return best if best.time_us < plain.time_us * (1 - MIN_GROUP_GAIN) else plain
+def _find_best_candidate(times: Times, workload: Workload, version: NcclVersion) -> _Candidate:
+    groups = sorted({s.parameters for s in times.by_setting})  # the one without parameters first
+    plain, *others = (_build_group_candidate(times, workload, version, parameters) for parameters in groups)
+    best = min(others, key=lambda c: c.time_us, default=plain)
+    return best if best.time_us < plain.time_us * (1 - MIN_GAIN) else plain
 
 
 def _build_group_candidate(
-    times: Times, workload: Workload, *, parameters: Parameters, version: NcclVersion, min_launches: int
+    times: Times, workload: Workload, version: NcclVersion, parameters: Parameters
 ) -> _Candidate:
-    group = [s for s in times.by_setting if s.parameters == parameters]
     unforced = Setting(parameters=parameters)
     choices: dict[Message, Setting] = {}
-    total = 0.0
-    for calls in workload.messages:
-        message = calls.message
-        measured = [(times.by_setting[s][message], s) for s in group if times.has_launches(s, message, min_launches)]
-        if not measured:
+    for message in (calls.message for calls in workload.messages):
+        group = {s: us[message] for s, us in times.by_setting.items() if s.parameters == parameters and message in us}
+        if (own := group.get(unforced)) is not None:
+            enough = own * (1 - MIN_GAIN)
+            group = {
+                setting: time_us
+                for setting, time_us in group.items()
+                if setting == unforced or (_reaches(setting, unforced, message, version) and time_us <= enough)
+            }
+        if not group:
             return _Candidate(parameters=parameters, choices={}, time_us=math.inf)
-        own = times.by_setting.get(unforced, {}).get(message)
-        if own is not None:
-            measured = [(own, unforced)] + [
-                (time_us, setting)
-                for time_us, setting in measured
-                if _reaches(setting, unforced, message, version) and time_us <= own * (1 - MIN_MESSAGE_GAIN)
-            ]
         # Ties go to the setting that forces least, then to a fixed order, so that a seed gives one result.
-        time_us, setting = min(measured, key=lambda pair: (pair[0], len(pair[1].to_document()), pair[1].digest()))
-        choices[message] = setting
-        total += calls.calls_per_step * time_us
+        choices[message] = min(group, key=lambda s: (group[s], len(s.to_document()), s.digest()))
+    total = sum(c.calls_per_step * times.by_setting[choices[c.message]][c.message] for c in workload.messages)
     return _Candidate(parameters=parameters, choices=choices, time_us=total)
 
 
@@ -196,7 +194,7 @@ def _reaches(setting: Setting, unforced: Setting, message: Message, version: Ncc
 
 
 def _reduce_rules(
-    best: _Candidate, times: Times, workload: Workload, *, version: NcclVersion, min_launches: int, keep: float
+    best: _Candidate, times: Times, workload: Workload, version: NcclVersion, *, keep: float
 ) -> _Candidate:
     """Return the choices with the fewest rules that keep a share of the gain of the best ones.
 
@@ -204,34 +202,31 @@ def _reduce_rules(
     optimum is exact: for every number of rules the least time, size by size, then over the families of messages.
     """
     unforced = Setting(parameters=best.parameters)
-    measured = [s for s in times.by_setting if s.parameters == best.parameters]
     families: dict[_Family, dict[int, dict[Setting, float]]] = {}
+    tunable_us = default_us = 0.0
     for calls in workload.messages:
         message, chosen = calls.message, best.choices[calls.message]
+        default_us += calls.calls_per_step * times.default.get(message, math.inf)
         if not message.collective.is_tunable:
             continue
-        own = times.by_setting.get(unforced, {}).get(message)
-        usable = {s: times.by_setting[s][message] for s in measured if times.has_launches(s, message, min_launches)}
+        tunable_us += calls.calls_per_step * times.by_setting[chosen][message]
+        own = times.by_setting.get(unforced, {}).get(message, math.inf)
         allowed = {
-            s: calls.calls_per_step * time_us
-            for s, time_us in usable.items()
-            if s in (chosen, unforced) or (_reaches(s, unforced, message, version) and (own is None or time_us <= own))
+            s: calls.calls_per_step * us[message]
+            for s, us in times.by_setting.items()
+            if s.parameters == best.parameters
+            and message in us
+            and (s in (chosen, unforced) or (_reaches(s, unforced, message, version) and us[message] <= own))
         }
         sizes = families.setdefault((message.collective, message.group_size, message.spans_nodes), {})
         # Two dtypes of one size are one case for NCCL's tuner: what suits only one of them is out.
         before = sizes.get(message.size_bytes)
         joined = allowed if before is None else {s: before[s] + us for s, us in allowed.items() if s in before}
         sizes[message.size_bytes] = joined or before or allowed
-    default_us = sum(c.calls_per_step * times.default.get(c.message, math.inf) for c in workload.messages)
-    enough_us = default_us - keep * (default_us - best.time_us)
-    fixed_us = best.time_us - sum(
-        c.calls_per_step * times.by_setting[best.choices[c.message]][c.message]
-        for c in workload.messages
-        if c.message.collective.is_tunable
-    )
-    ways: list[_Way] = [(fixed_us, {})]
+    ways: list[_Way] = [(best.time_us - tunable_us, {})]
     for family, sizes in families.items():
         ways = _combine(ways, _find_cheapest(family, sizes, unforced))
+    enough_us = default_us - keep * (default_us - best.time_us)
     for time_us, settings in ways:
         if time_us <= enough_us * (1 + 1e-12):
             choices = {
@@ -308,17 +303,15 @@ def _build_family_rules(
 ) -> list[Rule]:
     ordered = sorted(sizes)
     rules: list[Rule] = []
-    for position, size in enumerate(ordered):
+    for before, size, after in zip([None, *ordered], ordered, [*ordered[1:], None], strict=False):
         setting = sizes[size]
         if not (setting.algorithm or setting.protocol or setting.channels):
             continue
         low, high = math.ceil(size / REACH), math.floor(size * REACH)
-        if position:
-            before = ordered[position - 1]
+        if before is not None:
             middle = math.isqrt(before * size) + 1
             low = middle if size <= before * GAP else max(low, middle)
-        if position + 1 < len(ordered):
-            after = ordered[position + 1]
+        if after is not None:
             middle = math.isqrt(size * after)
             high = middle if after <= size * GAP else min(high, middle)
         rule = Rule(
@@ -331,11 +324,12 @@ def _build_family_rules(
             protocol=setting.protocol,
             channels=setting.channels,
         )
-        if rules:
-            last = rules[-1]
-            is_same = (last.algorithm, last.protocol, last.channels) == (rule.algorithm, rule.protocol, rule.channels)
-            if is_same and last.max_bytes is not None and last.max_bytes + 1 >= rule.min_bytes:
-                rule = replace(rule, min_bytes=rules.pop().min_bytes)
+        last_bytes = rules[-1].max_bytes if rules else None
+        if last_bytes is not None and last_bytes + 1 >= rule.min_bytes:
+            joined = replace(rule, min_bytes=rules[-1].min_bytes)
+            if joined == replace(rules[-1], max_bytes=rule.max_bytes):
+                rule = joined
+                rules.pop()
         rules.append(rule)
     return rules
 
@@ -344,11 +338,10 @@ def expected_us(
     policy: Policy, times: Times, workload: Workload, *, version: NcclVersion, by_variables: bool = False
 ) -> float:
     """Return the time per step that the measurements predict for a policy, µs; infinite where one is missing."""
-    total = 0.0
-    for calls in workload.messages:
-        time_us = message_time_us(policy, times, calls, version=version, by_variables=by_variables)
-        total += calls.calls_per_step * time_us
-    return total
+    return sum(
+        calls.calls_per_step * message_time_us(policy, times, calls, version=version, by_variables=by_variables)
+        for calls in workload.messages
+    )
 
 
 def message_time_us(
@@ -365,12 +358,11 @@ def message_time_us(
     message = calls.message
     wanted = policy.setting_by_variables(message, version=version) if by_variables else policy.setting_for(message)
     alike_us: list[float] = []
-    alike: list[float] = []
-    for setting, time_us in [(s, times_us[message]) for s, times_us in times.by_setting.items() if message in times_us]:
+    confined_us: list[float] = []
+    for setting, times_us in times.by_setting.items():
         applied = setting.applied_to(message.collective, version=version)
-        if applied == wanted:
-            alike_us.append(time_us)
-        elif applied.confined != wanted.confined and replace(applied, confined=wanted.confined) == wanted:
-            alike.append(time_us)
-    measured = alike_us or alike
-    return statistics.median(measured) if measured else math.inf
+        if message in times_us and applied == wanted:
+            alike_us.append(times_us[message])
+        elif message in times_us and replace(applied, confined=wanted.confined) == wanted:
+            confined_us.append(times_us[message])
+    return statistics.median(alike_us or confined_us or [math.inf])

@@ -17,10 +17,9 @@ from ncclt.nccl.compile import compile_policy
 from ncclt.nccl.cost_model.model import nccl_choice
 from ncclt.nccl.cost_model.topology import build_topology
 from ncclt.nccl.p2p_chunk import default_process_wide, effective
-from ncclt.search.assemble import build_rules
-from ncclt.search.observations import Launch
+from ncclt.search.assemble import Times, build_rules
 from ncclt.search.prior import expected_log_ratios, match_expected_default
-from ncclt.search.sampler import Sampler
+from ncclt.search.sampler import GaussianProcessSampler
 from ncclt.search.space import cluster_space, process_wide_ladders
 
 MOST_EXPECTED_RATIO = 1.1
@@ -59,15 +58,15 @@ def propose_policies(
         expressible=expressible,
         effect=lambda values: frozenset(effective(values, cluster, messages).items()),
     )
-    sampler = Sampler(space, workload, cluster)
-    times_us = _expected_default_us(workload, cluster)
-    default = Launch(setting=DEFAULT, times_us=tuple(times_us))
-    weights = np.array([us * calls.calls_per_step for us, calls in zip(times_us, workload.messages, strict=True)])
+    sampler = GaussianProcessSampler(space, workload, cluster)
+    times_us = _expected_default_us(messages, cluster)
+    default = Times(by_setting={DEFAULT: times_us}, launches={DEFAULT: dict.fromkeys(messages, 1)})
+    weights = np.array([times_us[calls.message] * calls.calls_per_step for calls in workload.messages])
 
     chosen: list[Setting] = []
     proposed: dict[object, Policy] = {}
     for _ in range(_PROPOSALS):
-        proposal = sampler.propose([default], running=chosen)
+        proposal = sampler.propose(default, running=chosen)
         if proposal is None or len(proposed) == most or proposal.setting.is_default:
             break
         setting = proposal.setting
@@ -122,13 +121,11 @@ def _find_form(
     return None
 
 
-def _expected_default_us(workload: Workload, cluster: Cluster) -> list[float]:
+def _expected_default_us(messages: Sequence[Message], cluster: Cluster) -> dict[Message, float]:
     """Return the time of one call of each message by NCCL's cost model, µs; they only weight the messages."""
-    times = []
-    for calls in workload.messages:
-        message = calls.message
-        choice = nccl_choice(
-            message.collective, message.size_bytes, build_topology(cluster, message.group_size, message.spans_nodes)
-        )
-        times.append(choice.time_us if choice is not None else message.size_bytes / (cluster.link_gbps * 1e3) + 10.0)
-    return times
+    times_us = {}
+    for message in messages:
+        graph = build_topology(cluster, message.group_size, message.spans_nodes)
+        choice = nccl_choice(message.collective, message.size_bytes, graph)
+        times_us[message] = message.size_bytes / (cluster.link_gbps * 1e3) + 10.0 if choice is None else choice.time_us
+    return times_us

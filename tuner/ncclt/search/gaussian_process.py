@@ -1,179 +1,173 @@
-"""The model behind the search: one exact Gaussian process over all settings and all messages.
+"""Gaussian process of ln(time / time of the default), over all settings and for each message.
 
-Every launch measures all messages, so the data are a full table (settings x messages) of y = ln(time / time of the
-default). The covariance is a sum of two Kronecker products, a smooth part that messages of similar size share and a
-rough part that is each message's own:
-
-    cov(y[s, m], y[t, n]) = Ks[s, t] * S[m, n] + Kr[s, t] * (m == n)
-
-With the noise (which differs between settings by their launches) added to Kr, two eigendecompositions give posterior
-and evidence exactly: of the whitened Ks (settings) and of S (messages). The cost is that of one Gaussian process over
-settings, not over settings times messages (the trick of Rakitsch et al., "It is all in the noise", NIPS 2013).
+All messages share the covariance of settings; the mean is NCCL's cost model. Constants are standard deviations of a
+logarithm, chosen by `bench/search.py` on recorded clusters (adr/0007).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dtrtrs
-from threadpoolctl import ThreadpoolController
+
+from ncclt.core.cluster import Cluster
+from ncclt.core.printed_costs import PrintedCosts
+from ncclt.core.setting import Setting
+from ncclt.core.workload import Workload
+from ncclt.nccl.cost_model.topology import build_topology
+from ncclt.search.assemble import Times
+from ncclt.search.prior import expected_log_ratios
 
 Array = NDArray[np.float64]
 
+_DEVIATION, _CHANNEL_DOUBLINGS = 0.3, 2.0
+"""Deviation of a pair from the cost model; channel counts so far apart are almost uncorrelated."""
 
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Let BLAS compute with one thread meanwhile.
+_OWN = 0.06
+"""Deviation of each setting alone, and the effect of a process-wide parameter."""
 
-    Several gain nothing on matrices of this size and stand in each other's way on a busy node; one also adds up in the
-    same order on every machine, so that a seed gives the same study everywhere.
-    """
-    with _libraries().limit(limits=1, user_api="blas"):
-        yield
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Covariance:
-    """Covariance under one choice of hyperparameters.
-
-    Attributes:
-        smooth: Ks between all settings of interest.
-        rough: Kr between them.
-        sizes: S between messages.
-        prior: weight of each part of the cost model in the mean, 0 = none.
-    """
-
-    smooth: Array
-    rough: Array
-    sizes: Array
-    prior: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Measurements, one row for each setting that was launched.
-
-    Attributes:
-        rows: positions of the measured settings among all settings of interest.
-        values: y, measured settings x messages.
-        noise: variance of each row's values.
-        expected: parts of the prior mean of y for all settings of interest x messages, each at weight 1.
-    """
-
-    rows: NDArray[np.intp]
-    values: Array
-    noise: Array
-    expected: Array
+_HOPELESS = 0.5
+"""Log ratio from which losses are compressed: the model's accuracy is needed where the gains are."""
 
 
 class GaussianProcess:
-    """The process given the table."""
+    """Gaussian process of a workload's messages under some settings.
 
-    def __init__(self, table: Table, covariance: Covariance) -> None:
-        self._table = table
-        square = np.ix_(table.rows, table.rows)
-        self._chol = np.linalg.cholesky(covariance.rough[square] + np.diag(table.noise))
-        half = _solve(self._chol, covariance.smooth[square])
-        whitened = _solve(self._chol, half.T)
-        self._settings, self._turn = np.linalg.eigh((whitened + whitened.T) / 2)
-        self._logdet = np.log(np.diag(self._chol)).sum()
-        self._turned = self._turn.T @ _solve(self._chol, table.values)
-        self._turned_parts = [self._turn.T @ _solve(self._chol, part[table.rows]) for part in table.expected]
-        self._decorrelate(covariance)
-
-    def _decorrelate(self, covariance: Covariance) -> None:
-        """Do what depends on the covariance of messages."""
-        self._covariance, self._prior = covariance, covariance.prior
-        self._sizes, self._basis = np.linalg.eigh(covariance.sizes)
-        self._spread = np.outer(np.maximum(self._settings, 0.0), np.maximum(self._sizes, 0.0)) + 1.0
-        self._spread_logdet = np.log(self._spread).sum()
-        self._values = self._turned @ self._basis
-        self._expected = np.array([part @ self._basis for part in self._turned_parts])
-        self._residual = self._values - prior_mean(covariance.prior, self._expected)
-        self._predicted: dict[bytes, tuple[Array, Array, Array]] = {}
-
-    def resized(self, covariance: Covariance) -> GaussianProcess:
-        """Return the same with another covariance of messages, without another decomposition of the settings' one.
-
-        Args:
-            covariance: with the same `smooth` and `rough`.
-        """
-        resized = copy(self)
-        resized._decorrelate(covariance)
-        return resized
-
-    def reweighted(self, prior: tuple[float, ...]) -> GaussianProcess:
-        """Return the same with other weights of the cost model, without another decomposition."""
-        reweighted = copy(self)
-        reweighted._prior = prior
-        reweighted._residual = self._values - prior_mean(prior, self._expected)
-        return reweighted
-
-    def evidence(self) -> float:
-        """Return the log marginal likelihood up to a constant."""
-        logdet = self._spread_logdet + 2 * len(self._sizes) * self._logdet
-        return float(-0.5 * (np.sum(self._residual**2 / self._spread) + logdet))
-
-    def predict(self, settings: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return posterior mean and variance of y without noise: settings x messages.
-
-        Args:
-            settings: positions among all settings of interest.
-        """
-        smooth, rough, variance = self._predict_without_mean(settings)
-        scaled = self._residual / self._spread
-        mean = ((smooth.T @ scaled) * self._sizes + rough.T @ scaled) @ self._basis.T
-        return mean + prior_mean(self._prior, self._table.expected[:, settings]), variance.copy()
-
-    def _predict_without_mean(self, settings: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-        """Return the parts of a prediction without the cost model: both covariances turned, and the variance."""
-        if (predicted := self._predicted.get(settings.tobytes())) is not None:
-            return predicted
-        rows, covariance = self._table.rows, self._covariance
-        smooth = self._turn.T @ _solve(self._chol, covariance.smooth[np.ix_(rows, settings)])
-        rough = self._turn.T @ _solve(self._chol, covariance.rough[np.ix_(rows, settings)])
-        explained = np.empty((len(settings), len(self._sizes)))
-        for index, size in enumerate(self._sizes):
-            explained[:, index] = ((smooth * max(size, 0.0) + rough) ** 2 / self._spread[:, index, None]).sum(axis=0)
-        prior = (
-            np.outer(np.diag(covariance.smooth)[settings], np.diag(covariance.sizes))
-            + np.diag(covariance.rough)[settings, None]
-        )
-        variance: Array = np.maximum(prior - explained @ (self._basis**2).T, 0.0)
-        self._predicted[settings.tobytes()] = smooth, rough, variance
-        return smooth, rough, variance
-
-
-def prior_mean(prior: tuple[float, ...], expected: Array) -> Array:
-    """Return the prior mean: the weighted sum of its parts."""
-    mean: Array = prior[0] * expected[0]
-    for weight, part in zip(prior[1:], expected[1:], strict=True):
-        mean = mean + weight * part
-    return mean
-
-
-def _solve(lower: NDArray[Any], right: NDArray[Any], *, transposed: bool = False) -> Array:
-    """Return lower^-1 right, or that of the transposed one.
-
-    As `scipy.linalg.solve_triangular` does it, whose checks take ten times as long as matrices of this size.
+    Args:
+        settings: of interest, without the default.
+        workload: placed.
+        cluster: sized.
+        printed_costs: NCCL's own tables, where a log held them.
     """
-    if lower.flags.f_contiguous:
-        solved, singular = dtrtrs(lower, right, lower=True, trans=transposed)
-    else:  # LAPACK reads column by column
-        solved, singular = dtrtrs(lower.T, right, lower=False, trans=not transposed)
-    if singular:
-        raise np.linalg.LinAlgError("the covariance is singular")
-    result: Array = solved
-    return result
+
+    def __init__(
+        self,
+        settings: Sequence[Setting],
+        workload: Workload,
+        cluster: Cluster,
+        printed_costs: PrintedCosts | None = None,
+    ) -> None:
+        self.settings = tuple(settings)
+        self._messages = [calls.message for calls in workload.messages]
+        self.expected = expected_log_ratios(self.settings, self._messages, cluster, printed_costs)
+        self._covariance = build_covariance(self.settings, channels=build_topology(cluster).channels)
+
+    def predict(self, times: Times, running: Collection[Setting] = ()) -> tuple[Array, Array]:
+        """Return mean and variance of the compressed log ratios, settings x messages, without noise.
+
+        A running launch counts as one with the expected result, so that the next proposal looks elsewhere.
+
+        Args:
+            times: measured, those of the default among them.
+            running: settings that are being launched.
+        """
+        columns = []
+        for message, prior in zip(self._messages, compress_losses(self.expected).T, strict=True):
+            measured = [i for i, s in enumerate(self.settings) if message in times.by_setting.get(s, ())]
+            launched = [self.settings[i] for i in measured]
+            ratios = np.array([times.by_setting[s][message] for s in launched]) / times.default[message]
+            noise = [times.sigma**2 / times.count(s, message) for s in launched]
+            column = self._condition(prior, measured, compress_losses(np.log(ratios)), noise)
+            pending = [i for i, s in enumerate(self.settings) if s in running and i not in measured]
+            if pending:
+                values = np.concatenate([compress_losses(np.log(ratios)), column[0][pending]])
+                noise += [times.sigma**2] * len(pending)
+                column = self._condition(prior, measured + pending, values, noise)
+            columns.append(column)
+        mean, variance = np.array(columns).transpose(1, 2, 0)
+        return mean, variance
+
+    def _condition(
+        self, prior: Array, rows: Sequence[int], values: Array, noise: Sequence[float]
+    ) -> tuple[Array, Array]:
+        """Return the posterior of one message, given the values of some rows."""
+        among = self._covariance[np.ix_(rows, rows)] + np.diag(noise)
+        gain = np.linalg.solve(among, self._covariance[rows]).T
+        variance = np.diag(self._covariance) - (gain * self._covariance[:, rows]).sum(axis=1)
+        return prior + gain @ (values - prior[rows]), np.maximum(variance, 0.0)
+
+
+def build_covariance(settings: Sequence[Setting], *, channels: int) -> Array:
+    """Return the covariance of settings.
+
+    Args:
+        settings: without the default.
+        channels: of the communicator; NCCL takes no more by itself.
+    """
+    same_pair = _build_indicator([(s.algorithm, s.protocol) for s in settings])
+    alike = _matern(_distances([math.log2(s.channels or channels) for s in settings]) / _CHANNEL_DOUBLINGS)
+    effects = np.zeros_like(alike)
+    for name in sorted({name for s in settings for name, _ in s.parameters}):
+        values = [dict(s.parameters).get(name) for s in settings]
+        is_set = np.array([value is not None for value in values], dtype=np.float64)
+        # Values such as 0 have a place beside 1, unlike in doublings.
+        distances = _distances([math.log2(1 + max(0, value or 0)) for value in values])
+        effects += np.outer(is_set, is_set) * _matern(distances / 2)
+    same_apart_from_parameters = _build_indicator([replace(s, parameters=()) for s in settings])
+    same_parameters = _build_indicator([s.parameters for s in settings])
+    covariance: Array = (
+        _DEVIATION**2 * same_pair * alike
+        + _OWN**2 * same_apart_from_parameters * (1 + same_parameters) / 2
+        + _OWN**2 * effects * (1 + same_pair) / 2
+    )
+    return covariance
+
+
+def _build_indicator(values: Sequence[object]) -> Array:
+    order = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    codes = np.array([order[value] for value in values])
+    is_same: Array = (codes[:, None] == codes[None, :]).astype(np.float64)
+    return is_same
+
+
+def _distances(positions: Sequence[float]) -> Array:
+    distances: Array = np.abs(np.subtract.outer(positions, positions))
+    return distances
+
+
+def _matern(distance: Array) -> Array:
+    """Return the Matern covariance of smoothness 3/2 at a scaled distance."""
+    scaled = math.sqrt(3) * distance
+    covariance: Array = (1 + scaled) * np.exp(-scaled)
+    return covariance
+
+
+def compress_losses(ratios: Array) -> Array:
+    """Return log ratios with those of slower settings compressed; gains stay as they are.
+
+    A landscape spans factors of 100 where it is hopeless and a few per cent where it matters. On one scale for both
+    the model would not see the latter.
+    """
+    return np.where(ratios > 0, _HOPELESS * np.log1p(np.maximum(ratios, 0.0) / _HOPELESS), ratios)
+
+
+def expand_losses(values: Array) -> Array:
+    """Return the log ratios that `compress_losses` compressed."""
+    return np.where(values > 0, _HOPELESS * np.expm1(np.maximum(values, 0.0) / _HOPELESS), values)
+
+
+def posterior_mean(
+    times: Times, workload: Workload, cluster: Cluster, printed_costs: PrintedCosts | None = None
+) -> Times:
+    """Return the posterior means of the times: one lucky launch is drawn towards similar settings.
+
+    Args:
+        times: measured; the default among them, for every message of the workload.
+        workload: placed.
+        cluster: sized.
+        printed_costs: NCCL's own tables, where a log held them.
+    """
+    settings = [setting for setting in times.by_setting if not setting.is_default]
+    if not settings:
+        return times
+    mean, _ = GaussianProcess(settings, workload, cluster, printed_costs).predict(times)
+    expected = np.exp(expand_losses(mean))
+    by_setting = {setting: dict(measured) for setting, measured in times.by_setting.items()}
+    for setting, row in zip(settings, expected.tolist(), strict=True):
+        for calls, ratio in zip(workload.messages, row, strict=True):
+            if calls.message in by_setting[setting]:
+                by_setting[setting][calls.message] = times.default[calls.message] * ratio
+    return replace(times, by_setting=by_setting)

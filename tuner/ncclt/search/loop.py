@@ -17,22 +17,12 @@ from ncclt.core.trial import Outcome, Runner
 from ncclt.core.workload import Workload
 from ncclt.errors import StudyStoppedError
 from ncclt.measure.trial import TrialLog, launch_claim, list_search_trials, measure_default, stored_default
-from ncclt.search.assemble import assemble, collect_times, expected_us
+from ncclt.search.assemble import MIN_GAIN, assemble, collect_times, expected_us
+from ncclt.search.gaussian_process import posterior_mean
 from ncclt.search.optuna_study import OptunaStudy
-from ncclt.search.posterior import posterior_mean
 from ncclt.search.sampler import Proposal
 
-WORTHWHILE_GAIN = 0.005
-"""Share of time per step that the policy must still win within the patience for the search to go on."""
-
-WORTH_A_LAUNCH = 0.005
-"""Share of time per step that a launch must be expected to save where the job's steps are unknown.
-
-At 0.001, with three such launches in a row, a study of the recorded two nodes takes 24.1 instead of 19.6 launches and
-deploys the same gain (`bench/study_cost.py`, 1 seed).
-"""
-
-MIN_LAUNCHES = 8
+MIN_LAUNCHES = 10
 """Launches before the model's expectation may end a search whose job's steps are unknown."""
 
 EQUAL_FAILURES = 5
@@ -231,7 +221,7 @@ class Search:
     def _explain_low_gain(self, proposal: Proposal, trials: Sequence[Trial]) -> str:
         """Return the reason why the launch of a proposal is not worth its cost; empty where it is."""
         if self.budget.steps is None or self._default.score_us is None:
-            threshold = WORTH_A_LAUNCH if self.budget.patience else 0.0
+            threshold = MIN_GAIN if self.budget.patience else 0.0
         else:
             launch_s = sum(t.result.wall_s for t in trials) / len(trials)
             threshold = launch_s / (self._default.score_us / 1e6 * self.budget.steps)
@@ -240,9 +230,7 @@ class Search:
             return ""
         expected = f"expected improvement of the next trial is {proposal.expected_gain * 100:.2g} %"
         if self.budget.steps is None:
-            if self._history[-1] > self._history[0] * (1 - WORTHWHILE_GAIN):
-                return f"converged: none of {count_noun(len(self._history), 'trial')} beats the NCCL default"
-            return f"converged: {expected}"
+            return _describe_convergence(self._history, expected)
         return f"{expected}, less than the trial costs over {count_noun(self.budget.steps, 'step')}"
 
     def _update_history(self, trials: Sequence[Trial]) -> None:
@@ -268,11 +256,15 @@ def explain_convergence(history: Sequence[float], *, startup: int, patience: int
     if patience == 0 or len(history) <= startup + patience:
         return ""
     gain = 1 - history[-1] / history[-1 - patience]
-    if gain >= WORTHWHILE_GAIN:
+    if gain >= MIN_GAIN:
         return ""
-    if history[-1] > history[0] * (1 - WORTHWHILE_GAIN):
-        return f"converged: none of {count_noun(len(history), 'trial')} beats the NCCL default"
-    return f"converged: the last {count_noun(patience, 'trial')} gained {max(gain, 0) * 100:.1f} %"
+    return _describe_convergence(history, f"the last {count_noun(patience, 'trial')} gained {max(gain, 0) * 100:.1f} %")
+
+
+def _describe_convergence(history: Sequence[float], cause: str) -> str:
+    if history[-1] > history[0] * (1 - MIN_GAIN):
+        cause = f"none of {count_noun(len(history), 'trial')} beats the NCCL default"
+    return f"converged: {cause}"
 
 
 def check_failures(trials: Sequence[Trial]) -> None:

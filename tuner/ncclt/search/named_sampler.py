@@ -48,9 +48,10 @@ def named_sampler(text: str) -> NamedSampler | None:
     if not (place and colon and call):
         raise UsageError(f"--sampler must be MODULE:CLASS or MODULE:CLASS(KEY=VALUE), not {text!r}", hint=_EXAMPLE)
     name, options = _parse_call(text, call)
-    factory = getattr(_module(place), name, None)
+    module = _import(place)
+    factory = getattr(module, name, None)
     if factory is None:
-        classes = [n for n, value in vars(_module(place)).items() if _is_sampler(value)]
+        classes = [n for n, value in vars(module).items() if _is_sampler(value)]
         close = get_close_matches(name, classes)
         hint = f"did you mean {place}:{close[0]}?" if close else f"it has {', '.join(classes) or 'no sampler'}"
         raise UsageError(f"--sampler {text}: the module {place} has no {name}", hint=hint)
@@ -60,42 +61,40 @@ def named_sampler(text: str) -> NamedSampler | None:
         )
     parameters = inspect.signature(factory).parameters
     _require_known(text, name, options, parameters)
-    seeded = "seed" in parameters
-    parameter = parameters.get("n_startup_trials")
-    startup = options.get("n_startup_trials", None if parameter is None else parameter.default)
+    startup = options.get("n_startup_trials", getattr(parameters.get("n_startup_trials"), "default", 0))
     if isinstance(startup, int) and startup < 0:
         raise UsageError(f"--sampler {text}: n_startup_trials must be 0 or more, not {startup}", hint=_EXAMPLE)
-    named = NamedSampler(
-        name=name,
-        create=lambda seed: factory(**options, seed=seed) if seeded else factory(**options),
-        startup_trials=startup if isinstance(startup, int) else 0,
-    )
+
+    def create(seed: int) -> BaseSampler:
+        sampler: BaseSampler = factory(**options, **({"seed": seed} if "seed" in parameters else {}))
+        return sampler
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            named.create(0)
+            create(0)
     except Exception as error:
         raise UsageError(
             f"--sampler {text} cannot be created: {type(error).__name__}: {error}",
             hint=f"pass the arguments that it needs, {_EXAMPLE}",
         ) from error
-    return named
+    return NamedSampler(name=name, create=create, startup_trials=startup if isinstance(startup, int) else 0)
 
 
 def _parse_call(text: str, call: str) -> tuple[str, dict[str, Any]]:
     """Return the class name and the keyword arguments; nothing is evaluated but literals."""
     try:
         node = ast.parse(call, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"--sampler {text}: {call!r} is neither CLASS nor CLASS(KEY=VALUE)", hint=_EXAMPLE) from error
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        node = None
+    arguments, keywords = (node.args, node.keywords) if isinstance(node, ast.Call) else ([], [])
+    named = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(named, ast.Name):
         raise UsageError(f"--sampler {text}: {call!r} is neither CLASS nor CLASS(KEY=VALUE)", hint=_EXAMPLE)
-    if node.args or any(keyword.arg is None for keyword in node.keywords):
+    if arguments or any(keyword.arg is None for keyword in keywords):
         raise UsageError(f"--sampler {text}: every argument needs its name, KEY=VALUE", hint=_EXAMPLE)
     options: dict[str, Any] = {}
-    for keyword in node.keywords:
+    for keyword in keywords:
         assert keyword.arg is not None
         if keyword.arg in options:
             raise UsageError(f"--sampler {text}: {keyword.arg} is given twice", hint="name each argument once")
@@ -106,7 +105,7 @@ def _parse_call(text: str, call: str) -> tuple[str, dict[str, Any]]:
                 f"--sampler {text}: the value of {keyword.arg} is no literal: {ast.unparse(keyword.value)}",
                 hint="use a number, True, False, None, a 'string', or a list, tuple or dict of them",
             ) from error
-    return node.func.id, options
+    return named.id, options
 
 
 def _require_known(
@@ -114,22 +113,21 @@ def _require_known(
 ) -> None:
     if "seed" in options:
         raise UsageError(f"--sampler {text}: the seed is not an argument here", hint="set --seed")
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
     accepted = [p for p in parameters if p != "seed"]
-    for option in options:
-        if option not in accepted:
-            close = get_close_matches(option, accepted)
-            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(accepted) or 'none'}"
-            raise UsageError(f"--sampler {text}: {name} has no argument {option}", hint=hint)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    unknown = None if takes_any else next((option for option in options if option not in accepted), None)
+    if unknown is not None:
+        close = get_close_matches(unknown, accepted)
+        hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(accepted) or 'none'}"
+        raise UsageError(f"--sampler {text}: {name} has no argument {unknown}", hint=hint)
 
 
-def _module(name: str) -> ModuleType:
+def _import(module: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(module)
     except Exception as error:
         raise UsageError(
-            f"--sampler: the module {name} cannot be imported: {type(error).__name__}: {error}",
+            f"--sampler: the module {module} cannot be imported: {type(error).__name__}: {error}",
             hint="it must be installed where ncclt is, or its folder be named by PYTHONPATH",
         ) from error
 

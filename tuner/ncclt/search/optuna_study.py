@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
@@ -20,38 +20,23 @@ from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.study import Claim, Phase, Study, Trial
 from ncclt.core.trial import Outcome
 from ncclt.errors import StoreError, StudyStoppedError
-from ncclt.search.gaussian_process import one_blas_thread
+from ncclt.search import optuna_tables as tables
 from ncclt.search.named_sampler import NamedSampler
-from ncclt.search.observations import collect_launches
-from ncclt.search.optuna_tables import (
-    LABEL,
-    NUMBER,
-    OUTCOME,
-    PHASE,
-    REASON,
-    SETTING,
-    TIME_US,
-    WORTH,
-    close_storage,
-    hide_experimental_warnings,
-    open_study,
-    study_attributes,
-    with_retries,
-)
-from ncclt.search.sampler import Proposal, Sampler
+from ncclt.search.sampler import PROPOSAL, TRIALS, ExhaustedError, GaussianProcessSampler, Proposal
 from ncclt.search.space import SearchSpace
 
 FAILURE_PENALTY = math.log(2)
 """Value of a crash, a hang or wrong data: as if it took twice the default's time. From FAIL samplers learn nothing."""
 
 MOST_ASKS = 16
-"""Consecutive answers with failed or running settings after which another sampler is abandoned."""
+"""Consecutive answers with failed or running settings after which a sampler is abandoned."""
 
 ENQUEUED = "enqueued by a user"
 """Reason for a launch that somebody enqueued in the Optuna study."""
 
 
-_NOTHING_DRAWN: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+_EMPTY: Mapping[str, Any] = {}
+_NOTHING_DRAWN = _EMPTY, _EMPTY
 """Attributes of study and trial that a sampler set as it drew a point: Optuna's samplers keep state there."""
 
 Lock = Callable[[Callable[[], None]], None]
@@ -64,6 +49,9 @@ class OptunaStudy:
     A proposal depends only on the trials so far, the running launches and the seed, so an interrupted study resumes as
     if it had never stopped. In Optuna a launch is RUNNING once it is claimed, and COMPLETE, with `core.score.worth` as
     its value, once its trial is stored; FAIL if it was never measured. A proposal that is not launched leaves no trace.
+
+    Attributes:
+        startup_trials: launches before patience counts: one per pair, and the random ones of another sampler.
     """
 
     def __init__(
@@ -79,7 +67,7 @@ class OptunaStudy:
 
         Args:
             study: gives name, seed, workload, cluster and NCCL's own cost tables.
-            sampler: chooses instead of `Sampler`.
+            sampler: chooses instead of `GaussianProcessSampler`.
             storage_url: of Optuna's tables; None = in memory.
             lock: keeps other workers of the study out; by default there are none.
 
@@ -89,26 +77,23 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._workload, self._seed = space, study.workload, study.seed
         self._lock = lock
-        self._named = sampler
-        self._sampler = Sampler(
+        own = GaussianProcessSampler(
             space, study.workload, study.cluster, seed=study.seed, printed_costs=study.printed_costs
         )
+        self._is_own, self._sampler = sampler is None, sampler or NamedSampler(name="ncclt", create=lambda _seed: own)
 
         def open_tables() -> None:
-            self._storage, self._study = open_study(storage_url, study.name, WORTH, study_attributes(study))
+            self._storage, self._study = tables.open_study(
+                storage_url, study.name, tables.WORTH, tables.study_attributes(study)
+            )
 
         lock(open_tables)  # two Optunas that create their tables at once clash
         self._default: Trial | None = None
-        self._startup_trials = max(len(space.anchors()), sampler.startup_trials if sampler else 0)
+        self.startup_trials = max(len(space.anchors()), self._sampler.startup_trials)
         self._enqueued: optuna.trial.FrozenTrial | None = None
         self._drawn = _NOTHING_DRAWN
         self._launching: dict[int, optuna.trial.FrozenTrial] = {}
         self._seen: Sequence[optuna.trial.FrozenTrial] = self._load((TrialState.RUNNING,))
-
-    @property
-    def startup_trials(self) -> int:
-        """Return the launches before patience counts: one per pair, and the random ones of another sampler."""
-        return self._startup_trials
 
     def __enter__(self) -> OptunaStudy:
         """Return itself."""
@@ -118,13 +103,13 @@ class OptunaStudy:
         """Tell Optuna what will not be measured, and close its database."""
         try:
             for shown in self._launching.values():
-                self._fail(shown.number)
+                self._fail(shown)
         except StoreError:
             # The database is what failed, and says so itself; the next worker ends what this one left.
             if error is None:
                 raise
         finally:
-            close_storage(self._storage)
+            tables.close_storage(self._storage)
 
     def resume(self, default: Trial, trials: Sequence[Trial], *, only_worker: bool = True) -> None:
         """Begin with the search trials that are stored; what Optuna lacks of them is added.
@@ -136,71 +121,65 @@ class OptunaStudy:
         self._default = default
         if only_worker:
             for frozen in self._seen:
-                if NUMBER not in frozen.user_attrs:  # enqueued, and its worker died as it began
-                    self._fail(frozen.number)
+                if tables.NUMBER not in frozen.user_attrs:  # enqueued, and its worker died as it began
+                    self._fail(frozen)
             self._settle(trials, ())
         self._lock(lambda: self._add_missing(trials))
 
     def _add_missing(self, trials: Sequence[Trial]) -> None:
-        stored = with_retries(lambda: self._study.get_trials(deepcopy=False))
+        stored = tables.with_retries(lambda: self._study.get_trials(deepcopy=False))
         live = [frozen for frozen in stored if frozen.state not in (TrialState.FAIL, TrialState.WAITING)]
-        numbers = {frozen.user_attrs.get(NUMBER) for frozen in live}
+        numbers = {frozen.user_attrs.get(tables.NUMBER) for frozen in live}
         for trial in trials:
             if trial.number not in numbers:
                 self._add(trial)
 
-    @one_blas_thread()
     def propose(self, trials: Sequence[Trial], *, running: Sequence[Claim] = ()) -> Proposal | None:
         """Propose the next launch, or None if no launch could add information.
 
-        A setting that was launched before is a repeat: it decides more than a new one would. `start` says that the
-        proposal is launched; nothing is kept of one that is not.
+        `start` says that the proposal is launched; nothing is kept of one that is not.
 
         Args:
             trials: all trials of the search so far.
             running: what is being launched; none of these settings is proposed.
 
         Raises:
-            StudyStoppedError: a sampler that is not ours failed.
+            StudyStoppedError: the sampler failed.
         """
         self._settle(trials, running)
         unfinished = self._load((TrialState.RUNNING, TrialState.WAITING))
         self._seen = [shown for shown in unfinished if shown.state is TrialState.RUNNING]
-        own = (Setting.from_document(shown.user_attrs[SETTING]) for shown in self._launching.values())
+        own = (Setting.from_document(shown.user_attrs[tables.SETTING]) for shown in self._launching.values())
         busy = {*(claim.setting for claim in running), *own}
         self._drawn = _NOTHING_DRAWN
         if (setting := self._take_enqueued(unfinished, busy)) is not None:
             return Proposal(setting=setting, reason=ENQUEUED)
-        if self._named is None:
-            by_digest = sorted(busy, key=lambda setting: setting.digest())
-            return self._sampler.propose(collect_launches(trials, self._workload), running=by_digest)
-        return self._draw(self._named, trials, busy, f"{self._seed}:{len(trials) + len(running)}")
+        return self._draw(trials, busy, f"{self._seed}:{len(trials) + len(running)}")
 
     def start(self, claim: Claim, proposal: Proposal) -> None:
         """Show in Optuna that the last proposal is being launched."""
-        attributes = _identity(claim.number, claim.setting) | {REASON: proposal.reason}
+        attributes = _identity(claim.number, claim.setting) | {tables.REASON: proposal.reason}
         enqueued, (of_study, of_trial) = self._enqueued, self._drawn
-        if enqueued is not None and with_retries(partial(self._begin, enqueued._trial_id, claim.setting, attributes)):
-            trial_id = enqueued._trial_id
-        else:
-            trial_id = with_retries(lambda: self._create(claim.setting, attributes, of_trial))
+        trial_id = None if enqueued is None else enqueued._trial_id
+        if trial_id is None or not tables.with_retries(partial(self._begin, trial_id, claim.setting, attributes)):
+            trial_id = tables.with_retries(lambda: self._create(claim.setting, attributes, of_trial))
         for name, value in of_study.items():
-            with_retries(partial(self._storage.set_study_system_attr, self._study._study_id, name, value))
-        self._launching[claim.number] = with_retries(lambda: self._storage.get_trial(trial_id))
+            tables.with_retries(partial(self._storage.set_study_system_attr, self._study._study_id, name, value))
+        self._launching[claim.number] = tables.with_retries(lambda: self._storage.get_trial(trial_id))
 
     def tell(self, claim: Claim, trial: Trial) -> None:
         """Tell Optuna the result of a launch."""
         shown = self._launching.pop(claim.number)
         if trial.number != claim.number:  # the store had taken this worker for dead, so others may have, too
-            self._fail(shown.number)
+            self._fail(shown)
             self._add(trial)
-        elif with_retries(lambda: self._finish(shown, trial)) is TrialState.FAIL:
+        elif tables.with_retries(lambda: self._finish(shown, trial)) is TrialState.FAIL:
             self._add(trial)
 
     def explain_exhaustion(self, trials: Sequence[Trial]) -> str:
         """Return the reason why there was no proposal after these trials."""
-        if self._named is not None:
-            return f"{self._named.name} proposed failed or running settings {MOST_ASKS} times in a row"
+        if not self._is_own:
+            return f"{self._sampler.name} proposed failed or running settings {MOST_ASKS} times in a row"
         launched = len({t.setting for t in trials})
         if launched >= len({*self._space.distinct, DEFAULT}):
             return f"all {launched} settings tried"
@@ -217,19 +196,15 @@ class OptunaStudy:
             values = waiting.system_attrs.get("fixed_params", {})
             setting = self._space.setting_with(values)
             if setting is None:
-                with_retries(partial(self._refuse, waiting._trial_id, f"no setting of the search space: {values}"))
+                reason = {tables.REASON: f"no setting of the search space: {values}"}
+                tables.with_retries(partial(self._end, waiting, reason, None))
             elif setting not in busy:
                 self._enqueued = waiting
                 return setting
         return None
 
-    def _refuse(self, trial_id: int, why: str) -> None:
-        with suppress(UpdateFinishedTrialError):  # another worker did
-            self._storage.set_trial_user_attr(trial_id, REASON, why)
-            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
-
-    def _draw(self, named: NamedSampler, trials: Sequence[Trial], busy: set[Setting], words: str) -> Proposal | None:
-        """Ask another sampler, in a study in memory that holds the trials as points of `SearchSpace.distributions`.
+    def _draw(self, trials: Sequence[Trial], busy: set[Setting], words: str) -> Proposal | None:
+        """Ask the sampler, in a study in memory that holds the trials as points of `SearchSpace.distributions`.
 
         It is made for each ask, so that workers of one seed do not all ask for the same.
         """
@@ -239,22 +214,26 @@ class OptunaStudy:
         for attempt in range(MOST_ASKS):
             seed = int.from_bytes(hashlib.sha256(f"{words}:{attempt}".encode()).digest()[:4], "big")
             try:
-                with hide_experimental_warnings():
-                    scratch.sampler = named.create(seed)
-                    asked = scratch.ask()
-                    setting = self._space.setting(self._suggest(asked))
+                with tables.hide_experimental_warnings():
+                    scratch.sampler = self._sampler.create(seed)
+                    asked = scratch.ask(dict(self._space.distributions))
+                    setting = self._space.setting(asked.params)
+            except ExhaustedError:
+                return None
             except Exception as error:
                 raise StudyStoppedError(
-                    f"the sampler {named.name} failed: {type(error).__name__}: {error}",
+                    f"the sampler {self._sampler.name} failed: {type(error).__name__}: {error}",
                     hint="completed trials are saved; without --sampler, ncclt's own sampler searches in another study",
                 ) from error
             if setting not in useless:
-                noted = storage.get_study_system_attrs(scratch._study_id)
+                of_study = storage.get_study_system_attrs(scratch._study_id)
+                of_trial = storage.get_trial(asked._trial_id).system_attrs
                 self._drawn = (
-                    {name: value for name, value in noted.items() if attributes.get(name) != value},
-                    storage.get_trial(asked._trial_id).system_attrs,
+                    {name: value for name, value in of_study.items() if attributes.get(name) != value},
+                    of_trial,
                 )
-                return Proposal(setting=setting, reason=f"proposed by {named.name}")
+                by_default = {"reason": f"proposed by {self._sampler.name}"}
+                return Proposal(setting=setting, **of_trial.get(PROPOSAL, by_default))
             scratch.tell(asked, state=TrialState.FAIL)
         return None
 
@@ -264,51 +243,27 @@ class OptunaStudy:
         """Return a study in memory, and what samplers have noted in the stored one."""
         storage = optuna.storages.InMemoryStorage()
         scratch = optuna.create_study(storage=storage)
-        stored = with_retries(lambda: self._study.get_trials(deepcopy=False))
-        noted = {shown.user_attrs.get(NUMBER): shown.system_attrs for shown in stored}
-        attributes = with_retries(lambda: self._storage.get_study_system_attrs(self._study._study_id))
+        scratch.set_user_attr(TRIALS, trials)
+        stored = tables.with_retries(lambda: self._study.get_trials(deepcopy=False))
+        noted = {shown.user_attrs.get(tables.NUMBER): shown.system_attrs for shown in stored}
+        attributes = tables.with_retries(lambda: self._storage.get_study_system_attrs(self._study._study_id))
         for name, value in attributes.items():
             storage.set_study_system_attr(scratch._study_id, name, value)
         for trial in trials:
             # The default of a recorded space has no point.
             if (value := self._value(trial)) is not None and (point := self._space.params(trial.setting)) is not None:
-                ended = optuna.trial.create_trial(
-                    value=value,
-                    params=point,
-                    distributions=dict(self._space.distributions),
-                    system_attrs=noted.get(trial.number, {}),
-                )
-                scratch.add_trial(ended)
+                scratch.add_trial(_build_trial(self._space.distributions, point, value, {}, noted.get(trial.number)))
         for setting in sorted(busy, key=lambda setting: setting.digest()):
             if (point := self._space.params(setting)) is not None:
-                running = optuna.trial.create_trial(
-                    state=TrialState.RUNNING, params=point, distributions=dict(self._space.distributions)
-                )
-                scratch.add_trial(running)
+                scratch.add_trial(_build_trial(self._space.distributions, point))
         return storage, scratch, attributes
 
-    def _suggest(self, asked: optuna.trial.Trial) -> dict[str, Any]:
-        """Return the point of a trial."""
-        for name, kind in self._space.distributions.items():
-            if isinstance(kind, CategoricalDistribution):
-                asked.suggest_categorical(name, kind.choices)
-            else:
-                assert isinstance(kind, IntDistribution)
-                asked.suggest_int(name, kind.low, kind.high)
-        return asked.params
-
     def _load(self, states: tuple[TrialState, ...]) -> list[optuna.trial.FrozenTrial]:
-        return with_retries(lambda: self._study.get_trials(deepcopy=False, states=states))
+        return tables.with_retries(lambda: self._study.get_trials(deepcopy=False, states=states))
 
     def _create(self, setting: Setting, attributes: Mapping[str, Any], noted: Mapping[str, Any]) -> int:
         """Create a RUNNING trial and return its id."""
-        running = optuna.trial.create_trial(
-            state=TrialState.RUNNING,
-            params=self._space.values(setting),
-            distributions=dict(self._space.axes),
-            user_attrs=dict(attributes),
-            system_attrs=dict(noted),
-        )
+        running = _build_trial(self._space.axes, self._space.values(setting), None, attributes, noted)
         return self._storage.create_new_trial(self._study._study_id, template_trial=running)
 
     def _begin(self, trial_id: int, setting: Setting, attributes: Mapping[str, Any]) -> bool:
@@ -334,48 +289,45 @@ class OptunaStudy:
         stored = {trial.number: trial for trial in trials}
         claimed = {claim.number for claim in running}
         for frozen in self._seen:
-            if (number := frozen.user_attrs.get(NUMBER)) is None:
+            if (number := frozen.user_attrs.get(tables.NUMBER)) is None:
                 continue
             launching, trial = self._launching.get(number), stored.get(number)
             if launching is not None and launching.number == frozen.number:
                 continue
-            is_same = trial is not None and frozen.user_attrs[SETTING] == trial.setting.to_document()
-            complete = {shown.user_attrs.get(NUMBER) for shown in self._load((TrialState.COMPLETE,))} if is_same else ()
-            if trial is not None and is_same and number not in complete:
-                with_retries(partial(self._finish, frozen, trial))
+            is_same = trial is not None and frozen.user_attrs[tables.SETTING] == trial.setting.to_document()
+            complete = self._load((TrialState.COMPLETE,)) if is_same else ()
+            if (
+                trial is not None
+                and is_same
+                and number not in {shown.user_attrs.get(tables.NUMBER) for shown in complete}
+            ):
+                tables.with_retries(partial(self._finish, frozen, trial))
             elif trial is not None or launching is not None or number not in claimed:
                 # If another launch has its number, a dead worker's claim was given away again.
-                self._fail(frozen.number)
+                self._fail(frozen)
 
-    def _fail(self, number: int) -> None:
-        with_retries(lambda: self._tell(number, TrialState.FAIL))
+    def _fail(self, shown: optuna.trial.FrozenTrial) -> None:
+        tables.with_retries(lambda: self._end(shown, {}, None))
 
     def _finish(self, shown: optuna.trial.FrozenTrial, trial: Trial) -> TrialState:
         """Store the result of a trial, and return its state in Optuna: FAIL where it had been ended as dead."""
-        value = self._value(trial)
-        with suppress(UpdateFinishedTrialError):  # another worker ended it
-            for name, result in _result(trial).items():
-                self._storage.set_trial_user_attr(shown._trial_id, name, result)
-        return self._tell(shown.number, TrialState.FAIL if value is None else TrialState.COMPLETE, value)
+        return self._end(shown, _result(trial), self._value(trial))
 
-    def _tell(self, number: int, state: TrialState, value: float | None = None) -> TrialState:
-        """Tell Optuna the end of a trial, and return its state there: another worker may have been faster."""
+    def _end(self, shown: optuna.trial.FrozenTrial, attributes: Mapping[str, Any], value: float | None) -> TrialState:
+        """End a trial, as FAIL without a value, and return its state: another worker may have been faster."""
+        state, values = (TrialState.FAIL, None) if value is None else (TrialState.COMPLETE, [value])
         with suppress(UpdateFinishedTrialError):
-            return self._study.tell(number, value, state=state, skip_if_finished=True).state
-        # It ended after `tell` had looked.
-        return self._study.tell(number, value, state=state, skip_if_finished=True).state
+            for name, attribute in attributes.items():
+                self._storage.set_trial_user_attr(shown._trial_id, name, attribute)
+            self._storage.set_trial_state_values(shown._trial_id, state, values)
+        return self._storage.get_trial(shown._trial_id).state
 
     def _add(self, trial: Trial) -> None:
         """Add a trial that Optuna has not, or has lost."""
-        if (value := self._value(trial)) is None:
-            return
-        complete = optuna.trial.create_trial(
-            value=value,
-            params=self._space.values(trial.setting),
-            distributions=dict(self._space.axes),
-            user_attrs=_identity(trial.number, trial.setting) | _result(trial),
-        )
-        with_retries(lambda: self._study.add_trial(complete))
+        if (value := self._value(trial)) is not None:
+            attributes = _identity(trial.number, trial.setting) | _result(trial)
+            complete = _build_trial(self._space.axes, self._space.values(trial.setting), value, attributes)
+            tables.with_retries(lambda: self._study.add_trial(complete))
 
     def _value(self, trial: Trial) -> float | None:
         """Return the value of a trial; None for a default that failed, which counts for nothing."""
@@ -385,11 +337,34 @@ class OptunaStudy:
         return None if trial.setting.is_default else FAILURE_PENALTY
 
 
+def _build_trial(
+    distributions: Mapping[str, BaseDistribution],
+    params: Mapping[str, Any],
+    value: float | None = None,
+    user_attrs: Mapping[str, Any] = _EMPTY,
+    system_attrs: Mapping[str, Any] | None = None,
+) -> optuna.trial.FrozenTrial:
+    """Return a COMPLETE trial, or without a value a RUNNING one."""
+    return optuna.trial.create_trial(
+        state=TrialState.RUNNING if value is None else TrialState.COMPLETE,
+        value=value,
+        params=dict(params),
+        distributions=dict(distributions),
+        user_attrs=dict(user_attrs),
+        system_attrs=dict(system_attrs or {}),
+    )
+
+
 def _identity(number: int, setting: Setting) -> dict[str, Any]:
-    return {NUMBER: number, SETTING: setting.to_document(), LABEL: setting.label, PHASE: Phase.SEARCH.value}
+    return {
+        tables.NUMBER: number,
+        tables.SETTING: setting.to_document(),
+        tables.LABEL: setting.label,
+        tables.PHASE: Phase.SEARCH.value,
+    }
 
 
 def _result(trial: Trial) -> dict[str, Any]:
     """Return the user attributes of a launch that has ended."""
-    time_us = {} if trial.score_us is None else {TIME_US: trial.score_us}
-    return {OUTCOME: trial.result.outcome.value} | time_us
+    time_us = {} if trial.score_us is None else {tables.TIME_US: trial.score_us}
+    return {tables.OUTCOME: trial.result.outcome.value} | time_us

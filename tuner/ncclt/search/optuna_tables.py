@@ -118,15 +118,13 @@ def record_proof(url: str, study: Study, space: SearchSpace, trials: Sequence[Tr
     launched = [trial for trial in trials if trial.phase is not Phase.SEARCH]
     if not launched:
         return
-    storage, proof = open_study(url, _proof_name(study.name), _TIME, study_attributes(study))
-    try:
+    with _opened_storage(url) as storage:
+        proof = _load_study(storage, _proof_name(study.name), _TIME, study_attributes(study))
         stored = with_retries(lambda: proof.get_trials(deepcopy=False))
         numbers = {shown.user_attrs.get(NUMBER) for shown in stored}
         for trial in launched:
             if trial.number not in numbers:
                 with_retries(partial(proof.add_trial, _proof_trial(trial, space)))
-    finally:
-        close_storage(storage)
 
 
 def record_verdict(url: str, study: Study, verdict: Verdict) -> None:
@@ -136,33 +134,26 @@ def record_verdict(url: str, study: Study, verdict: Verdict) -> None:
         StoreError: Optuna's storage cannot be used.
     """
     attributes = study_attributes(study) | {"verdict": verdict.decision.value, "verdict_reason": verdict.reason}
-    storage = _open_storage(url)
-    try:
+    with _opened_storage(url) as storage:
         for name, metric in ((study.name, WORTH), (_proof_name(study.name), _TIME)):
             _load_study(storage, name, metric, attributes)
-    finally:
-        close_storage(storage)
 
 
 def _proof_trial(trial: Trial, space: SearchSpace) -> optuna.trial.FrozenTrial:
     params: dict[str, Any] = {}
     distributions: dict[str, BaseDistribution] = {}
+    attributes = {NUMBER: trial.number, LABEL: trial.label, PHASE: trial.phase.value}
     if trial.arm is not None:
         params, distributions = {"arm": trial.arm.value}, {"arm": CategoricalDistribution([arm.value for arm in Arm])}
+        attributes["block"] = trial.block
     elif trial.policy is None:
         params, distributions = dict(space.values(trial.setting)), dict(space.axes)
-    attributes = {
-        NUMBER: trial.number,
-        LABEL: trial.label,
-        PHASE: trial.phase.value,
-        OUTCOME: trial.result.outcome.value,
-    }
     return optuna.trial.create_trial(
         state=TrialState.FAIL if trial.score_us is None else TrialState.COMPLETE,
         value=trial.score_us,
         params=params,
         distributions=distributions,
-        user_attrs=attributes | ({"block": trial.block} if trial.arm else {}),
+        user_attrs=attributes | {OUTCOME: trial.result.outcome.value},
     )
 
 
@@ -176,12 +167,18 @@ def forget_studies(url: str, names: Sequence[str]) -> None:
     Raises:
         StoreError: Optuna's storage cannot be used.
     """
-    storage = _open_storage(url)
-    try:
+    with _opened_storage(url) as storage:
         ids = {study.study_name: study._study_id for study in with_retries(storage.get_all_studies)}
         for name in (*names, *map(_proof_name, names)):
             if name in ids:
                 with_retries(partial(storage.delete_study, ids[name]))
+
+
+@contextmanager
+def _opened_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    storage = _open_storage(url)
+    try:
+        yield storage
     finally:
         close_storage(storage)
 

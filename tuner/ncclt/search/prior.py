@@ -1,4 +1,4 @@
-"""Prior mean: the prediction of NCCL's cost model for a setting, scaled by channels.
+"""Prior mean: NCCL's cost model of a setting, scaled by channels where a message waits for bandwidth.
 
 The model is NCCL's table of the cluster where a log holds it (`predict_choice`), else our estimate of that.
 """
@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclt.core.algorithms import Algorithm, Protocol
+from ncclt.core.algorithms import Algorithm
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Message
 from ncclt.core.printed_costs import PrintedCosts, PrintedTable
 from ncclt.core.setting import Setting
-from ncclt.nccl.cost_model.model import Choice, TableChoice, channels_taken, find_table, nccl_choice, predict_choice
-from ncclt.nccl.cost_model.topology import Topology, build_topology
+from ncclt.nccl.cost_model.model import TableChoice, channels_taken, find_table, nccl_choice, predict_choice
+from ncclt.nccl.cost_model.topology import build_topology
 
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
@@ -33,7 +33,8 @@ _SATURATION_SHARE = 0.5
 with a quarter of them twice as long, with a few in inverse proportion."""
 
 _BANDWIDTH_POWER = 4
-"""Power of the share of bandwidth in the time of a message: half of it says little of channels, nine tenths much."""
+"""Power of the share of bandwidth in the time of a message: half of it says little of channels, nine tenths much.
+Two nodes of MI355X broadcast 64 KiB in half the time over one channel."""
 
 
 def expected_log_ratios(
@@ -44,41 +45,21 @@ def expected_log_ratios(
 ) -> NDArray[np.float64]:
     """Return ln(time / time of the default) as NCCL's cost model has it: settings x messages.
 
-    NCCL's model has no channels. Here they scale the bandwidth part of the time, up to the communicator's count and
-    no further; where they are not forced, NCCL's own count is taken, which is small for small messages. A pair that
-    NCCL does not offer, or a collective that never passes its tuner, gives 0: nothing is known. Process-wide
-    parameters do not count.
+    NCCL's model has no channels. Here the bandwidth part of a time takes longer over those few that NCCL takes by
+    itself for small messages, and fewer forced ones than the communicator has count where a message waits for
+    bandwidth. A pair that NCCL does not offer, or a collective that never passes its tuner, gives 0: nothing is known.
+    Process-wide parameters do not count.
 
     Args:
         messages: placed on the cluster.
         cluster: sized.
         printed_costs: NCCL's own tables; None, or a communicator that has none among them = our estimate.
     """
-    plain = [replace(s, parameters=()) if s.parameters else s for s in settings]
-    rows = {setting: number for number, setting in enumerate(dict.fromkeys(plain))}
     models = [_Model(message, cluster, printed_costs) for message in messages]
-    ratios = [[model.log_ratio(setting) for model in models] for setting in rows]
-    table = np.clip(np.array(ratios, dtype=np.float64).reshape(len(rows), len(messages)), -_CLIP, _CLIP)
-    result: NDArray[np.float64] = table[[rows[setting] for setting in plain]]
-    return result
-
-
-def channel_certainty(
-    messages: Sequence[Message], cluster: Cluster, printed_costs: PrintedCosts | None = None
-) -> NDArray[np.float64]:
-    """Return the certainty that fewer channels take longer, 0 to 1 for each message.
-
-    A large message waits for bandwidth, which every channel has a part of. Of a small one, whose time is latency,
-    nothing is sure: two nodes of MI355X broadcast 64 KiB in half the time over one channel.
-
-    Args:
-        messages: placed on the cluster.
-        cluster: sized.
-        printed_costs: see `expected_log_ratios`.
-    """
-    return np.array(
-        [_Model(message, cluster, printed_costs).bandwidth_share() ** _BANDWIDTH_POWER for message in messages]
-    )
+    plain = {s: replace(s, parameters=()) for s in settings}
+    rows = {s: [model.log_ratio(s) for model in models] for s in dict.fromkeys(plain.values())}
+    table = np.array([rows[plain[s]] for s in settings], dtype=np.float64).reshape(len(settings), len(messages))
+    return np.clip(table, -_CLIP, _CLIP)
 
 
 def match_expected_default(
@@ -97,30 +78,32 @@ def match_expected_default(
         cluster: sized.
         printed_costs: see `expected_log_ratios`.
     """
-    own = [_Model(message, cluster, printed_costs).expected_default() for message in messages]
-    return np.array([[_is_own(setting, choice) for choice in own] for setting in settings], dtype=np.bool_)
-
-
-def _is_own(setting: Setting, own: Setting | None) -> bool:
-    if own is None or setting.parameters or setting.channels not in (None, own.channels):
-        return False
-    return setting.algorithm in (None, own.algorithm) and setting.protocol in (None, own.protocol)
+    models = [_Model(message, cluster, printed_costs) for message in messages]
+    return np.array([[model.is_default(setting) for model in models] for setting in settings], dtype=np.bool_)
 
 
 class _Model:
     """The cost model of one message."""
 
     def __init__(self, message: Message, cluster: Cluster, printed_costs: PrintedCosts | None) -> None:
-        self._message = message
-        self._cluster = cluster
-        self._graph = build_topology(cluster, message.group_size, message.spans_nodes)
+        self._message, self._version = message, cluster.version
         self._table = None if printed_costs is None else find_table(printed_costs, message, cluster)
+        self._graph = build_topology(cluster, message.group_size, message.spans_nodes)
+        self._channels, self._nvls_channels = self._graph.channels, self._graph.nvls_channels
+        if self._table is not None:  # our estimate of the communicator may have fewer or more
+            self._channels = self._table.channels or self._channels
+            self._nvls_channels = self._table.nvls_channels or self._nvls_channels
+        self._default = self._predict(Setting(), self._table)
+        self._certainty = 0.0
+        if self._default is not None:
+            share = 1 - self._latency_us(self._default, self._table) / self._default.time_us
+            self._certainty = share**_BANDWIDTH_POWER
 
     def log_ratio(self, setting: Setting) -> float:
-        reaching = setting.applied_to(self._message.collective, version=self._cluster.version)
-        collective, algorithm = self._message.collective, reaching.algorithm
+        collective = self._message.collective
+        reaching = setting.applied_to(collective, version=self._version)
         if self._table is not None:
-            if algorithm is not None and self._table.rules_out(collective, algorithm):
+            if reaching.algorithm is not None and self._table.rules_out(collective, reaching.algorithm):
                 return 0.0
             ratio = self._ratio(reaching, self._table)
             # A protocol that NCCL does not use by itself has no cost in its table; our estimate has one.
@@ -128,74 +111,55 @@ class _Model:
                 return ratio
         return self._ratio(reaching, None) or 0.0
 
-    def expected_default(self) -> Setting | None:
-        """Return the expected NCCL default, None where nothing is known."""
-        predicted = self._predict(self._message.size_bytes, None, None, self._table)
-        if predicted is None:
-            return None
-        return Setting(
-            algorithm=predicted.algorithm,
-            protocol=predicted.protocol,
-            channels=self._channels_of(predicted, self._table),
+    def is_default(self, setting: Setting) -> bool:
+        own = self._default
+        if own is None or setting.parameters:
+            return False
+        return (
+            setting.algorithm in (None, own.algorithm)
+            and setting.protocol in (None, own.protocol)
+            and setting.channels in (None, self._own_channels(own))
         )
 
-    def bandwidth_share(self) -> float:
-        """Return the share of bandwidth in the time of the NCCL default, 0 where nothing is known."""
-        own = self._predict(self._message.size_bytes, None, None, self._table)
-        return 0.0 if own is None else 1 - self._latency_us(own, self._table) / own.time_us
-
-    def _latency_us(self, of: TableChoice, table: PrintedTable | None) -> float:
-        """Return the part of a predicted time that does not depend on the size, µs."""
-        latency = self._predict(_SMALL_BYTES, of.algorithm, of.protocol, table)
-        assert latency is not None, "a pair that carries a message carries a smaller one"
-        return min(latency.time_us, of.time_us)
+    def _own_channels(self, own: TableChoice) -> int | None:
+        """Return the channels that NCCL takes by itself, None where our estimate lacks the pair."""
+        if self._predict(Setting(algorithm=own.algorithm, protocol=own.protocol), None) is None:
+            return None
+        graph = replace(self._graph, channels=self._channels, nvls_channels=self._nvls_channels)
+        return channels_taken(self._message.collective, own.algorithm, own.protocol, self._message.size_bytes, graph)
 
     def _ratio(self, setting: Setting, table: PrintedTable | None) -> float | None:
-        own, forced = self._time_us(Setting(), table), self._time_us(setting, table)
-        return None if own is None or forced is None else math.log(forced / own)
-
-    def _time_us(self, setting: Setting, table: PrintedTable | None) -> float | None:
-        """Return the predicted time under a setting, µs; None where the model has no answer."""
-        predicted = self._predict(self._message.size_bytes, setting.algorithm, setting.protocol, table)
-        if predicted is None:
+        own, forced = self._predict(Setting(), table), self._predict(setting, table)
+        if own is None or forced is None:
             return None
-        channels = setting.channels or self._channels_of(predicted, table)
+        ratio = math.log(self._time_us(forced, table) / self._time_us(own, table))
+        return ratio + self._certainty * math.log(self._slowdown(forced, setting.channels))
+
+    def _time_us(self, predicted: TableChoice, table: PrintedTable | None) -> float:
+        """Return the predicted time over the channels that NCCL takes by itself, which are few for small messages."""
         latency_us = self._latency_us(predicted, table)
-        graph = _apply_logged_channels(self._graph, table)
-        max_channels = graph.nvls_channels if predicted.algorithm in _NVLS else graph.channels
-        share = 1.0 if channels is None else min(channels / max(1, max_channels), 1.0)
-        slower = math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2))
-        return latency_us + (predicted.time_us - latency_us) * slower
+        return latency_us + (predicted.time_us - latency_us) * self._slowdown(predicted, self._own_channels(predicted))
 
-    def _channels_of(self, predicted: TableChoice, table: PrintedTable | None) -> int | None:
-        """Return the channels that NCCL takes by itself for a pair, None where our estimate lacks the pair."""
-        size_bytes, (algorithm, protocol) = self._message.size_bytes, predicted[:2]
-        if self._estimate(size_bytes, algorithm, protocol) is None:
-            return None
-        # From the channel count in the log: our estimate of the communicator may have fewer or more.
-        return channels_taken(
-            self._message.collective, algorithm, protocol, size_bytes, _apply_logged_channels(self._graph, table)
-        )
+    def _latency_us(self, predicted: TableChoice, table: PrintedTable | None) -> float:
+        """Return the part of a predicted time that does not depend on the size, µs."""
+        pair = Setting(algorithm=predicted.algorithm, protocol=predicted.protocol)
+        latency = self._predict(pair, table, _SMALL_BYTES)
+        assert latency is not None, "a pair that carries a message carries a smaller one"
+        return min(latency.time_us, predicted.time_us)
+
+    def _slowdown(self, predicted: TableChoice, channels: int | None) -> float:
+        """Return how much longer the bandwidth part takes over some channels than over all, None = all."""
+        most = self._nvls_channels if predicted.algorithm in _NVLS else self._channels
+        share = min((channels or most) / max(1, most), 1.0)
+        return math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2))
 
     def _predict(
-        self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None, table: PrintedTable | None
+        self, setting: Setting, table: PrintedTable | None, size_bytes: int | None = None
     ) -> TableChoice | None:
+        """Return the cheapest pair that a setting leaves, None where the model has no answer."""
+        size_bytes, collective = size_bytes or self._message.size_bytes, self._message.collective
+        algorithm, protocol = setting.algorithm, setting.protocol
         if table is not None:
-            collective = self._message.collective
             return predict_choice(table, collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
-        choice = self._estimate(size_bytes, algorithm, protocol)
+        choice = nccl_choice(collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
         return None if choice is None else TableChoice(choice.algorithm, choice.protocol, choice.time_us)
-
-    def _estimate(self, size_bytes: int, algorithm: Algorithm | None, protocol: Protocol | None) -> Choice | None:
-        return nccl_choice(self._message.collective, size_bytes, self._graph, algorithm=algorithm, protocol=protocol)
-
-
-def _apply_logged_channels(graph: Topology, table: PrintedTable | None) -> Topology:
-    """Return a graph with the channel counts of a log."""
-    if table is None:
-        return graph
-    return replace(
-        graph,
-        channels=table.channels or graph.channels,
-        nvls_channels=table.nvls_channels or graph.nvls_channels,
-    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -44,7 +45,7 @@ MAX_POINTS = 20_000
 """Most points of a space; where all combinations of parameters would be more, fewer are set at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchSpace:
     """A finite set of settings, spanned by a few ordered parameters.
 
@@ -55,28 +56,55 @@ class SearchSpace:
         distributions: what a sampler draws from.
         settings: what each point means: the sampled values in the order of `distributions` -> setting. Different
             points may mean the same setting.
-        axes: algorithm, protocol, channels and each process-wide parameter with its values, `auto` = left to NCCL;
-            without those that all settings leave alone.
     """
 
     distributions: Mapping[str, BaseDistribution]
     settings: Mapping[tuple[Any, ...], Setting]
-    axes: Mapping[str, CategoricalDistribution] = field(init=False, compare=False)
-    _points: dict[Setting, tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_points", {setting: point for point, setting in self.settings.items()})
-        object.__setattr__(self, "axes", _axes(self.settings.values()))
+    @cached_property
+    def axes(self) -> Mapping[str, CategoricalDistribution]:
+        """Return the values of algorithm, protocol, channels and each process-wide parameter, `auto` = left to NCCL.
 
-    @property
+        Those that all settings leave alone are left out.
+        """
+        axes: dict[str, dict[str | int, None]] = {"algorithm": {}, "protocol": {}, "channels": {}}
+        for setting in self.distinct:
+            for name, value in _values(setting).items():
+                axes.setdefault(name, {})[value] = None
+        # Numbers in their order; words in that of the space.
+        return {
+            name: CategoricalDistribution(
+                [*sorted(v for v in values if isinstance(v, int)), *(v for v in values if isinstance(v, str)), AUTO]
+            )
+            for name, values in axes.items()
+            if values
+        }
+
+    @cached_property
     def distinct(self) -> tuple[Setting, ...]:
         """Return every setting once, in a fixed order."""
         return tuple(dict.fromkeys(self.settings.values()))
 
+    @cached_property
+    def _points(self) -> Mapping[Setting, tuple[Any, ...]]:
+        return {setting: point for point, setting in self.settings.items()}
+
     def setting(self, params: Mapping[str, Any]) -> Setting:
-        """Return the setting of sampled values; where there is none, the nearest one."""
-        setting = self.settings.get(tuple(params[name] for name in self.distributions))
-        return self.nearest(params, self.distinct) if setting is None else setting
+        """Return the setting of sampled values; where there is none, the nearest one.
+
+        A step on a ladder counts 1, another category counts as far as the longest ladder.
+        """
+        point = tuple(params[name] for name in self.distributions)
+        if point in self.settings:
+            return self.settings[point]
+        ladders = [d.high - d.low if isinstance(d, IntDistribution) else None for d in self.distributions.values()]
+        category = max((length for length in ladders if length is not None), default=1)
+
+        def distance(other: tuple[Any, ...]) -> int:
+            pairs = zip(ladders, point, other, strict=True)
+            return sum(category * (a != b) if length is None else abs(int(a) - int(b)) for length, a, b in pairs)
+
+        return self.settings[min(self.settings, key=lambda other: (distance(other), str(other)))]
 
     def params(self, setting: Setting) -> dict[str, Any] | None:
         """Return the last point that means a setting, or None where none does (the default of a recorded space)."""
@@ -94,28 +122,6 @@ class SearchSpace:
             return None
         wanted = {name: values.get(name, AUTO) for name in self.axes}
         return next((s for s in dict.fromkeys([*self.distinct, DEFAULT]) if self.values(s) == wanted), None)
-
-    def nearest(self, params: Mapping[str, Any], among: Collection[Setting]) -> Setting:
-        """Return the setting among some whose point is nearest to sampled values.
-
-        A step on a ladder counts 1, another category counts as far as the longest ladder.
-
-        Args:
-            among: settings of this space, at least one.
-        """
-        ladders = [d for d in self.distributions.values() if isinstance(d, IntDistribution)]
-        category = max((d.high - d.low for d in ladders), default=1)
-
-        def distance(point: tuple[Any, ...]) -> int:
-            pairs = zip(self.distributions.items(), point, strict=True)
-            total = 0
-            for (name, kind), value in pairs:
-                step = isinstance(kind, IntDistribution)
-                total += abs(int(value) - int(params[name])) if step else category * (value != params[name])
-            return total
-
-        wanted = set(among)
-        return min(((distance(p), str(p), s) for p, s in self.settings.items() if s in wanted), key=lambda t: t[:2])[2]
 
     def anchors(self) -> tuple[Setting, ...]:
         """Return one setting per pair of algorithm and protocol to begin with: as little else forced as possible.
@@ -138,21 +144,6 @@ def _values(setting: Setting) -> dict[str, str | int]:
         **dict(setting.parameters),
     }
     return {name: value for name, value in forced.items() if value is not None}
-
-
-def _axes(settings: Iterable[Setting]) -> dict[str, CategoricalDistribution]:
-    axes: dict[str, dict[str | int, None]] = {"algorithm": {}, "protocol": {}, "channels": {}}
-    for setting in settings:
-        for name, value in _values(setting).items():
-            axes.setdefault(name, {})[value] = None
-    # Numbers in their order; words in that of the space.
-    return {
-        name: CategoricalDistribution(
-            [*sorted(v for v in values if isinstance(v, int)), *(v for v in values if isinstance(v, str)), AUTO]
-        )
-        for name, values in axes.items()
-        if values
-    }
 
 
 def cluster_space(
@@ -239,28 +230,26 @@ def _set_parameters(parameters: Mapping[str, tuple[int, ...]], values: Iterable[
 def recorded_space(recorded: Iterable[Setting]) -> SearchSpace:
     """Return exactly the recorded settings: their axes where they form a full grid, else one list of settings."""
     settings = [s for s in dict.fromkeys(recorded) if not s.is_default]
-    axes: dict[str, list[Any]] = {
-        "pair": sorted({_algo_proto_name(s.algorithm, s.protocol) for s in settings}),
-        "channels": sorted({s.channels or 0 for s in settings}),
-        "parameters": sorted({_parameters_name(s) for s in settings}),
-    }
     by_point = {(_algo_proto_name(s.algorithm, s.protocol), s.channels or 0, _parameters_name(s)): s for s in settings}
-    varying = {name: values for name, values in axes.items() if len(values) > 1}
-    full = len(by_point) == len(axes["pair"]) * len(axes["channels"]) * len(axes["parameters"])
-    if not full or not varying:
+    names = ("pair", "channels", "parameters")
+    axes = [sorted(set(values)) for values in zip(*by_point, strict=True)]
+    varying = [
+        (name, values, at) for at, (name, values) in enumerate(zip(names, axes, strict=False)) if len(values) > 1
+    ]
+    if not varying or len(by_point) < math.prod(len(values) for values in axes):
         labels = {s.label: s for s in settings}
         return SearchSpace(
             distributions={"setting": CategoricalDistribution(list(labels))},
             settings={(label,): setting for label, setting in labels.items()},
         )
-    distributions: dict[str, BaseDistribution] = {n: CategoricalDistribution(values) for n, values in varying.items()}
-    if "channels" in varying:
-        distributions["channels"] = IntDistribution(0, len(varying["channels"]) - 1)
-    points = {}
-    for point, setting in by_point.items():
-        coordinates = dict(zip(axes, point, strict=True))
-        coordinates["channels"] = axes["channels"].index(coordinates["channels"])
-        points[tuple(coordinates[name] for name in varying)] = setting
+    distributions: dict[str, BaseDistribution] = {
+        name: IntDistribution(0, len(values) - 1) if name == "channels" else CategoricalDistribution(values)
+        for name, values, _ in varying
+    }
+    points = {
+        tuple(values.index(point[at]) if name == "channels" else point[at] for name, values, at in varying): setting
+        for point, setting in by_point.items()
+    }
     return SearchSpace(distributions=distributions, settings=points)
 
 
