@@ -116,8 +116,8 @@ def assemble(
     keeps the default unless a setting beats it by `MIN_GAIN`.
 
     Args:
-        times: must hold the default; posterior means (`search.posterior.posterior_mean`) are best, since the fastest
-            of many noisy launches was partly lucky.
+        times: must hold the default; posterior means (`gaussian_process.posterior_mean`) are best, since the fastest of
+            many noisy launches was partly lucky.
         workload: placed, so its messages equal the measured ones.
         version: of NCCL: what of a setting reaches which collective.
         min_launches: settings measured less often are not considered.
