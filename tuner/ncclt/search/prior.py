@@ -34,7 +34,8 @@ with a quarter of them twice as long, with a few in inverse proportion."""
 
 _BANDWIDTH_POWER = 4
 """Power of the share of bandwidth in the time of a message: half of it says little of channels, nine tenths much.
-Two nodes of MI355X broadcast 64 KiB in half the time over one channel."""
+Two nodes of MI355X broadcast 64 KiB in half the time over one channel. Were channels not to count at all, the regret on
+grids after 12 launches would be 0.89 instead of 0.67 % (`bench/search.py --without channels`)."""
 
 
 def expected_log_ratios(

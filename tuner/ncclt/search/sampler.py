@@ -35,10 +35,14 @@ PROPOSAL = "ncclt:proposal"
 """System attribute of a trial that this sampler proposed: expected gain and reason."""
 
 _FEWEST_CHANNELS = 2
-"""Best predicted pairs of which the fewest channels are among the first launches."""
+"""Best predicted pairs of which the fewest channels are among the first launches.
+
+Without them the regret on broadcasts after 8 launches is 3.9 instead of 1.3 % (`bench/search.py --without
+few-channels`).
+"""
 
 _DEFAULT_DOUBT = 0.3
-"""Probability that NCCL does not choose what its cost model predicts; if it does, the launch repeats the default."""
+"""Probability that NCCL does not choose what its cost model predicts; else a launch repeats the default (adr/0007)."""
 
 _BASES = 6
 """Pairs and channels with which a step along a parameter is tried: the default's and the best ones."""
