@@ -8,28 +8,23 @@ from pathlib import Path
 from ncclt.prove.live_director import BLOCKS_FILE, STATE_FILE
 
 
-def write_blocks(folder, gain, *, blocks=40, finished="", backend="nccl", ranks=8):
-    """Write blocks of the default and the first arm in turn, as if the coin had drawn them."""
+def write_blocks(folder, gain, *, blocks=40, finished="", backend="nccl", ranks=8, steps=3):
+    """Write blocks of the default and the first arm in turn, as if the coin had drawn them.
+
+    Args:
+        steps: counted ones of a block.
+    """
     lines = []
     for number in range(blocks):
         arm = number % 2
         time_us = 1e6 / (1 + gain * arm)
-        lines.append(
-            {
-                "arm": arm,
-                "drawn_from": [0, 1, 2, 3],
-                "opens_pair": False,
-                "closes_pair": False,
-                "step_us": [time_us, time_us * 1.001, time_us * 0.999],
-                "first_us": time_us,
-                "steps": 6,
-                "elapsed_us": 6e6 * (number + 1),
-                "step": 6 * (number + 1),
-            }
-        )
+        step_us = [time_us * (1, 1.001, 0.999)[step % 3] for step in range(steps)]
+        step = (steps + 3) * (number + 1)
+        lines.append([[arm, [0, 1, 2, 3], False, False, 0], step_us, [time_us] * 3, step, 1e6 * step])
     (folder / BLOCKS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / STATE_FILE).write_text(json.dumps({"finished": finished, "backend": backend, "ranks": ranks}))
 
 
 if __name__ == "__main__":
-    write_blocks(Path(os.environ["NCCLT_LIVE_FOLDER"]), float(sys.argv[1]), backend=sys.argv[2], ranks=int(sys.argv[3]))
+    folder, (gain, backend, ranks) = Path(os.environ["NCCLT_LIVE_FOLDER"]), sys.argv[1:]
+    write_blocks(folder, float(gain), backend=backend, ranks=int(ranks), steps=9)

@@ -74,9 +74,9 @@ def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, li
     assert len(choices) == 2
     assert choices[0] == choices[1]
     assert choices[0].startswith("-" * 6)
-    assert choices[0].endswith("+" * 50)
+    assert "+" * 50 in choices[0], "the arm stays in force, but for the blocks that guard it"
     assert json.loads((tmp_path / STATE_FILE).read_text())["restarts"] == 1
-    assert any(before.step > after.step for before, after in pairwise(read_blocks(tmp_path)))
+    assert all(before.step < after.step for before, after in pairwise(read_blocks(tmp_path)))
     assert result.other_backend == "gloo"
     drawn = verification_charts(
         build_verification(
@@ -87,7 +87,7 @@ def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, li
     (line,) = drawn[1].lines
     assert drawn[1].table.rows[-1][-1] == format_interval(result.verdict.interval)
     assert line.high[-1] - line.low[-1] < line.high[0] - line.low[0]
-    assert re.search(r"live tuning ended: steps are \d+\.\d % faster with ring/ll128, which stays", err)
+    assert "live tuning: steps are faster with ring/ll128, stalls included; it stays in force" in err
 
 
 @pytest.mark.thorough

@@ -50,7 +50,7 @@ def test_ranks_are_started_with_hook_plugin_and_folder(request_):
     assert variables["PYTHONPATH"] == f"{hook_path(request_.folder)}:/own"
     assert variables["NCCLT_LIVE"] == "1"
     assert variables["NCCL_TUNER_PLUGIN"].endswith(".so")
-    assert (hook_path(request_.folder) / "_ncclt_agreement" / "live_proof.py").is_file()
+    assert (hook_path(request_.folder) / "_ncclt_agreement" / "experiment.py").is_file()
     told = json.loads((request_.folder / ARMS_FILE).read_text())
     assert [arm["name"] for arm in told["arms"]] == ["ring/ll128", "ring/simple", "tree/ll128"]
 
@@ -81,7 +81,7 @@ def test_obstacles_are_named_before_the_job_starts(tmp_path, environ, plugin, ve
 
 
 def test_a_gain_is_proven_again_from_the_blocks(request_):
-    write_blocks(request_.folder, 0.05, finished="steps are 5.0 % faster with ring/ll128, which stays")
+    write_blocks(request_.folder, 0.05, steps=9)
     result = read_live(request_)
 
     assert result.verdict.decision is Decision.TUNED
@@ -99,6 +99,15 @@ def test_a_gain_is_proven_again_from_the_blocks(request_):
     assert dict(stored.tuned_env)["NCCLT_TABLE"] == request_.arms[0].table
     assert any("live" in note and "not yet seen on several GPUs" in note for note in stored.notes)
     assert type(stored).from_document(stored.to_document()) == stored
+
+
+def test_a_gain_whose_stalls_are_not_ruled_out_is_undecided(request_):
+    write_blocks(request_.folder, 0.05)
+    result = read_live(request_)
+
+    assert result.verdict.decision is Decision.UNDECIDED
+    assert result.verdict.reason.startswith("leading: +5.0 %")
+    assert result.verdict.reason.endswith("the steps so far do not rule out stalls that cost as much")
 
 
 def test_a_job_that_ends_early_is_undecided(request_):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,16 +33,8 @@ from ncclt.nccl.tuner_table import PluginRow, table_text
 from ncclt.nccl.variables import split_variables
 from ncclt.pipeline.candidates import build_study, explain_other_backend, publish_winner
 from ncclt.profile.record.ranks import is_other_backend
-from ncclt.prove.live_director import (
-    ARMS_FILE,
-    MIN_BLOCK_S,
-    MIN_COUNTED,
-    STATE_FILE,
-    SWITCH_STEPS,
-    SavedBlock,
-    read_blocks,
-)
-from ncclt.prove.live_proof import DEFAULT, ArmResult, Draw, LiveProof, StepBlock
+from ncclt.prove.experiment import CONTROL, ArmResult, Block, Draw, Experiment
+from ncclt.prove.live_director import ARMS_FILE, MIN_BLOCK_S, MIN_COUNTED, STATE_FILE, SWITCH_STEPS, read_blocks
 from ncclt.prove.verdict import describe_gain, state_step_gain
 from ncclt.store.store import Store
 
@@ -107,7 +100,7 @@ class LiveRequest:
         plugin: the compiled tuner plugin.
         folder: shared by all nodes; for this job alone.
         min_effect: smallest gain that justifies a change, as a share.
-        max_cost: share of the job's time that arms may cost (`LiveProof`).
+        max_cost: share of the job's time that arms may cost (`Experiment`).
         open_mpi: the command is Open MPI's launcher.
         min_block_s: time of a block at least, s.
     """
@@ -238,15 +231,15 @@ def plan_live(request: LiveRequest, environ: Mapping[str, str]) -> tuple[tuple[s
 
 def read_live(request: LiveRequest) -> LiveResult:
     """Read the blocks of a job and judge them again, as rank 0 did."""
-    proof = LiveProof(arms=len(request.arms), min_effect=request.min_effect, max_cost=request.max_cost)
-    saved = read_blocks(request.folder)
-    for block in saved:
-        proof.add(block.block, elapsed_us=block.elapsed_us)
-    results = tuple((arm.name, proof.result(number)) for number, arm in enumerate(request.arms, start=1))
-    best = proof.winner or max(
-        (arm for arm in range(1, proof.arms + 1) if math.isfinite(proof.estimate(arm))),
-        key=proof.estimate,
-        default=DEFAULT,
+    experiment = Experiment(arms=len(request.arms), min_effect=request.min_effect, max_cost=request.max_cost)
+    blocks = read_blocks(request.folder)
+    for block in blocks:
+        experiment.observe(block)
+    results = tuple((arm.name, experiment.result(number)) for number, arm in enumerate(request.arms, start=1))
+    best = experiment.leading or max(
+        (arm for arm in range(1, experiment.arms + 1) if math.isfinite(experiment.estimate(arm))),
+        key=experiment.estimate,
+        default=CONTROL,
     )
     try:
         state = json.loads((request.folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -255,15 +248,15 @@ def read_live(request: LiveRequest) -> LiveResult:
     ended = str(state.get("finished", ""))
     backend = str(state.get("backend", ""))
     other_backend = backend if is_other_backend(backend) else ""
-    has_steps = bool(saved or ended or state.get("step"))
+    has_steps = bool(blocks or ended or state.get("step"))
     missing = "" if has_steps else _NO_STEPS if state else _NO_COMMUNICATOR
     return LiveResult(
-        verdict=_judge(proof, best, results[best - 1][1] if best else None, ended=ended or missing),
+        verdict=_judge(experiment, blocks, best, results[best - 1][1] if best else None, ended=ended or missing),
         arm=request.arms[best - 1].name if best else "",
         results=results,
-        launches=tuple(_build_launches(saved, best, request)),
-        steps=saved[-1].step if saved else 0,
-        cost=proof.cost_us() / proof.elapsed_us if proof.elapsed_us else 0.0,
+        launches=tuple(_build_launches(blocks, best, request)),
+        steps=blocks[-1].step if blocks else 0,
+        cost=experiment.cost_us() / experiment.elapsed_us if experiment.elapsed_us else 0.0,
         ended=ended,
         other_backend=other_backend,
         ranks=int(state.get("ranks", 0)),
@@ -271,24 +264,26 @@ def read_live(request: LiveRequest) -> LiveResult:
     )
 
 
-def _judge(proof: LiveProof, best: int, result: ArmResult | None, *, ended: str) -> Verdict:
+def _judge(
+    experiment: Experiment, blocks: Sequence[Block], best: int, result: ArmResult | None, *, ended: str
+) -> Verdict:
     decision = Decision.UNDECIDED
-    if proof.winner is not None:
+    if experiment.tuned is not None:
         decision = Decision.TUNED
-    elif proof.blocks and not proof.left:
+    elif blocks and not experiment.left:
         decision = Decision.KEEP_DEFAULT
     if result is None:
         reason = ended or "the job ended before any arm was compared"
-        result = ArmResult(1.0, 0.0, math.inf, 0, "", is_proven=False)
+        result = ArmResult(1.0, 0.0, math.inf, 0, "")
     else:
         gain = describe_gain(result.speedup, (result.low, result.high), count_noun(result.blocks, "block"))
-        is_slower = decision is Decision.KEEP_DEFAULT
-        reason = (
-            f"no arm is faster; the best one: {gain}"
-            if is_slower
-            else f"inconclusive: {gain}; {ended or 'the job ended before a decision'}"
-        )
-    default_us = _median_us(proof.blocks, DEFAULT)
+        if decision is Decision.KEEP_DEFAULT:
+            reason = f"no arm is faster; the best one: {gain}"
+        elif experiment.leading is not None:
+            reason = f"leading: {gain}; the steps so far do not rule out stalls that cost as much"
+        else:
+            reason = f"inconclusive: {gain}; {ended or 'the job ended before a decision'}"
+    default_us = _mean_us(blocks, CONTROL)
     verdict = Verdict(
         decision=decision,
         reason=reason,
@@ -296,30 +291,29 @@ def _judge(proof: LiveProof, best: int, result: ArmResult | None, *, ended: str)
         interval=(result.low, result.high),
         blocks=result.blocks,
         default_us=default_us,
-        policy_us=_median_us(proof.blocks, best) or default_us,
-        min_effect=proof.min_effect,
+        policy_us=_mean_us(blocks, best) or default_us,
+        min_effect=experiment.min_effect,
     )
     return state_step_gain(verdict, f"{count_noun(result.blocks, 'block')} inside one job; live: {EXPERIMENTAL}")
 
 
-def _median_us(blocks: Sequence[StepBlock], arm: int) -> float:
-    times_us = sorted(time_us for block in blocks if block.arm == arm for time_us in block.step_us)
-    return times_us[len(times_us) // 2] if times_us else 0.0
+def _mean_us(blocks: Sequence[Block], arm: int) -> float:
+    times_us = [time_us for block in blocks if block.arm == arm for time_us in block.step_us]
+    return statistics.fmean(times_us) if times_us else 0.0
 
 
-def _build_launches(saved: Sequence[SavedBlock], best: int, request: LiveRequest) -> list[StepLaunch]:
+def _build_launches(blocks: Sequence[Block], best: int, request: LiveRequest) -> list[StepLaunch]:
     """Return the blocks of default and arm; those that tell something have the estimate that they led to."""
-    proof, launches = LiveProof(arms=len(request.arms), min_effect=request.min_effect), list[StepLaunch]()
-    for record in saved:
-        block = record.block
-        proof.add(block, elapsed_us=record.elapsed_us)
-        if block.arm not in (DEFAULT, best):
+    experiment, launches = Experiment(arms=len(request.arms), min_effect=request.min_effect), list[StepLaunch]()
+    for block in blocks:
+        experiment.observe(block)
+        if block.arm not in (CONTROL, best):
             continue
-        tells = block.draw != Draw(DEFAULT) or record is saved[-1]
-        result = proof.result(best) if tells and math.isfinite(proof.estimate(best)) else None
+        tells = block.draw != Draw(CONTROL) or block is blocks[-1]
+        result = experiment.result(best) if tells and math.isfinite(experiment.estimate(best)) else None
         launches.append(
             StepLaunch(
-                side=Side.BASE if block.arm == DEFAULT else Side.TUNED,
+                side=Side.BASE if block.arm == CONTROL else Side.TUNED,
                 order=len(launches),
                 step_us=block.step_us,
                 estimate=result and (result.speedup, result.low, result.high),

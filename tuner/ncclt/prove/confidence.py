@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclt.prove.levels import SHARPNESS, STAKE
+from ncclt.prove.levels import SHARPNESS, STAKE, WEIGHT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ratios = NDArray[np.float64]
 
-_SHARPNESS, _STAKE = np.array(SHARPNESS), np.array(STAKE)
+_SHARPNESS, _STAKE, _WEIGHT = np.array(SHARPNESS), np.array(STAKE), np.array(WEIGHT)
 
 _HALVINGS = 48
 """Steps of the search for an interval's end; the last one is far below any noise."""
@@ -57,7 +57,7 @@ def log_capital(log_ratios: Ratios, centre: float = 0.0) -> Ratios:
     stakes = _STAKE.reshape((-1,) + (1,) * odd.ndim)
     won: Ratios = np.log1p(stakes * odd).sum(axis=-1)
     best = won.max(axis=(0, 1))
-    capital: Ratios = best + np.log(np.exp(won - best).mean(axis=(0, 1)))
+    capital: Ratios = best + np.log(np.tensordot(_WEIGHT, np.exp(won - best).mean(axis=1), axes=1))
     return capital
 
 

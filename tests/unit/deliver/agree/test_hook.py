@@ -93,11 +93,11 @@ def test_hook_is_placed_once_and_read_by_all(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == [first.name]
     assert sorted(str(path.relative_to(first)) for path in first.rglob("*.py")) == [
         "_ncclt_agreement/__init__.py",
+        "_ncclt_agreement/experiment.py",
         "_ncclt_agreement/hook.py",
         "_ncclt_agreement/levels.py",
         "_ncclt_agreement/live.py",
         "_ncclt_agreement/live_director.py",
-        "_ncclt_agreement/live_proof.py",
         "_ncclt_agreement/start.py",
         "_ncclt_agreement/when_imported.py",
         "sitecustomize.py",

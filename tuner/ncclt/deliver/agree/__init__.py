@@ -63,7 +63,7 @@ def _hook_files() -> dict[str, str]:
     sources = {
         f"{_PACKAGE}/when_imported.py": record / "injected" / "when_imported.py",
         **{f"{_PACKAGE}/{name}.py": own / f"{name}.py" for name in ("__init__", "hook", "live", "start")},
-        **{f"{_PACKAGE}/{name}.py": prove / f"{name}.py" for name in ("levels", "live_director", "live_proof")},
+        **{f"{_PACKAGE}/{name}.py": prove / f"{name}.py" for name in ("experiment", "levels", "live_director")},
         "sitecustomize.py": record / "entry.py",  # last: with it Python begins to load the others
     }
     return {name: source.read_text(encoding="utf-8") for name, source in sources.items()}

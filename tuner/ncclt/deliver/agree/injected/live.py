@@ -558,6 +558,8 @@ class LiveSession:
                 plan = self._director.decide(boundary)
             except Exception as error:  # noqa: BLE001  # of the director: the plan in force is safe
                 return {"end": f"the director failed: {one_line(error)}"}
+            if self._director.news:
+                say(f"live tuning: {self._director.news}")
             if self._director.finished:
                 return {"end": self._director.finished}
         if plan is None or not boundary.can_propose:
