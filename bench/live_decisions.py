@@ -10,9 +10,9 @@ third step of a block, which takes 2 % longer, and 50 % where an arm is used for
 Rows of `part` decisions: case, jobs, method, leading (share of jobs in which the best arm led within limit_steps),
 median_steps until then, tuned (share that was ever called tuned), false_tuned (share of jobs that call an arm tuned at
 the end whose mean step is no shorter), in_force (share in which such an arm leads at the end), cost and cost_max (time
-that arms and switches have added, as a share of the job, in the mean and the worst job). Peers: `t-test` alternates arms
-in blocks of six steps and switches at p < 0.05 and a mean gain of 2 %, `halving` doubles the steps of each round, keeps
-the faster half, and switches to the last arm if its median is faster by 2 %.
+that arms and switches have added, as a share of the job, in the mean and the worst job). Peers: `t-test` alternates
+arms in blocks of six steps and switches at p < 0.05 and a mean gain of 2 %, `halving` doubles the steps of each round,
+keeps the faster half, and switches to the last arm if its median is faster by 2 %.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def compare_jobs(
         start: the revision that it got, and when.
         started: the same time, ISO in UTC.
         is_control: it got the control of the roll-out.
-        step_us: median step time that it reported, µs; None = no report yet.
+        step_us: mean step time that it reported, µs; None = no report yet.
         change: of the step time against the median of the control's jobs, as a share; None = not known.
         is_missing: it has not reported in the time that jobs of this roll-out take.
     """

@@ -93,7 +93,7 @@ class NewStepTime(JsonBody):
     rollout: str = Field(max_length=64, description="id of the roll-out, from the answer to the job")
     job: str = Field(min_length=1, max_length=MOST_JOB_NAME, description="name of the job, as in its request")
     recommendation: str = Field("", max_length=64, description="revision that the job got; empty = none")
-    step_us: float = Field(gt=0, description="median of the measured steps on the slowest rank, in µs")
+    step_us: float = Field(gt=0, description="mean of the measured steps on the slowest rank, in µs")
     steps: int = Field(ge=1, le=MOST_NUMBER, description="number of measured steps")
 
 

@@ -23,8 +23,9 @@ def test_percentiles_are_over_all_steps_of_a_side():
     assert verification.to_document()["percentiles_us"]["base"]["p50"] == 2.5
 
 
-def test_step_time_of_a_launch_is_its_median():
-    assert StepLaunch(side=Side.BASE, order=0, step_us=(9.0, 1.0, 2.0)).time_us == 2.0
+def test_time_of_a_launch_is_its_mean_step_where_a_pause_counts_as_ten():
+    assert StepLaunch(side=Side.BASE, order=0, step_us=(9.0, 1.0, 2.0)).time_us == 4.0
+    assert StepLaunch(side=Side.BASE, order=0, step_us=(500.0, 1.0, 1.0)).time_us == 4.0
     assert StepLaunch(side=Side.BASE, order=0).time_us is None
 
 

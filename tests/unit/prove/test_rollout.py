@@ -104,6 +104,16 @@ def test_what_a_difference_leads_to(subtests):
             assert arm.reports + verdict.controls in (50, 600)
 
 
+@pytest.mark.parametrize(("share", "factor"), [(0.15, 2.0), (0.05, 3.0), (0.3, 1.3)])
+def test_an_arm_that_slows_some_jobs_by_more_than_it_saves_in_the_others_does_not_win(share, factor):
+    dice = random.Random(1)
+    reports = [
+        replace(time, step_us=time.step_us * factor) if time.recommendation == "b" and dice.random() < share else time
+        for time in times(-0.05, jobs=2000)
+    ]
+    assert all(judge(reports[:jobs]).state is not RollOutState.WON for jobs in range(200, 2001, 200))
+
+
 def test_each_arm_is_decided_by_itself():
     verdict = judge(times(0.06, 0.0, -0.002, -0.06, jobs=1500, rollout=FOUR), rollout=FOUR)
     states = {arm.recommendation: arm.state for arm in verdict.arms}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from ncclt.cli.exits import report
 from ncclt.cli.render import say
 from ncclt.core.attestation import Form
 from ncclt.core.rollout import Variant
+from ncclt.core.verification import mean_step_us
 from ncclt.deliver.answer import Answer, AnswerSource, api_key, policy_from_answer, server_errors
 from ncclt.deliver.job_plan import JobPlan
 from ncclt.errors import InputError, NccltError, TraceError
@@ -138,7 +138,7 @@ def timed_variables(folder: Path, command: Sequence[str], environ: Mapping[str, 
 
 
 def report_times(answer: Answer, job_report: JobReport) -> None:
-    """Report the median step time of the job to its server, else to the local store, and say what the guard says.
+    """Report the mean step time of the job to its server, else to the local store, and say what the guard says.
 
     Raises:
         InputError: the ranks recorded no step times.
@@ -147,7 +147,7 @@ def report_times(answer: Answer, job_report: JobReport) -> None:
     times = read_step_times(job_report.folder / _FOLDER, steps=WINDOW_STEPS)
     if times.failure:
         raise InputError(f"no step times: {times.failure}", hint="a training without a torch optimizer has none")
-    step_us = statistics.median(times.step_us)
+    step_us = mean_step_us(times.step_us)
     job_time: dict[str, Any] = {
         "rollout": answer.rollout,
         "job": job_report.job,

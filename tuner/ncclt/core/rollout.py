@@ -339,7 +339,7 @@ def prove_by_jobs(
 
     Args:
         untried: revision without evidence.
-        default_us, policy_us: median step times of the control's jobs and of its own, µs.
+        default_us, policy_us: median over jobs of the step times of the control's jobs and of its own, µs.
     """
     low, high = gain.interval
     verdict = Verdict(
@@ -417,7 +417,7 @@ class JobTime(Documented):
         rollout: id of the roll-out.
         job: name of the job.
         recommendation: id of the revision that the job was given; empty = none.
-        step_us: median time of its measured steps on the slowest rank, µs.
+        step_us: mean time of its measured steps on the slowest rank, µs.
         steps: number of measured steps.
         waited_s: seconds from the job's start to this report.
         who, address: of the reporter.

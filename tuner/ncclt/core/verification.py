@@ -15,6 +15,16 @@ from ncclt.core.recommendation import Decision, Verdict
 PERCENTILES = (50, 75, 90, 95)
 """Percentiles as papers on training speed print them."""
 
+PAUSE = 10.0
+"""Multiple of the usual step above which a step is a pause of the job rather than a slow step."""
+
+
+def mean_step_us(step_us: Sequence[float]) -> float:
+    """Return the mean of step times, µs: what users pay, where no step counts as more than `PAUSE` medians."""
+    longest_us = PAUSE * statistics.median(step_us)
+    return statistics.fmean(min(time_us, longest_us) for time_us in step_us)
+
+
 Variables = tuple[tuple[str, str], ...]
 """Environment variables, (name, value), sorted by name."""
 
@@ -49,8 +59,8 @@ class StepLaunch(Documented):
 
     @property
     def time_us(self) -> float | None:
-        """Return the step time of the launch, µs: the median over its steps; None where it failed."""
-        return statistics.median(self.step_us) if self.step_us else None
+        """Return the mean step of the launch, µs (`mean_step_us`); None where it failed."""
+        return mean_step_us(self.step_us) if self.step_us else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

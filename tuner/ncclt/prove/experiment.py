@@ -49,7 +49,7 @@ _PAUSES = 100
 _UNSEEN, _UNSEEN_EXCESS = 3.0, 2.0
 """Among n steps without a stall, a share of up to 3/n may stall (95 %); a stall takes at least three steps."""
 
-_ERRORS = 2.0
+SAVED_ERRORS = 2.0
 """Standard errors of the mean by which an arm must gain to be called tuned, and lose to be dropped."""
 
 _STALLS = 2
@@ -61,7 +61,7 @@ _LONG_CAPITAL = 20.0
 GUARD_BLOCKS = 19
 """Lengths of a block for which an arm that leads stays in force between two blocks of the control."""
 
-_CARRY_BLOCKS, _CARRY_ERRORS = 6, 3.0
+_CARRY_BLOCKS, _CARRY_ERRORS = 4, 3.0
 """Fewest blocks of the control after an arm, and after the control, that show what an arm leaves behind, and standard
 errors between them that do."""
 
@@ -231,17 +231,36 @@ class MeanGain(NamedTuple):
     @property
     def low(self) -> float:
         """Return the saving that is left if both go against the arm."""
-        return self.saved - _ERRORS * self.error - self.unseen
+        return self.saved - SAVED_ERRORS * self.error - self.unseen
 
     @property
     def high(self) -> float:
         """Return the largest saving that the error allows."""
-        return self.saved + _ERRORS * self.error
+        return self.saved + SAVED_ERRORS * self.error
 
     @property
     def is_lost(self) -> bool:
         """Return True if the mean speaks against the arm; of rare stalls, few are enough to be taken seriously."""
         return self.high < 0 or (self.stalls >= _STALLS and self.saved + self.error < 0)
+
+
+def estimate_unseen(steps: int) -> float:
+    """Return the share by which stalls that did not show in so many steps may lengthen the mean step."""
+    return min(_UNSEEN / max(steps, 1), 1.0) * _UNSEEN_EXCESS
+
+
+def compare_means(control: Tally, arm: Tally, regular: set[int], *, forgiven: int = 0) -> MeanGain:
+    """Compare the mean steps of two arms; for the arguments see `Tally.summarize`."""
+    own, reference = (tally.summarize(regular, forgiven=forgiven) for tally in (arm, control))
+    if not own.steps or not reference.steps:
+        return MeanGain(0.0, math.inf, math.inf, own.steps, own.stalls)
+    return MeanGain(
+        saved=reference.mean - own.mean,
+        error=math.sqrt(own.variance + reference.variance),
+        unseen=estimate_unseen(own.steps),
+        steps=own.steps,
+        stalls=own.stalls,
+    )
 
 
 class ArmResult(NamedTuple):
@@ -320,7 +339,9 @@ class Experiment:
     def tuned(self) -> int | None:
         """Return the arm that leads, and whose stalls cannot cost what it gains; None = there is none yet."""
         leading = self.leading
-        return leading if leading is not None and self.mean_gain(leading).low > 0 else None
+        if leading is None or self.mean_gain(leading).low <= max(self._estimate_carry_over(leading)[0], 0.0):
+            return None
+        return leading
 
     @property
     def has_ended(self) -> bool:
@@ -384,14 +405,14 @@ class Experiment:
         best = max(counted, key=self.estimate) if counted else CONTROL
         for arm in counted:
             blocks, gain = len(gains[arm]), self.estimate(arm)
-            mean = self.mean_gain(arm)
+            mean, (carry_over, carry_error) = self.mean_gain(arm), self._estimate_carry_over(arm)
             if self._is_slower(arm):
                 self.dropped[arm] = f"steps take {math.expm1(-gain) * 100:.1f} % longer"
             elif blocks >= _BEATEN_BLOCKS and mean.is_lost:
                 self.dropped[arm] = f"its mean step takes {-mean.saved * 100:.1f} % longer"
             elif sum(self._long_bets.get(arm, ())) >= _LONG_CAPITAL:
                 self.dropped[arm] = "more of its steps are long"
-            elif self._find_carry_over(arm) > max(gain - math.log1p(self.min_effect), 0.0):
+            elif carry_over > max(_CARRY_ERRORS * carry_error, gain - math.log1p(self.min_effect)):
                 self.dropped[arm] = "the steps after it take longer"
             elif deviation is None or self._has_won(arm):
                 continue
@@ -443,14 +464,13 @@ class Experiment:
             for capital, stake in zip(capitals, STAKE)  # noqa: B905  # Python 3.8
         ]
 
-    def _find_carry_over(self, arm: int) -> float:
-        """Return by how much the log times of the control's blocks after an arm exceed the others'; 0 = not shown."""
+    def _estimate_carry_over(self, arm: int) -> tuple[float, float]:
+        """Return by how much the control's log times after an arm exceed those after itself, and the standard error."""
         after, others = self._left_behind.get(arm, []), self._left_behind.get(CONTROL, [])
         if min(len(after), len(others)) < _CARRY_BLOCKS:
-            return 0.0
-        difference = statistics.fmean(after) - statistics.fmean(others)
+            return 0.0, math.inf
         error = math.sqrt(statistics.variance(after) / len(after) + statistics.variance(others) / len(others))
-        return difference if difference > _CARRY_ERRORS * error else 0.0
+        return statistics.fmean(after) - statistics.fmean(others), error
 
     def mean_gain(self, arm: int, *, forgive: bool = False) -> MeanGain:
         """Return what an arm saves in the mean step.
@@ -460,17 +480,7 @@ class Experiment:
         """
         tally = self._tallies[arm]
         forgiven = int(forgive and not self._pauses <= self._regular | tally.pauses.keys())
-        own = tally.summarize(self._regular, forgiven=forgiven)
-        control = self._tallies[CONTROL].summarize(self._regular, forgiven=int(forgive))
-        if not own.steps or not control.steps:
-            return MeanGain(0.0, math.inf, math.inf, own.steps, own.stalls)
-        return MeanGain(
-            saved=control.mean - own.mean,
-            error=math.sqrt(own.variance + control.variance),
-            unseen=min(_UNSEEN / own.steps, 1.0) * _UNSEEN_EXCESS,
-            steps=own.steps,
-            stalls=own.stalls,
-        )
+        return compare_means(self._tallies[CONTROL], tally, self._regular, forgiven=forgiven)
 
     def estimate(self, arm: int) -> float:
         """Return the log speed-up of an arm; minus infinity before it can be compared."""
@@ -488,7 +498,7 @@ class Experiment:
         high_log = _find_end(self.blocks, arm, estimate, refuted, sign=-1)
         high = math.exp(high_log) if math.isfinite(high_log) else math.inf
         speedup = 1 / (1 - mean.saved)
-        ends = [1 / (1 - saved) for saved in (mean.saved - _ERRORS * mean.error, mean.high) if saved < 1]
+        ends = [1 / (1 - saved) for saved in (mean.saved - SAVED_ERRORS * mean.error, mean.high) if saved < 1]
         return ArmResult(speedup, min(low, speedup, *ends), max(high, speedup, *ends), blocks, dropped)
 
     def cost_us(self) -> float:

@@ -118,7 +118,7 @@ class LiveDirector:
             return False
         step_us = self.experiment.level_us or statistics.median(self._counted)
         steps = max(MIN_COUNTED, math.ceil(self._min_block_us / step_us))
-        return len(self._counted) >= steps * max(1, self._draw.guards)
+        return bool(len(self._counted) >= steps * max(1, self._draw.guards))
 
     def _end_block(self, step: int) -> None:
         block = Block(

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -45,9 +45,13 @@ from ncclt.deliver.render.delivery import compare_numerics
 from ncclt.errors import ConflictError
 from ncclt.nccl.numerics import SameBits
 from ncclt.prove.confidence import estimate_centre, estimate_interval, log_capital
+from ncclt.prove.experiment import SAVED_ERRORS, estimate_unseen
 from ncclt.prove.levels import INTERVAL_ERROR
 from ncclt.prove.verdict import format_change
 from ncclt.store import Store
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FALSE_ROLL_BACK = 0.01
 """Max probability of each wrong end of an arm, over any number of jobs and all arms of a roll-out: lost although it is
@@ -265,7 +269,8 @@ class _Arm:
         refuted, won = -math.log(FALSE_ROLL_BACK / arms), -math.log(FALSE_WIN / arms)
         state, reason = ArmState.RUNNING, _describe_open(gain, self.reports)
         missing = self._describe_missing()
-        is_faster = len(gains) > 0 and float(log_capital(gains)) >= won
+        has_won = len(gains) > 0 and float(log_capital(gains)) >= won
+        is_faster = has_won and self._saves_time(gains)
         may_win = arm.is_open
         if len(gains) and float(log_capital(-gains, math.log1p(rollout.loss_limit))) >= refuted:
             state, reason = ArmState.LOST, _decided(f"slower by more than {rollout.loss_limit * 100:g} %", gain)
@@ -276,6 +281,8 @@ class _Arm:
         elif may_win and len(gains) and float(log_capital(-gains, -math.log1p(rollout.min_effect))) >= refuted:
             state = ArmState.FUTILE
             reason = f"no gain of {rollout.min_effect * 100:g} % or more: {_decided('about as fast', gain)}"
+        elif has_won and not is_faster:
+            reason = f"most jobs are faster, but slow ones may cost as much: {_describe_open(gain, self.reports)}"
         elif is_faster:
             reason = f"steps are faster, but its jobs may report less often than others: {missing}"
         elif self.missing or self.missing_controls:
@@ -304,6 +311,16 @@ class _Arm:
             gain=gain,
             cost_gpu_h=self.cost * rollout.gpus / 3600,
         )
+
+    def _saves_time(self, gains: NDArray[np.float64]) -> bool:
+        """Check that its pairs save time in the mean, and that stalls not seen yet cannot cost as much.
+
+        Bets are won by most jobs, users pay for all. Times of a pair count by their difference over their mean.
+        """
+        saved = 2 * np.tanh(gains / 2)
+        steps = sum(time.steps for time in self.jobs.times if time.recommendation == self.arm.recommendation)
+        error = float(saved.std()) / math.sqrt(len(saved))
+        return float(saved.mean()) - SAVED_ERRORS * error - estimate_unseen(steps) > 0
 
     def _allow_unreported(self) -> int:
         """Return the number of starts that as many reports would need at the control's rate of reports."""

@@ -24,11 +24,14 @@ from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
+from ncclt.prove.experiment import MeanGain, Tally, compare_means, find_regular
 from ncclt.prove.interleave import launch_order
-from ncclt.prove.verdict import Pairs, decide, judge, state_step_gain
+from ncclt.prove.verdict import Pairs, judge, state_step_gain
 
 _PER_BLOCK = len(Side) * LAUNCHES_PER_BLOCK
 """Launches of a block: two pairs."""
+
+_OPEN = Decision.UNDECIDED
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
@@ -136,10 +139,7 @@ def verify(
             if any(launch.failure for launch in launches) and any(launch.side is Side.BASE for launch in launches):
                 break
             ends_block = not launch.failure and len(launches) % _PER_BLOCK == 0
-            if (
-                ends_block
-                and decide(_build_pairs(launches), min_effect=request.how.min_effect) is not Decision.UNDECIDED
-            ):
+            if ends_block and _judge_steps(launches, min_effect=request.how.min_effect).decision is not _OPEN:
                 break
     except KeyboardInterrupt:
         del launches[len(launches) // _PER_BLOCK * _PER_BLOCK :]
@@ -322,9 +322,37 @@ def _build_pairs(launches: Sequence[StepLaunch]) -> Pairs:
     return Pairs(default_us=tuple(times_us[Side.BASE][:complete]), policy_us=tuple(times_us[Side.TUNED][:complete]))
 
 
+def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: str = "") -> Verdict:
+    """Judge pairs of launches by their mean steps; a gain counts when stalls can no longer cost it."""
+    verdict = judge(_build_pairs(launches), min_effect=min_effect, failure=failure)
+    mean = _compare_steps(launches)
+    if failure or verdict.decision is not Decision.TUNED or mean.low > 0:
+        return verdict
+    if mean.is_lost:
+        lost = f"the mean step takes {-100 * mean.saved:.1f} % longer, though most steps are faster"
+        return replace(verdict, decision=Decision.KEEP_DEFAULT, reason=lost)
+    return replace(
+        verdict,
+        decision=_OPEN,
+        reason=f"leading, but {mean.steps:,} steps do not rule out stalls that cost as much (set more --blocks)",
+    )
+
+
+def _compare_steps(launches: Sequence[StepLaunch]) -> MeanGain:
+    """Compare all steps of both sides; a pause at the same step of each launch belongs to the training."""
+    tallies = {side: Tally() for side in Side}
+    base_us = [time_us for launch in launches if launch.side is Side.BASE for time_us in launch.step_us]
+    stride = 2 * max((len(launch.step_us) for launch in launches), default=0)
+    for launch in launches:
+        for number, time_us in enumerate(launch.step_us):
+            tallies[launch.side].add(stride * launch.order + number, time_us / statistics.median(base_us))
+    pauses = {step for tally in tallies.values() for step in tally.pauses}
+    return compare_means(tallies[Side.BASE], tallies[Side.TUNED], find_regular(pauses))
+
+
 def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
     failure = next((launch.failure for launch in launches if launch.failure), "")
-    verdict = judge(_build_pairs(launches), min_effect=request.how.min_effect, failure=failure.partition("\n")[0])
+    verdict = _judge_steps(launches, min_effect=request.how.min_effect, failure=failure.partition("\n")[0])
     if request.base_argv:
         return replace(verdict, reason=_describe_command_ratio(verdict, is_failed=bool(failure)))
     return state_step_gain(verdict, count_noun(verdict.blocks, "block"))
@@ -355,10 +383,10 @@ def _notes(launches: Sequence[StepLaunch], times: StepTimes) -> list[str]:
             f"step times from {times.ranks} of {times.world_size} ranks; the others make no optimizer steps or cannot "
             "see the folder of --dir"
         )
-    uneven = [x for x in launches if x.time_us and statistics.fmean(x.step_us) > _UNEVEN * x.time_us]
+    uneven = [x for x in launches if x.step_us and statistics.fmean(x.step_us) > _UNEVEN * statistics.median(x.step_us)]
     if len(uneven) * 2 > len(launches):
         notes.append(
-            "uneven steps: a few long ones take much of the time, which the median ignores; if the program waits for "
-            "its GPU only every few steps, make it wait in every step, for example with loss.item()"
+            "uneven steps: a few long ones take much of the time; if the program waits for its GPU only "
+            "every few steps, make it wait in every step, for example with loss.item()"
         )
     return notes
