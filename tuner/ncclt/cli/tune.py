@@ -41,6 +41,7 @@ from ncclt.core.trial import Outcome
 from ncclt.core.workload import Workload
 from ncclt.deliver.render.delivery import describe_channels
 from ncclt.errors import UsageError, require_extra
+from ncclt.health.doctor.files import read_printed_costs_file
 from ncclt.launch.slurm.job import job_loss
 from ncclt.measure.open_testbed import choose_cluster, open_testbed
 from ncclt.measure.runner import RealRunner
@@ -123,11 +124,7 @@ def tune(
     from ncclt.pipeline.tune import TuneRequest
     from ncclt.store.shipped import is_demo
 
-    costs = None
-    if options.init_log is not None:
-        from ncclt.health.doctor.files import read_printed_costs_file
-
-        costs = read_printed_costs_file(options.init_log)
+    costs = None if options.init_log is None else read_printed_costs_file(options.init_log)
     target.require_known_names()
     with open_to_read(storage, would_be_made=True) as store:
         # An unknown name fails before a missing launcher or GPU, and makes no store.
