@@ -212,10 +212,10 @@ def test_interrupted_stages_start_again_by_the_same_command(ncclt, job, measured
         assert store.records.verifications() == ()
         assert not [workload for workload, shipped in store.workloads.entries() if not shipped]
     before = starts(ncclt)
-    assert "of whole blocks saved" in interrupted(*measured, "--", *job, after=6)
+    assert "launches saved" in interrupted(*measured, "--", *job, after=6)
     with open_store(f"sqlite:///{ncclt.folder / 'ncclt.db'}") as store:
         (kept,) = store.records.verifications()
-    assert (kept.verdict.decision, len(kept.launches) % 4) == (Decision.UNDECIDED, 0)
+    assert kept.verdict.decision is Decision.UNDECIDED
     lost = starts(ncclt) - before - len(kept.launches)
     document = json.loads(ncclt("autotune", *measured, "--json", "--", *job).stdout)
     assert document["verification"]["launches"][: len(kept.launches)] == [one.to_document() for one in kept.launches]

@@ -16,7 +16,7 @@ from ncclt.core.verification import Side, Verification
 from ncclt.errors import NodesLostError, NoRecommendationError, NotStartedError, StudyStoppedError, UsageError
 from ncclt.launch.launcher import LaunchPlan, LaunchResult
 from ncclt.prove.comparison import Comparison
-from ncclt.prove.step_times import InterruptedComparisonError, VerifyRequest, can_resume, verify
+from ncclt.prove.step_times import InterruptedComparisonError, VerifyRequest, find_open, verify
 from ncclt.prove.tuned_arm import plan_tuned_arm, require_measurable
 from ncclt.testing.samples import RING, sample_recommendation
 
@@ -260,8 +260,8 @@ def test_failures_stop_the_base_and_disqualify_the_tuned_side(tmp_path, result, 
         assert (failed.failure, failed.step_us) == (said, ())
 
 
-@pytest.mark.parametrize(("launched", "kept"), [(0, 0), (3, 0), (4, 4), (7, 4), (9, 8)])
-def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
+@pytest.mark.parametrize("launched", [0, 1, 4, 10])
+def test_interruption_loses_no_launch_and_leaves_no_file(tmp_path, launched):
     by_side = _by_side(0.11, 0.10)
 
     def play(variables, number):
@@ -273,15 +273,20 @@ def test_interruption_leaves_whole_blocks_and_no_file(tmp_path, launched, kept):
         _verify(tmp_path, play, steps=STEPS)
     assert not list(tmp_path.iterdir())
     done = caught.value.done
-    assert len(done.launches if done else ()) == kept
+    assert len(done.launches if done else ()) == launched
     if done:
-        assert can_resume(done, Comparison())
-        resumed, launcher, _ = _verify(tmp_path, _by_side(0.11, 0.10), earlier=done.launches)
-        assert len(launcher.plans) == 16 - kept
-        assert resumed.launches[:kept] == done.launches
+        request = VerifyRequest(
+            argv=("train",), base_env=(), tuned_env=(("X", "1"),), how=Comparison(steps=STEPS, warmup=1)
+        )
+        earlier = find_open([done], request)
+        assert earlier == done.launches
+        assert not find_open([done], replace(request, tuned_env=(("X", "2"),)))
+        resumed, launcher, _ = _verify(tmp_path, _by_side(0.11, 0.10), earlier=earlier, steps=STEPS)
+        assert len(launcher.plans) == 16 - launched
+        assert resumed.launches[:launched] == done.launches
         assert [launch.order for launch in resumed.launches] == list(range(16))
         assert resumed.verdict.decision is Decision.TUNED
-        assert not can_resume(resumed, Comparison()), "it is decided"
+        assert not find_open([resumed, done], request), "it is decided"
 
 
 def test_requests_that_make_no_sense_are_refused(tmp_path, subtests):

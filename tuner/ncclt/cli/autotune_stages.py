@@ -19,7 +19,6 @@ from ncclt.cli.verify import KEEP_BYTES, compare, print_verification
 from ncclt.core.budget import Budget
 from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective
-from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Recommendation
 from ncclt.core.verification import Verification
 from ncclt.core.workload import Workload
@@ -263,13 +262,10 @@ class Autotune:
                 when = stored.created
                 say(f"ncclt: compare: showing the step times of {when}; `ncclt verify` compares again")
             return stored
-        earlier = stored.launches if stored else ()
-        if earlier and not self.hidden:
-            say(f"ncclt: compare: resuming after {count_noun(len(earlier), 'stored launch', 'stored launches')}")
         with prepare_comparison(
             recommendation, self.argv, how=self.how, launcher=launcher, environ=os.environ
         ) as request:
-            return compare(request, launcher, self.store, hidden=self.hidden, earlier=earlier)
+            return compare(request, launcher, self.store, hidden=self.hidden)
 
     def _show_end(self, workload: Workload, decision: str, reason: str, *, use: str = "", why: str = "") -> None:
         """Print the last verdict and how to use it, or everything as one document.

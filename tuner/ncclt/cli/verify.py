@@ -88,6 +88,7 @@ def verify(
 
     The training needs no change: it gets the settings that `ncclt run` would give it. --env and --base compare two
     environments instead, --against two commands. Launches come in pairs in random order, until the verdict is certain.
+    Ctrl-C ends the running launch and saves the others; the same command resumes.
     """
     storage = storage_url()
     from ncclt.prove.tuned_arm import prepare_comparison, require_measurable
@@ -178,18 +179,16 @@ def compare(
     *,
     hidden: bool,
     verbose: bool = False,
-    earlier: Sequence[StepLaunch] | None = None,
 ) -> Verification:
-    """Launch both sides in turn, show each launch on stderr, and store the verdict.
+    """Launch both sides in turn, show each launch on stderr, and store the verdict; resume what was interrupted.
 
     Args:
         verbose: show each launch's output.
-        earlier: resume after these, and store whole blocks should it be interrupted; None = store nothing then.
 
     Raises:
         Exit: interrupted, with what a shell expects.
     """
-    from ncclt.prove.step_times import InterruptedComparisonError
+    from ncclt.prove.step_times import InterruptedComparisonError, find_open
     from ncclt.prove.step_times import verify as run
 
     names = _side_names(bool(request.base_argv))
@@ -211,13 +210,15 @@ def compare(
                 say(f"ncclt: removed from both sides: {', '.join(request.removed_env)}")
             for sentence in request.notes:
                 say(f"ncclt: {sentence}")
+        earlier = find_open(store.records.verifications(recommendation=request.recommendation), request)
+        if earlier and not hidden:
+            say(f"ncclt: resuming after {count_noun(len(earlier), 'stored launch', 'stored launches')}")
         try:
-            verification = run(request, launcher, environ=os.environ, watch=watch, now=utc_now, earlier=earlier or ())
+            verification = run(request, launcher, environ=os.environ, watch=watch, now=utc_now, earlier=earlier)
         except InterruptedComparisonError as error:
-            done = error.done if earlier is not None else None
-            if done is not None:
-                store.records.add_verification(done)
-            launches = done and f"{count_noun(len(done.launches), 'launch', 'launches')} of whole blocks"
+            if error.done is not None:
+                store.records.add_verification(error.done)
+            launches = error.done and count_noun(len(error.done.launches), "launch", "launches")
             say(f"ncclt: interrupted: the running launch was ended; {launches or 'nothing'} saved")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         store.records.add_verification(verification)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -122,7 +122,7 @@ def verify(
         environ: the environment that the launcher passes on.
         watch: called after every launch.
         now: ISO time.
-        earlier: whole blocks of the same comparison, from which it resumes.
+        earlier: launches of the same comparison, after which it resumes.
 
     Raises:
         InterruptedComparisonError: the user interrupted it.
@@ -142,7 +142,6 @@ def verify(
             if ends_block and _judge_steps(launches, min_effect=request.how.min_effect).decision is not _OPEN:
                 break
     except KeyboardInterrupt:
-        del launches[len(launches) // _PER_BLOCK * _PER_BLOCK :]
         done = _build_verification(request, launches, times, now()) if len(launches) > len(earlier) else None
         raise InterruptedComparisonError(done) from None
     return _build_verification(request, launches, times, now())
@@ -188,7 +187,7 @@ class InterruptedComparisonError(KeyboardInterrupt):
     """The user interrupted a comparison; its running launch was ended.
 
     Attributes:
-        done: its whole blocks, from which it can be resumed; None = there are no new ones.
+        done: its launches, after which it can be resumed; None = there are no new ones.
     """
 
     def __init__(self, done: Verification | None) -> None:
@@ -200,6 +199,22 @@ def can_resume(stored: Verification, how: Comparison) -> bool:
     """Check that more launches may decide a stored comparison that is open."""
     open_yet = stored.verdict.decision is Decision.UNDECIDED and not any(launch.failure for launch in stored.launches)
     return open_yet and len(stored.launches) < how.blocks * _PER_BLOCK
+
+
+def find_open(stored: Iterable[Verification], request: VerifyRequest) -> tuple[StepLaunch, ...]:
+    """Return the launches of the newest equal comparison if more of them may decide it; empty = start anew."""
+    how = request.how
+    base_argv = request.base_argv and words_without_secrets(request.base_argv)
+    wanted = (words_without_secrets(request.argv), base_argv, variables_without_secrets(request.base_env))
+    tuned_env = variables_without_secrets(request.tuned_env)
+    for comparison in stored:
+        sides = (comparison.argv, comparison.base_argv, comparison.base_env)
+        # A delivered table has another folder in each run.
+        is_equal = sides == wanted and (request.recommendation or comparison.tuned_env == tuned_env)
+        lengths = (comparison.warmup, comparison.steps, comparison.verdict.min_effect, comparison.site_variables)
+        if is_equal and lengths == (how.warmup, how.steps, how.min_effect, request.site_variables):
+            return comparison.launches if can_resume(comparison, how) else ()
+    return ()
 
 
 def _build_verification(
@@ -325,8 +340,7 @@ def _build_pairs(launches: Sequence[StepLaunch]) -> Pairs:
 def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: str = "") -> Verdict:
     """Judge pairs of launches by their mean steps; a gain counts when stalls can no longer cost it."""
     verdict = judge(_build_pairs(launches), min_effect=min_effect, failure=failure)
-    mean = _compare_steps(launches)
-    if failure or verdict.decision is not Decision.TUNED or mean.low > 0:
+    if verdict.decision is not Decision.TUNED or (mean := _compare_steps(launches)).low > 0:
         return verdict
     if mean.is_lost:
         lost = f"the mean step takes {-100 * mean.saved:.1f} % longer, though most steps are faster"
