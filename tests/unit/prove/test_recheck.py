@@ -157,11 +157,7 @@ def test_variables_that_were_proven_alone_are_measured_again():
 
 
 def test_what_changed_beyond_the_noise_is_stale(request_, subtests):
-    cases = [
-        ({"policy": 1.05}, "gain of the policy over the default"),
-        ({"default": 1.4, "policy": 1.26}, "under the default"),
-        ({"default": 0.7, "policy": 0.63}, "under the policy"),
-    ]
+    cases = [({"policy": 1.05}, "gain of the policy over the default"), ({"largest": 1.3}, "64 MiB float32: gain")]
     for now, reason in cases:
         with subtests.test(now=now, reason=reason):
             found, _ = checked(request_, times(seed=2, **now))
@@ -174,6 +170,41 @@ def test_what_changed_beyond_the_noise_is_stale(request_, subtests):
             assert reason in found.staleness
 
 
+def test_a_day_on_which_all_is_slower_is_a_note(request_):
+    for factor in (0.7, 1.4):
+        found, _ = checked(request_, times(seed=2, default=factor, policy=0.9 * factor))
+
+        assert found.freshness is Freshness.FRESH
+        (change,) = [
+            change for change in found.changes if change.what == "all_reduce 64 MiB float32 under the default, us"
+        ]
+        assert change.changed
+        assert change.ratio == pytest.approx(factor, rel=0.05)
+
+
+def test_a_gain_that_grew_is_not_stale(request_):
+    assert checked(request_, times(seed=2, policy=0.7))[0].freshness is Freshness.FRESH
+
+
+def test_a_gain_that_went_is_seen_in_most_rechecks_and_a_healthy_one_is_hardly_ever_stale():
+    """Twelve healthy clusters of each kind: quiet, and with launches that are a fifth slower in seven of ten cases."""
+
+    def bimodal(*, seed, **_options):
+        rng, slow = random.Random(seed), {}
+
+        def time_of(setting, message, number):
+            factor = slow.setdefault((setting, number), 1.2 if rng.random() < 0.7 else 1.0)
+            return (10 + message.size_bytes / 1e5) * (1 if setting.is_default else 0.8) * factor
+
+        return time_of
+
+    for healthy in (times, bimodal):
+        stale = [checked(request_for(healthy(seed=n)), healthy(seed=99 - n))[0].freshness for n in range(12)]
+        assert stale.count(Freshness.STALE) <= 1
+    lost = [checked(request_for(times(seed=n, policy=0.94)), times(seed=99 - n, policy=1.0))[0] for n in range(12)]
+    assert sum(found.freshness is Freshness.STALE for found in lost) >= 10
+
+
 def test_a_weaker_check_does_not_clear_a_stale_one(request_, subtests):
     """A recheck without findings must be able to see the earlier change."""
     cases = [
@@ -184,7 +215,7 @@ def test_a_weaker_check_does_not_clear_a_stale_one(request_, subtests):
     ]
     for weaker, sigma, doubt in cases:
         with subtests.test(weaker=weaker, sigma=sigma, doubt=doubt):
-            stale, _ = checked(request_, times(seed=2, default=1.4, policy=1.26))
+            stale, _ = checked(request_, times(seed=2, policy=1.05))
             weak, _ = checked(replace(request_, earlier=(stale,), **weaker), times(seed=5, sigma=sigma))
             assert not any(change.changed for change in weak.changes)
             assert weak.freshness is Freshness.STALE
@@ -199,14 +230,11 @@ def test_a_weaker_check_does_not_clear_a_stale_one(request_, subtests):
 def test_an_unmeasured_change_keeps_it_stale(request_):
     lost, fresh = (checked(request_, times(seed=seed))[0] for seed in (2, 3))
     changes = tuple(
-        replace(one, what="broadcast 1 KiB float32 under the default, us", now=2 * one.before, changed=True)
-        for one in lost.changes[:1]
+        replace(one, what="broadcast 1 KiB float32: gain", now=2 * one.before, changed=True) for one in lost.changes[:1]
     )
     stale = replace(lost, freshness=Freshness.STALE, reasons=("slow",), changes=changes)
     found, _ = checked(replace(request_, earlier=(stale,)), times(seed=3))
-    assert (
-        "broadcast 1 KiB float32 under the default, us, which changed by +100.0 %, was not measured" in found.reasons[0]
-    )
+    assert "broadcast 1 KiB float32: gain, which changed by +100.0 %, was not measured" in found.reasons[0]
     found, _ = checked(replace(request_, earlier=(fresh, stale)), times(seed=3))
     assert found.freshness is Freshness.FRESH, "a fresh recheck came between"
 
