@@ -1,11 +1,6 @@
 """Simulated trainings of bench/live_decisions.py, a few per case: the bench itself runs a thousand."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 
 import live_decisions
 

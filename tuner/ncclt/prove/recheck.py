@@ -29,8 +29,8 @@ DEVIATIONS = 4.0
 """Standard errors that a change of one message must exceed: a dozen are compared, each with few launches."""
 
 GAIN_DEVIATIONS = 2.8
-"""The same for a loss of the gain, for which users tune. A gain of 6 % that went to 0 under noise of 2 % is seen by 98 %
-of rechecks, and at most 2 % of healthy ones are stale: quiet, noise of 5 %, bimodal, a slow rank, days 10 % apart."""
+"""The same for a loss of the gain, for which users tune. Of gains of 6 % that went to 0 under noise of 2 %, 98 % are
+seen, and at most 2 % of healthy ones are stale: quiet, noise of 5 %, bimodal, a slow rank, days 10 % apart."""
 
 _LEAST_NOISE = 0.005
 """Scatter below which a few launches may agree by chance, as a share."""
@@ -99,9 +99,8 @@ def recheck(
     """Recheck one recommendation; None when the user interrupted.
 
     It is stale if NCCL, driver, topology or kind of node differ from those it was measured on, if a launch of the
-    policy fails, or if its gain, or what a message gains, has shrunk beyond noise and tolerance. Gains are ratios of
-    pairs of launches: a day on which all is slower is a note. It stays stale if this recheck is too weak to see a
-    change that an earlier one found.
+    policy fails, or if its gain, or that of a message, has shrunk beyond noise and tolerance (of pairs of launches: a
+    slow day is a note). It stays stale if this recheck is too weak to see a change that an earlier one found.
 
     Args:
         runner: where it runs, forcing settings as they are delivered.
