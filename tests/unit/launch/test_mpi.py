@@ -4,6 +4,7 @@ import os
 from contextlib import nullcontext
 
 import pytest
+from program import stand_in
 
 from ncclt.errors import NccltError, UsageError
 from ncclt.launch.launcher import JobShape
@@ -26,11 +27,9 @@ def test_words_of_versions(subtests):
 
 def test_an_unknown_launcher_is_refused(tmp_path):
     """With the names of those that are known."""
-    program = tmp_path / "mpirun"
-    program.write_text("#!/bin/sh\necho something else\n")
-    program.chmod(0o755)
+    environ = stand_in(tmp_path, mpirun="echo something else")
     with pytest.raises(UsageError) as caught:
-        ask_mpi_flavour(str(program), environ=os.environ)
+        ask_mpi_flavour("mpirun", environ=environ)
     assert "Open MPI, MPICH, Intel MPI" in caught.value.hint
 
 
@@ -61,10 +60,7 @@ def test_ranks_meet_on_the_first_node_where_it_is_known(subtests):
 
 @pytest.mark.parametrize("shape", [JobShape(nodes=2), JobShape(nodes=2, hosts=("a", "b")), JobShape()])
 def test_the_scheduler_is_asked_for_hosts_only_where_none_are_named(tmp_path, shape):
-    program = tmp_path / "mpirun"
-    program.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")
-    program.chmod(0o755)
-    environ = {**os.environ, "PBS_NODEFILE": str(tmp_path / "gone")}
+    environ = stand_in(tmp_path, mpirun="echo 'HYDRA build details:'") | {"PBS_NODEFILE": str(tmp_path / "gone")}
     asked = shape.nodes > 1 and not shape.hosts
     with pytest.raises(NccltError, match="gone") if asked else nullcontext():
-        MpirunLauncher.create(shape=shape, program=str(program), environment=environ)
+        MpirunLauncher.create(shape=shape, environment=environ)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from program import stand_in
 
 from ncclt.errors import UsageError
 from ncclt.measure.target import DEFAULT_RECORDED, Target
@@ -40,8 +41,7 @@ def test_a_workload_of_ones_own_is_replayed_or_simulated_only_on_request(cluster
 
 
 def test_on_a_login_node_the_reason_names_the_launcher_that_measures(tmp_path):
-    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    stand_in(tmp_path, sbatch="")
     target = choose(environ={"PATH": str(tmp_path)})
 
     assert target.launcher == "replay"

@@ -62,12 +62,6 @@ def test_one_rank_twice_is_refused(read):
         read(_sent_by(1), _sent_by(1))
 
 
-def test_jobs_of_different_sizes_are_refused(read):
-    """2 ranks and 8 ranks are no job."""
-    with pytest.raises(TraceError, match="different jobs"):
-        read(_rows(world_size=2), _rows(world_size=8))
-
-
 def test_debris_in_an_archive_is_passed_over(read):
     """File systems and people leave other files beside the traces."""
     workload = read(_archive(notes=b"take the second run", rank0=_rows(10), rank1=gzip.compress(_rows(20))))

@@ -1,16 +1,15 @@
 """A job is followed through everything that Slurm may say of it; scontrol is a stand-in that reads from a list."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
+from program import stand_in
 
 from ncclt.errors import StudyStoppedError
 from ncclt.launch.slurm import sbatch as module
 from ncclt.launch.slurm.sbatch import follow
 
 SCONTROL = """\
-#!/bin/sh
 [ -s "$ANSWERS" ] || exit 1
 head -n 1 "$ANSWERS"
 sed -i 1d "$ANSWERS"
@@ -19,8 +18,7 @@ printf 'grows\\n' >>"$ANSWERS.out"
 
 
 def followed(folder, answers, *, show=None, say=None):
-    (folder / "scontrol").write_text(SCONTROL)
-    (folder / "scontrol").chmod(0o755)
+    environment = stand_in(folder, scontrol=SCONTROL)
     (folder / "answers").write_text("".join(f"JobId=7 {answer}\n" for answer in answers))
     shown, said = [], []
     exit_code = follow(
@@ -28,7 +26,7 @@ def followed(folder, answers, *, show=None, say=None):
         (str(folder / "answers.out"), str(folder / "answers.err")),
         show=show or shown.append,
         say=say or said.append,
-        environment={"PATH": f"{folder}:{os.environ['PATH']}", "ANSWERS": str(folder / "answers")},
+        environment={**environment, "ANSWERS": str(folder / "answers")},
         poll_s=0.0,
     )
     return exit_code, "".join(shown), "".join(said)
@@ -106,8 +104,7 @@ def test_a_controller_may_be_silent_for_19_questions_in_a_row(tmp_path, silent, 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_ctrl_c_leaves_the_job_running_and_a_second_one_cancels_it(tmp_path, monkeypatch, again):
-    (tmp_path / "scancel").write_text('#!/bin/sh\necho "$@" >"$ANSWERS.cancelled"\n')
-    (tmp_path / "scancel").chmod(0o755)
+    stand_in(tmp_path, scancel='echo "$@" >"$ANSWERS.cancelled"')
 
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -1,9 +1,9 @@
 """What has become of the Slurm job that this program runs in; scontrol is a stand-in that says what it is given."""
 
-import os
 from datetime import datetime, timedelta
 
 import pytest
+from program import stand_in
 
 from ncclt.launch.slurm.job import job_loss, job_notice
 
@@ -17,11 +17,8 @@ def job(tmp_path):
 
     def environment(said, *, exit_code=0, complaint=""):
         (tmp_path / "said").write_text(said)
-        (tmp_path / "scontrol").write_text(
-            f"#!/bin/sh\necho \"$*\" >{tmp_path}/asked\ncat {tmp_path}/said\necho '{complaint}' >&2\nexit {exit_code}\n"
-        )
-        (tmp_path / "scontrol").chmod(0o755)
-        return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+        script = f"echo \"$*\" >{tmp_path}/asked\ncat {tmp_path}/said\necho '{complaint}' >&2\nexit {exit_code}"
+        return stand_in(tmp_path, scontrol=script) | {"SLURM_JOB_ID": "7"}
 
     return environment
 

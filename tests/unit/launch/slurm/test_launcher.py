@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from program import stand_in
 
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
@@ -29,14 +30,6 @@ def launcher(allocation=PLAIN, *, nodes=2, hosts=(), **options):
         allocation=allocation,
         **{"environment": ENVIRONMENT, **options},
     )
-
-
-def stand_in(folder, **programs):
-    """Write programs of Slurm as shell scripts, and return the environment that finds them."""
-    for name, script in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def run_step(folder, command=("perf",), **programs):

@@ -1,10 +1,10 @@
 """A study as one batch job: the script that is submitted, and what becomes of it."""
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from program import stand_in
 
 from ncclt.errors import UsageError
 from ncclt.launch.launcher import JobShape
@@ -78,14 +78,8 @@ def test_the_command_line_survives_the_shell(tmp_path):
     assert done.stdout == "it's mine; $x\na b\n\n*\n"
 
 
-def stand_in(folder, name, text):
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
 def test_the_id_of_the_job_is_returned(tmp_path):
-    environment = stand_in(tmp_path, "sbatch", f'cat >"{tmp_path}/script"; echo "$@" >"{tmp_path}/argv"; echo "42;lab"')
+    environment = stand_in(tmp_path, sbatch=f'cat >"{tmp_path}/script"; echo "$@" >"{tmp_path}/argv"; echo "42;lab"')
     plan = plan_batch(request())
     assert submit(plan, environment=environment) == "42"
     assert (tmp_path / "script").read_text() == plan.script
@@ -95,7 +89,7 @@ def test_the_id_of_the_job_is_returned(tmp_path):
 
 def test_a_refusal_is_told_in_the_words_of_sbatch(tmp_path):
     environment = stand_in(
-        tmp_path, "sbatch", "echo 'sbatch: error: invalid partition specified: gpu' >&2; cat >/dev/null; exit 1"
+        tmp_path, sbatch="echo 'sbatch: error: invalid partition specified: gpu' >&2; cat >/dev/null; exit 1"
     )
     with pytest.raises(UsageError, match="invalid partition specified: gpu"):
         submit(plan_batch(request()), environment=environment)
@@ -108,7 +102,7 @@ def test_no_sbatch_means_no_login_node(tmp_path, monkeypatch):
 
 
 def test_without_waiting_the_job_is_named_and_left(tmp_path):
-    environment = stand_in(tmp_path, "sbatch", "cat >/dev/null; echo 42")
+    environment = stand_in(tmp_path, sbatch="cat >/dev/null; echo 42")
     said = []
     assert submit_and_follow(request(), wait=False, show=said.append, say=said.append, environment=environment) == 0
     assert said == ["ncclt: submitted job 42; its output: /home/ana/my studies/ncclt-bert-42.out\n"]
