@@ -130,39 +130,3 @@ def test_all_of_a_launch_can_be_found_by_one_label(kind):
     assert config_map["metadata"]["labels"]["ncclt-launch"] == body["metadata"]["name"]
     # The job, and the template of every kind of pod.
     assert text.count(f'"ncclt-launch": "{body["metadata"]["name"]}"') == (3 if kind == "mpijob" else 2)
-
-
-@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
-def test_the_cluster_ends_a_job_that_nobody_watches_any_more(kind):
-    spec = made(kind)[0]["spec"]
-    assert spec.get("runPolicy", spec)["activeDeadlineSeconds"] == 120 + 600 + 120
-
-
-@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
-def test_without_files_there_is_nothing_to_mount(kind):
-    body, others = made(kind, files=())
-    assert others == []
-    assert "ncclt-files" not in json.dumps(body)
-
-
-def test_mpirun_brings_the_variables_to_the_workers():
-    """And the containers have them too, for what is not started by mpirun."""
-    replicas = made("mpijob")[0]["spec"]["mpiReplicaSpecs"]
-    (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
-    command = " ".join(launcher["command"])
-    assert command.endswith("-x NCCL_ALGO -x NCCL_IB_HCA python3 /ncclt/w.py -b 8")
-    assert "-np 16 --map-by ppr:8:node" in command
-    (worker,) = replicas["Worker"]["template"]["spec"]["containers"]
-    assert (
-        worker["env"]
-        == launcher["env"]
-        == [{"name": "NCCL_ALGO", "value": "Ring"}, {"name": "NCCL_IB_HCA", "value": "mlx5_0,mlx5_1"}]
-    )
-    assert worker["resources"] == {"limits": {"nvidia.com/gpu": 8, "rdma/hca": "8"}}
-    assert "resources" not in launcher
-
-
-def test_a_failure_is_not_tried_again():
-    spec = made("mpijob")[0]["spec"]
-    assert spec["runPolicy"]["backoffLimit"] == 0
-    assert {replica["restartPolicy"] for replica in spec["mpiReplicaSpecs"].values()} == {"Never"}

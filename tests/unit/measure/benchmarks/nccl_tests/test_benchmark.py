@@ -67,17 +67,6 @@ def test_results_that_cannot_be_read_back_are_not_written():
     assert not {"-J", "-I"} & set(command.argv)
 
 
-def test_smaller_groups_run_beside_each_other():
-    """2 nodes with 8 GPUs: tensor parallel groups of a node, data parallel ones across."""
-    benchmark = NcclTests(features=NEWEST, processes=16)
-    inside, across = benchmark.commands([message(group_size=8), message(group_size=8, spans_nodes=True)], folder=None)
-    assert (inside.variables, across.variables) == (
-        (("NCCL_TESTS_SPLIT", "DIV 8"),),
-        (("NCCL_TESTS_SPLIT", "MOD 2"),),
-    )
-    assert inside.argv[inside.argv.index("-g") + 1] == "1"
-
-
 def test_one_process_per_node_drives_all_its_gpus():
     """2 processes with 8 GPUs each are 16 ranks."""
     (command,) = NcclTests(processes=2, gpus_per_process=8).commands([message(group_size=16)], folder=None)
