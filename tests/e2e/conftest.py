@@ -19,6 +19,9 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 STAND_IN = Path(__file__).resolve().parents[1] / "fakes" / "nccl_tests_stand_in.py"
+SCREENSHOTS = os.environ.get("NCCLT_TEST_SCREENSHOTS")
+"""Folder to keep pictures in, for a look by eye."""
+
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -107,6 +110,34 @@ def browser():
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def visit(browser, server):
+    """Open a path and return its page; fails at the end if the browser complained about anything."""
+    contexts, complaints = [], []
+
+    def go(path="/", *, width=1280, height=900, scheme="light", scripts=True, wait_until="load"):
+        viewport = {"width": width, "height": height}
+        context = browser.new_context(color_scheme=scheme, viewport=viewport, java_script_enabled=scripts)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("requestfailed", lambda failed: complaints.append(f"{failed.url}: {failed.failure}"))
+        page.on("response", lambda answer: answer.status >= 400 and complaints.append(f"{answer.status} {answer.url}"))
+        page.on("request", lambda sent: sent.url.startswith(server) or complaints.append(f"loads {sent.url}"))
+        page.on("dialog", lambda dialog: (complaints.append("a script ran"), dialog.dismiss()))
+        page.goto(server + path, wait_until=wait_until)
+        if SCREENSHOTS:
+            name = f"{path.strip('/').replace('/', '-')}-{width}-{scheme}.png"
+            page.screenshot(path=Path(SCREENSHOTS) / name, full_page=True)
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert complaints == []
 
 
 @pytest.fixture(scope="session")

@@ -146,24 +146,6 @@ def test_from_the_map_to_a_copied_command_with_the_keyboard_alone(browser, addre
     assert f"--model {found.model}" in copied
 
 
-def test_a_job_is_started_in_a_browser_and_followed_without_a_reload(browser, address, store):
-    with opened(browser) as page:
-        page.goto(address + "/jobs?cluster=hall-a")
-        rows = page.locator("#queue tbody tr")
-        before = rows.count()
-        page.locator("form.write select[name=model]").select_option("bert")
-        page.locator("form.write input[name=trials]").fill("9")
-        page.get_by_role("button", name="Start").click()
-        expect(rows).not_to_have_count(before, timeout=PATIENT_MS)
-        page.evaluate("document.title = 'not loaded again'")
-        with JobQueue(store.url) as queue:
-            (mine,) = [one for one in queue.statuses() if one.job.trials == 9]
-            queue.cancel(mine.job.id)
-        row = rows.filter(has_text=mine.job.id)
-        expect(row).to_contain_text("cancelled", timeout=PATIENT_MS)
-        assert page.title() == "not loaded again"
-
-
 def test_sign_in_and_out_in_a_browser(browser, serving, tmp_path):
     """Also by a link on another site, which does not bring the strict cookie."""
     secret = new_secret()

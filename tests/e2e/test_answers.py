@@ -43,13 +43,7 @@ def answer(cluster, workload, folder):
     """Return what one pair comes to, as plain values; times with 6 digits, no ids, no dates, no sentences."""
     storage = ("--storage", f"sqlite:///{folder / f'{workload}.db'}")
     _, document = command(
-        "tune",
-        "--launcher",
-        "simulate",
-        "--cluster",
-        cluster,
-        "--model",
-        workload,
+        *("tune", "--launcher", "simulate", "--cluster", cluster, "--model", workload),
         *("--seed", "0", "--trials", "12", "--blocks", "8", "--quiet", "--json"),
         *storage,
     )

@@ -79,13 +79,3 @@ def test_equal_times_keep_the_default_and_nothing_is_simulated(ncclt, tune):
     trees_us = [t["time_per_step_us"] for t in document["trials"] if t["label"].startswith("tree")]
     assert trees_us == pytest.approx([2 * default_us] * len(trees_us))
     assert trees_us, "the variables of a setting reach the command, so some trial is slower"
-
-
-def test_missing_programs_are_named_before_a_study_begins(ncclt, tune):
-    words = [str(ncclt.folder) if word == ncclt.folder / "nccl-tests" else word for word in tune]
-
-    said = ncclt(*words, rc=2).stderr
-
-    assert "all_reduce_perf" in said
-    assert "make -C nccl-tests" in said, "and how to get them"
-    assert json.loads(ncclt("studies", "list", *STORE, "--json").stdout)["studies"] == []

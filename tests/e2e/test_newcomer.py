@@ -82,19 +82,6 @@ def test_without_a_gpu_and_a_cluster_real_measurements_are_replayed_and_every_re
     assert label in " ".join(ncclt("studies", "show", "vit").stdout.split())
 
 
-def test_a_study_is_exported_and_replayed(ncclt):
-    ncclt("tune", "--model", "nasnetmobile", *SIMULATED, "--trials", "8", "--study", "mine", *STORE)
-    assert ncclt("landscape", "export", "mine", *STORE).stdout.startswith("system,gpus,nodes,")
-    ncclt("landscape", "export", "mine", "--out", "mine.csv", *STORE)
-    assert "--force" in ncclt("landscape", "export", "mine", "--out", "mine.csv", *STORE, rc=2).stderr
-
-    replay = ("tune", "--model", "nasnetmobile", "--landscape", "mine.csv", "--trials", "4", *STORE, "--json")
-    done = json.loads(ncclt(*replay).stdout)
-    assert done["launcher"] == "replay"
-    assert (done["label"], done["simulated"]) == ("SIMULATED", True), "what was simulated stays so"
-    assert {m["size_bytes"] for m in done["messages"]} == {4_228_000, 16_931_912}
-
-
 def test_a_finished_study_spends_nothing_and_continue_adds_launches_and_a_proof_of_its_own(ncclt):
     ncclt.variables["KNOWN_TIMES"] = "1"  # a gain to prove
     words = (*NASNET[:-4], "--patience", "0", "--min-effect", "0", "--blocks", "3", *STORE, "--json")
@@ -109,25 +96,6 @@ def test_a_finished_study_spends_nothing_and_continue_adds_launches_and_a_proof_
     assert long["study"] == short["study"]
     assert long["launches"]["prove"] > short["launches"]["prove"]
     assert (short["recommendation"]["revision"], long["recommendation"]["revision"]) == (1, 2)
-
-
-def test_a_real_trace_is_tuned_on_a_real_landscape(ncclt, shared_data):
-    trace = shared_data / "traces" / "kineto_hta" / "nccl_parser_config__nccl_data.json.gz"
-    ncclt("profile", "import", trace, "--name", "mine", *STORE)
-    words = ("tune", "--model", "mine", "--launcher", "replay", "--cluster", "l40s-1x4", "--trials", "6", "--json")
-    document = json.loads(ncclt(*words, *STORE).stdout)
-    assert document["simulated"] is False
-    assert document["launcher"] == "replay"
-    assert document["cluster"] == "l40s-1x4"
-    assert all(m["interpolated"] for m in document["messages"])
-    env = ncclt(
-        "env", "--cluster", document["cluster"], "--model", "mine", *shape_of(document), *STORE, "--allow", "recorded"
-    ).stdout
-    assert "# recorded: L40S server, 4 GPUs, PCIe 4, github.com/yumibyte/CS244C-Research" in env
-    assert "export NCCLT_RECORDED=1" in env
-    assert document["label"].startswith("recorded: L40S server, 4 GPUs, PCIe 4, ")
-    assert any("nothing was launched" in note for note in document["notes"])
-    assert any("broadcast" in note and "outside the landscape" in note for note in document["notes"])
 
 
 @pytest.fixture

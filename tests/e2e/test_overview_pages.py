@@ -1,20 +1,14 @@
 """The pages over many studies in a real browser, on a store with a year of made-up studies."""
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 
-from ncclt.core.study import StudyState
 from ncclt.store import open_store
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 
 pytestmark = pytest.mark.browser
-
-SCREENSHOTS = os.environ.get("NCCLT_TEST_SCREENSHOTS")
-"""Folder to keep pictures in, for a look by eye."""
 
 PAGES = {
     "map": "/",
@@ -45,31 +39,6 @@ def server(store, serving):
         yield address
 
 
-@pytest.fixture
-def visit(browser, server):
-    """Open pages in a given size; fails at the end if the browser complained about anything."""
-    contexts, complaints = [], []
-
-    def go(path="/", *, width=1440, height=900, scheme="light", scripts=True):
-        context = browser.new_context(
-            color_scheme=scheme, viewport={"width": width, "height": height}, java_script_enabled=scripts
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("response", lambda answer: answer.status >= 400 and complaints.append(f"{answer.status} {answer.url}"))
-        page.on("request", lambda sent: sent.url.startswith(server) or complaints.append(f"loads {sent.url}"))
-        page.on("dialog", lambda dialog: (complaints.append("a script ran"), dialog.dismiss()))
-        page.goto(server + path)
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
 def test_no_page_complains(visit, server, subtests):
     """A script of a page shows no other tables than the page has without; test_accessible_pages.py looks for sizes."""
     page = visit(width=360, scheme="dark")
@@ -80,8 +49,6 @@ def test_no_page_complains(visit, server, subtests):
             assert page.locator("h1").count() == 1
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert page.evaluate("document.querySelectorAll('bdi script, bdi img').length") == 0
-            if SCREENSHOTS:
-                page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
             if name in WITH_TABLES:
                 without.goto(server + path)
                 assert without.locator("main table").count() == page.locator("main table").count() > 0
@@ -139,16 +106,3 @@ def test_selected_studies_are_compared(visit):
     with page.expect_navigation():
         page.get_by_role("button", name="Compare selected").click()
     assert page.locator("table.compare thead th").count() == 3
-
-
-def test_running_studies_are_refreshed_without_a_reload(visit, store):
-    page = visit("/")
-    row = page.locator("#live tbody tr")
-    before = row.count()
-    assert before > 0
-    study = store.studies.running()[0].study
-    store.studies.set_state(study.id, StudyState.INTERRUPTED, "for this test")
-    try:
-        playwright_api.expect(row).to_have_count(before - 1, timeout=60_000)
-    finally:
-        store.studies.set_state(study.id, StudyState.RUNNING, "")

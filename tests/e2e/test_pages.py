@@ -1,29 +1,19 @@
 """The pages in a real browser, from a real server."""
 
-import dataclasses
 import importlib.util
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from ncclt.core.revision import Actor, ClusterRules
-from ncclt.core.rollout import JobTime, RollOutState
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
-from ncclt.prove import rollout as prove_rollout
 from ncclt.store import open_store
-from ncclt.testing.samples import sample_ticket
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 
 pytestmark = pytest.mark.browser
-
-SCREENSHOTS = os.environ.get("NCCLT_TEST_SCREENSHOTS")
-"""Folder to keep pictures in, for a look by eye."""
 
 
 def load_samples():
@@ -47,33 +37,6 @@ def server(tmp_path_factory, serving):
         samples.fill(store)
         with serving(store) as address:
             yield address
-
-
-@pytest.fixture
-def visit(browser, server):
-    """Open a path and return its page; fails at the end if the browser complained about anything."""
-    contexts, complaints = [], []
-
-    def go(path, *, width=1280, scheme="light", wait_until="load"):
-        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("requestfailed", lambda failed: complaints.append(f"{failed.url}: {failed.failure}"))
-        page.on("response", lambda answer: answer.status >= 400 and complaints.append(f"{answer.status} {answer.url}"))
-        page.on("request", lambda sent: sent.url.startswith(server) or complaints.append(f"loads {sent.url}"))
-        page.on("dialog", lambda dialog: (complaints.append("a script ran"), dialog.dismiss()))
-        page.goto(server + path, wait_until=wait_until)
-        if SCREENSHOTS:
-            name = f"{path.strip('/').replace('/', '-')}-{width}-{scheme}.png"
-            page.screenshot(path=Path(SCREENSHOTS) / name, full_page=True)
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert complaints == []
 
 
 def fits(page):
@@ -150,70 +113,6 @@ def test_a_running_study_changes_without_reload_until_it_ends(browser, serving, 
         assert page.locator("[hx-trigger^=every]").count() == 0
         assert loaded == complaints == []
         context.close()
-
-
-def report_step_times(store, rollout, numbers):
-    """Start jobs and keep their step times, those with the new revision 10 % faster, while the roll-out runs."""
-    for number in numbers:
-        job, issued_s = f"job-{number}", time.time() - 1.0
-        start = store.revisions.claim_start(rollout.id, job, issued_s=issued_s)
-        if start is None:
-            return
-        got = start.recommendation
-        ticket = sample_ticket(store.ticket_secret(), job, issued_s=issued_s, recommendation=got, rollout=rollout.id)
-        step_us = 10.0 if got == rollout.control else 9.0
-        seen = prove_rollout.report_job_time(
-            store,
-            ticket,
-            JobTime(
-                rollout=rollout.id,
-                job=job,
-                recommendation=got,
-                step_us=step_us,
-                steps=40,
-                who="ann",
-                address="127.0.0.1",
-            ),
-        )
-        if seen.state is not RollOutState.RUNNING:
-            return
-
-
-@pytest.mark.thorough
-def test_a_roll_out_is_compared_without_reload_until_it_ends(browser, serving, tmp_path, monkeypatch):
-    """The page follows the reports of jobs; a win awaits approval, which ends it."""
-    monkeypatch.setattr(prove_rollout, "_LEAST_GRACE_S", 0.0)  # jobs of a real cluster take longer than these
-    with open_store(f"sqlite:///{tmp_path}/live.db") as store, serving(store) as address:
-        samples.fill(store)
-        active = store.recommendations.get("0c0ffee1")
-        store.revisions.set_rules(ClusterRules(cluster=active.cluster, percent=50), Actor(who="ann"))
-        rules = tuple(dataclasses.replace(one, channels=7) for one in active.table.policy.rules)
-        policy = dataclasses.replace(active.table.policy, rules=rules)
-        table = dataclasses.replace(active.table, policy=policy)
-        store.revisions.publish(dataclasses.replace(active, id="0c0ffee9", table=table), by=Actor(who="ann"))
-        (rollout,) = store.revisions.rollouts(recommendation="0c0ffee9")
-        first = next(n for n in range(1, 500) if rollout.find_arm(f"job-{n - 1}") is not None)
-        page = browser.new_page()
-        complaints = []
-        page.on("console", lambda message: message.type in ("error", "warning") and complaints.append(message.text))
-        page.goto(f"{address}/roll-outs/{rollout.id}")
-        loaded = []
-        page.on("load", lambda: loaded.append(page.url))
-        expect, badge = playwright_api.expect, page.locator(".hero .lead .badge")
-        jobs = page.locator("#live tbody tr").first.locator("td").nth(3)
-        expect(badge).to_have_text("running")
-        expect(jobs).to_have_text("0")
-        expect(page.get_by_text("to 50 % of the jobs that start")).to_be_visible()
-        report_step_times(store, rollout, range(first))
-        expect(jobs).to_have_text("1", timeout=60_000)
-        report_step_times(store, rollout, range(first, 500))
-        expect(badge).to_have_text("won", timeout=60_000)
-        store.revisions.approve("0c0ffee9", Actor(who="bob"))
-        expect(badge).to_have_text("promoted", timeout=60_000)
-        expect(page.locator("main")).to_have_count(1)
-        assert page.locator("[hx-trigger^=every]").count() == 0
-        assert loaded == complaints == []
-        page.close()
 
 
 def test_a_report_opened_from_a_disk_shows_verdict_and_charts_and_requests_nothing(browser, tmp_path):

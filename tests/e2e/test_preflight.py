@@ -54,21 +54,3 @@ def test_a_gpu_with_which_launches_fail_is_named(ncclt, preflight, fault):
     fine = [r for r in document["readings"] if r["outcome"] == "ok"]
     assert fine
     assert all(2 not in r["gpus"] for r in fine)
-
-
-def test_a_hang_is_told_within_the_time(ncclt, preflight):
-    ncclt.variables["FAULT"] = "hang"
-
-    document = json.loads(ncclt(*preflight, "--expect", "0.001", "--time", "2", rc=4).stdout)
-
-    assert (document["state"], document["findings"][0]["outcome"]) == ("degraded", "timeout")
-    assert "does not finish" in document["verdict"]
-
-
-def test_programs_that_are_not_there_are_told_and_are_no_finding(ncclt, preflight):
-    words = [ncclt.folder / "nowhere" if word == ncclt.folder / "nccl-tests" else word for word in preflight]
-
-    done = ncclt(*words, rc=2)
-
-    assert "all_reduce_perf" in done.stderr
-    assert done.stdout == ""

@@ -10,10 +10,7 @@ QUERY = "postgresql://ncclt@127.0.0.1:9/ncclt?connect_timeout=2&password=hunt@r2
 COMMANDS = (
     ("config", "show"),
     ("config", "show", "--json"),
-    ("studies", "list"),
-    ("admin", "store", "migrate"),
     ("tune", "--model", "bert", "--nodes", "2", "--trials", "3", "--json"),
-    ("tune", "--model", "bert", "--nodes", "2", "--dry-run"),
     ("env", "--model", "bert", "--cluster", "leonardo"),
     ("run", "--model", "bert", "--cluster", "leonardo", "--", "true"),
     ("serve", "--port", "0"),

@@ -1,13 +1,10 @@
-"""A recommendation from request to end, over HTTP: tuned, approved, fetched, attested, replaced, rolled back, refused,
-tuned again because it is stale.
+"""A recommendation from request to end, over HTTP: tuned, approved, fetched, attested, replaced, rolled back, refused.
 
-PostgreSQL, the service and the workers are real processes; the times come from the recorded cluster, and from a
-simulated one where the cluster itself changes, and the step times of the jobs are made up.
+PostgreSQL, the service and the workers are real processes; the times come from the recorded cluster,
+and the step times of the jobs are made up.
 """
 
 import itertools
-import json
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +21,6 @@ from ncclt.deliver.attest import attest
 from ncclt.store import open_store
 from ncclt.testing.samples import sample_recommendation
 
-WITHIN_S = 240.0
 CLUSTER = "mi355x-2x8"
 REQUESTS = 200
 ENV = f"/v1/clusters/{CLUSTER}/env"
@@ -197,53 +193,3 @@ def test_from_a_request_to_a_roll_back_and_a_refusal(site, url):
     refused = site("read", "GET", ENV, params=SHAPE | {"topology": "rewired"})
     assert refused.status_code == 409, refused.text
     assert "topology" in refused.json()["detail"]
-
-
-OWN = "house"
-"""A cluster of the users' own: one that came with ncclt cannot be changed."""
-
-OLD, NEW = "A100-SXM4-64GB", "A100-SXM4-80GB"
-"""Its GPUs, before they are replaced and after."""
-
-
-def test_a_cluster_that_changes_is_refused_and_tuned_again(ncclt, site, start):
-    def define(gpu):
-        found = ncclt("cluster", "show", "leonardo", "--toml").stdout
-        for name, value in (("name", OWN), ("nodes", 2), ("gpu", gpu)):
-            found, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {json.dumps(value)}", found)
-            assert count == 1, (name, found)
-        (ncclt.folder / "house.toml").write_text(found)
-        ncclt("cluster", "add", "house.toml", *(["--replace"] if gpu != OLD else []))
-
-    def given():
-        shape = {"model": "bert", "nodes": 2, "gpus_per_node": 4, "nccl_version": "2.22.3", "simulated": "allow"}
-        return site("read", "GET", f"/v1/clusters/{OWN}/env", params={**shape, "format": "json"})
-
-    def renewed():
-        answer = site("tune", "POST", "/v1/jobs/stale", json={"cluster": OWN, "trials": 30, "blocks": 3})
-        assert answer.status_code == 200, answer.text
-        return answer.json()["items"]
-
-    define(OLD)
-    with (ncclt.folder / "log-house.txt").open("w") as log:
-        start(
-            ncclt.argv("admin", "worker", "--cluster", OWN, "--", "--launcher", "simulate"),
-            cwd=ncclt.folder,
-            env=ncclt.environment,
-            stdout=log,
-            stderr=log,
-        )
-    first = site.tuned(cluster=OWN)["recommendation"]
-    assert until(lambda: given().json().get("recommendation")) == first
-    assert renewed() == []
-
-    define(NEW)
-    refused = until(lambda: answer if (answer := given()).status_code != 200 else None)
-    assert refused.status_code == 410, refused.text
-    assert f"gpu: measured on {OLD}, now {NEW}" in refused.json()["detail"]
-
-    (job,) = renewed()
-    assert (job["recommendation"], job["is_new"], job["job"]["by"] != "") == (first, True, True)
-    second = site.ended(job["job"]["id"])["result"]["recommendation"]
-    assert until(lambda: given().json().get("recommendation")) == second
-    assert renewed() == [], "the old revision is still stale, and needs no job"

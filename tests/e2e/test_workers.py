@@ -3,42 +3,8 @@
 import json
 import time
 
-import psycopg
-import pytest
-
 from ncclt.errors import StoreError
 from ncclt.store import open_store
-
-WORKERS = 4
-TRIALS = 16
-
-
-@pytest.mark.thorough
-def test_four_workers_on_one_postgresql_study_lose_and_repeat_nothing(ncclt, postgresql):
-    with psycopg.connect(postgresql.get_uri(), autocommit=True) as connection:
-        connection.execute("CREATE DATABASE workers")
-    url = postgresql.get_uri(database="workers")
-    words = ("tune", "--model", "nasnetmobile", "--trials", TRIALS, "--patience", 0, "--storage", url, "--json")
-
-    started = [ncclt.start(*words) for _ in range(WORKERS)]
-    outputs = [process.communicate(timeout=300) for process in started]
-
-    assert [process.returncode for process in started] == [0] * WORKERS, outputs
-    documents = [json.loads(out) for out, _ in outputs]
-    proven = [document for document in documents if document["recommendation"]]
-    with open_store(url) as store:
-        study = store.studies.get(documents[0]["study"])
-        trials = store.trials.find(study.id)
-        published = store.recommendations.find(study=study.id)
-        left = (store.leases.workers(study.id), store.leases.running(study.id))
-    searched = [trial for trial in trials if trial.phase == "search"]
-    launches = [(trial.setting, trial.repeat) for trial in trials]
-    assert [trial.number for trial in trials] == list(range(len(trials)))
-    assert len(launches) == len(set(launches))
-    assert len(searched) == TRIALS
-    assert len(published) == 1
-    assert {document["recommendation"]["id"] for document in proven} == {published[0].id}
-    assert left == ((), ())
 
 
 def test_a_killed_worker_does_not_hold_up_the_others(ncclt, tmp_path):

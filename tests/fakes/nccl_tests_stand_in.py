@@ -12,8 +12,6 @@ own path first. What it is told stands in FOLDER/stand_in.json (`install` in Pyt
                 that two settings which are equal in truth are told apart in the same way each time
     lacks       ["tree/simple", ...]: choices that NCCL does not offer to a tuner plugin
     environ     true = each rank of a measurement appends its NCCL_* variables to FOLDER/environ.txt, a line each
-    faults      {"seed", "share", "kinds"}: such a share of the launches that force something fail, drawn from the seed
-                and the number of the launch
 
 A tuner plugin that NCCL_TUNER_PLUGIN names is loaded and asked, as NCCL does, and changes the times as NCCL_ALGO does.
 The variable STAND_IN names the misbehaviour of one launch. Written for `python -I -S`: standard library only.
@@ -110,7 +108,6 @@ class Job:
         self.gpus = int(self.options.get("-t", 1)) * int(self.options.get("-g", 1))
         self.dtype = self.options.get("-d", "float")
         self.fault = os.environ.get("STAND_IN", "")
-        self.number = 0
 
     def groups(self):
         """The group of each process: all in one, unless the environment says otherwise."""
@@ -128,24 +125,6 @@ class Job:
     def ranks(self):
         groups = self.groups()
         return groups.count(groups[0]) * self.gpus
-
-    def draw_fault(self):
-        """Count the launch, and draw whether it fails; launches of the default are spared."""
-        log = os.open(self.folder / "launches", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(log, b"x")
-        self.number = os.lseek(log, 0, os.SEEK_CUR)
-        os.close(log)
-        faults = self.told.get("faults")
-        if faults and forced():
-            draw = random.Random(f"{faults['seed']} {self.number}")
-            if draw.random() < faults["share"]:
-                self.fault = draw.choice(faults["kinds"])
-                self.note(f"{self.number} {self.fault}")
-
-    def note(self, line):
-        """Write down for the test what was done to it."""
-        with (self.folder / "drawn").open("a") as file:
-            file.write(f"{line}\n")
 
 
 def forced():
@@ -331,8 +310,6 @@ def main(place, arguments):
     unknown = next((key for key in job.options if key not in OPTIONS or job.release < OPTIONS[key][1]), "")
     if "-h" in arguments or unknown:
         return usage(job, "" if "-h" in arguments else unknown)
-    if job.rank == 0 and job.told:
-        job.draw_fault()
     if job.fault == "usage":
         return usage(job, "J") if job.rank == 0 else 0
     if job.told.get("environ"):

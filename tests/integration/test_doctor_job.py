@@ -158,14 +158,6 @@ def test_job_that_clears_the_folder_of_its_log_goes_on(doctor):
     assert "missing: the log of the job cannot be used: No such file or directory; does the job clear" in page
 
 
-def test_job_without_a_log_is_not_called_one_without_nccl(doctor):
-    page = " ".join(doctor(["true"]).stdout.split())
-
-    assert "missing: no NCCL log: no process wrote a line of it, for NCCL did not start, or launcher" in page
-    assert "no NCCL in this job" not in page
-    assert page.endswith("seen without NCCL's log: no Python process of it loaded PyTorch")
-
-
 def test_job_that_names_nccl_has_not_started_it(tmp_path):
     argv = [sys.executable, "-c", LIMITED, "240", "0", "sh", "-c", "echo backend: NCCL 2; sleep 1; echo the NCCL INFO"]
     done = run_program(argv, cwd=tmp_path, env=_environ(), check=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
@@ -27,6 +26,7 @@ from ncclt.launch.slurm.launcher import SlurmLauncher
 from ncclt.measure import LaunchedRunner, Timeouts, ask_through
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import detect
+from ncclt.testing.samples import sample_cluster
 
 HERE = Path(__file__).parent
 FAKES = runpy.run_path(str(HERE.parent / "fakes" / "nccl_tests_stand_in.py"))
@@ -65,17 +65,7 @@ FAULTS = {
     "orphan": ((OK, TIMEOUT), "", 3.0),
 }
 
-ENDS = (
-    "hang",
-    "stubborn_child",
-    "segfault",
-    "killed",
-    "partial",
-    "wrong_exit_1",
-    "noise",
-    "info",
-    "orphan",
-)
+ENDS = ("hang", "stubborn_child", "segfault", "killed", "partial", "wrong_exit_1", "noise", "info", "orphan")
 """Faults that depend on the launcher: exit codes, timeouts, leftover processes. The others differ in output only."""
 
 LOST = {"slurm": "node_lost", "mpirun": "node_lost_mpirun", "local": "node_lost_ssh"}
@@ -160,15 +150,7 @@ def measure(place, programs, features, tmp_path):
         runner = LaunchedRunner(
             benchmark=NcclTests(folder=programs, features=features, processes=processes),
             launcher=launcher,
-            cluster=Cluster(
-                name="here",
-                gpus_per_node=4,
-                gpu="Stand-in",
-                compute_capability=80,
-                link_class="pcie",
-                link_gbps=20.0,
-                nccl_version="2.28.9",
-            ),
+            cluster=sample_cluster("here", nodes=1),
             variables=lambda _setting: {"STAND_IN": fault, name: value},
             timeouts=Timeouts(start_s=timeout_s),
             scratch=tmp_path,

@@ -44,24 +44,8 @@ class Machine:
 
     @staticmethod
     def _compiled(target, source, *extra):
-        command = [
-            compiler(),
-            "-std=gnu11",
-            "-O2",
-            "-fPIC",
-            "-shared",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            f"-I{source_folder()}",
-            *extra,
-            "-o",
-            target,
-            FAKES / source,
-            "-lpthread",
-            "-ldl",
-        ]
-        done = run_program(command)
+        flags = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", f"-I{source_folder()}", *extra]
+        done = run_program([compiler(), *flags, "-o", target, FAKES / source, "-lpthread", "-ldl"])
         assert done.returncode == 0, done.stderr
         return target
 

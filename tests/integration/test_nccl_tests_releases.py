@@ -1,11 +1,11 @@
 """What was found out about a build decides how it is asked, from nccl-tests 2.10 on; real processes, invented times."""
 
 import os
+from dataclasses import replace
 
 import nccl_tests_stand_in
 import pytest
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT
 from ncclt.core.trial import Outcome
@@ -13,6 +13,7 @@ from ncclt.launch.local import LocalLauncher
 from ncclt.measure import LaunchedRunner, ask_through
 from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import detect
+from ncclt.testing.samples import sample_cluster
 
 RELEASES = ("2.10.0", "2.13.10", "2.14.0", "2.16.7", "2.17.3", "2.18.0", "2.19.2", "2.19.6")
 WORLD = 8
@@ -29,15 +30,7 @@ def measure(folder, release, messages, *, processes=1, **variables):
             processes=processes,
         ),
         launcher=launcher,
-        cluster=Cluster(
-            name="here",
-            gpus_per_node=WORLD,
-            gpu="Stand-in",
-            compute_capability=80,
-            link_class="pcie",
-            link_gbps=20.0,
-            nccl_version="2.28.9",
-        ),
+        cluster=replace(sample_cluster("here", nodes=1), gpus_per_node=WORLD),
         variables=lambda _setting: {
             **({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": str(processes)} if processes > 1 else {}),
             **variables,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
@@ -23,6 +22,7 @@ from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.measure.limits import SamplingLimit
 from ncclt.measure.persistent import session as session_module
 from ncclt.nccl.switching import SwitchCost
+from ncclt.testing.samples import sample_cluster
 from runner_contract import RunnerContract
 
 pytest.importorskip("torch.distributed")
@@ -30,15 +30,7 @@ FAKES = Path(__file__).parents[1] / "fakes"
 LEFTOVERS = runpy.run_path(str(FAKES / "leftovers.py"))
 PATIENCE_S = 240.0
 
-CLUSTER = Cluster(
-    name="here",
-    gpus_per_node=2,
-    gpu="none",
-    compute_capability=80,
-    link_class="shm",
-    link_gbps=10.0,
-    nccl_version="2.30.7",
-)
+CLUSTER = replace(sample_cluster("here", nodes=1), gpus_per_node=2, link_gbps=10.0, nccl_version="2.30.7")
 MESSAGES = tuple(
     Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=size, group_size=2) for size in (4096, 65536)
 )
@@ -260,16 +252,3 @@ def test_what_cannot_stay_is_refused_with_a_hint(tmp_path):
         with pytest.raises(UsageError) as caught:
             runner_of(**options)
         assert "--persistent" in caught.value.hint
-
-
-def test_a_plan_shows_neither_token_nor_port(tmp_path):
-    runner = runner_of(create_launcher("x", tmp_path), plugin=Path("/opt/plugin.so"))
-    (plan,) = runner.plans(FIXED, MESSAGES)
-    assert "--token" not in plan.argv
-    assert plan.argv[plan.argv.index("--controller") + 1] == "HOST:PORT"
-    assert dict(plan.set_env) == {
-        "NCCL_NO_CACHE": dict(plan.set_env)["NCCL_NO_CACHE"],
-        "NCCL_P2P_LEVEL": "SYS",
-        "NCCL_TUNER_PLUGIN": "/opt/plugin.so",
-        "OMP_NUM_THREADS": "1",
-    }

@@ -1,11 +1,11 @@
 """Persistent ranks on other hosts: rank 0 finds its way back, and nothing is left on any node."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.setting import DEFAULT, Setting
 from ncclt.core.trial import Outcome
@@ -15,23 +15,12 @@ from ncclt.launch.ssh.launcher import SshLauncher
 from ncclt.measure import PersistentRunner
 from ncclt.measure.benchmarks.torch_collectives import TorchCollectives
 from ncclt.nccl.switching import SwitchCost
+from ncclt.testing.samples import sample_cluster
 
 pytest.importorskip("torch.distributed")
 LEFTOVERS = runpy.run_path(str(Path(__file__).parents[1] / "fakes" / "leftovers.py"))
 PATIENCE_S = 120.0
-CLUSTER = Cluster(
-    name="two",
-    nodes=2,
-    gpus_per_node=1,
-    gpu="none",
-    compute_capability=80,
-    link_class="shm",
-    link_gbps=10.0,
-    nccl_version="2.30.7",
-    fabric="ethernet",
-    nics_per_node=1,
-    nic_gbps=10.0,
-)
+CLUSTER = replace(sample_cluster("two"), gpus_per_node=1, link_gbps=10.0, nics_per_node=1, nccl_version="2.30.7")
 MESSAGE = Message(collective=Collective.ALL_REDUCE, dtype="float32", size_bytes=4096, group_size=2, spans_nodes=True)
 CTAS, WRONG_NAME = Setting(channels=2), Setting(channels=3)
 SAID = {CTAS: {"NCCL_MIN_CTAS": "2"}}

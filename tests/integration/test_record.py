@@ -56,15 +56,8 @@ def _table(calls):
 def _command(launcher, *arguments):
     script = [str(FOLDER / "train.py"), *arguments]
     if launcher == "torchrun":
-        return [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            "--master-port",
-            str(free_port()),
-            *script,
-        ]
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port())]
+        return [sys.executable, *torchrun, *script]
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
     address = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={free_port()!s}"]

@@ -75,23 +75,6 @@ def test_bash_splits_the_words_for_a_command_line_into_the_same_values(tmp_path)
         assert dict(word.split("=", 1) for word in words[1::2]) == WANTED
 
 
-def test_mpirun_hands_them_to_its_ranks(tmp_path):
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed here")
-    version = run_program(["mpirun", "--version"], check=True).stdout
-    if "Open MPI" not in version:
-        pytest.skip("-x is an option of Open MPI's mpirun")
-    (tmp_path / "text").write_text(render(HOSTILE, format="mpirun-x"))
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "NCCL"))}
-    done = run_program(
-        ["bash", "-c", 'mpirun -np 1 --oversubscribe $(cat text) "$0" -c "$1"', sys.executable, DUMP],
-        cwd=tmp_path,
-        env=clean | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-    )
-    assert done.returncode == 0, done
-    assert json.loads(done.stdout) == WANTED
-
-
 def prolog_lines(text, folder, shell, **environment):
     """Run the script with nothing but a shell, as it promises to need no program; return what it prints."""
     (folder / "prolog").write_text(text)

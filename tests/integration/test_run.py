@@ -148,12 +148,8 @@ def test_a_script_that_names_no_interpreter_runs_as_in_a_shell(tmp_path, store, 
     "options",
     [
         ("--nodes", "0"),
-        ("--timeout", "0"),
-        ("--nccl-version", "x"),
         ("--policy", "t", "--no-plugin"),
         ("--shared", ""),
-        ("--policy-dir", ""),
-        ("--policy", ""),
         ("--report", ""),
     ],
 )

@@ -1,51 +1,14 @@
 """`ncclt run` and the servers that it is told of: none stops a job, and none is taken from a file of somebody else."""
 
 import os
-import time
 from pathlib import Path
 
 import hostile_server
 import pytest
 import run_job
-from run_job import AWAY, NAMES, SHOW_BYTES
+from run_job import AWAY, NAMES
 
 nursery, run = run_job.nursery, run_job.run
-
-
-PAIRS = [attack for attack in hostile_server.ATTACKS if attack.startswith("pair ")]
-FIRST_PAIRS = list({attack.partition("=")[0]: attack for attack in reversed(PAIRS)}.values())
-"""One hostile value of each name: every one of them goes through the client in unit/client/test_fetch_hostile.py."""
-
-
-@pytest.mark.thorough
-def test_a_server_that_attacks_stops_no_job(tmp_path, nursery, subtests):
-    """With a plugin, so that the table is asked for as well."""
-    (tmp_path / "plugin.so").touch()
-    environ = run_job.job_environ(tmp_path, NCCLT_PLUGIN=tmp_path / "plugin.so")
-    for attack in [attack for attack in hostile_server.ATTACKS if attack not in PAIRS or attack in FIRST_PAIRS]:
-        with subtests.test(attack):
-            start_under_attack(tmp_path, nursery, environ, attack)
-
-
-def start_under_attack(tmp_path, nursery, environ, attack):
-    timeout_s = 0.5 if attack in hostile_server.OUTAGES else 60
-    with hostile_server.hostile(attack) as server:
-        words = ["run", *NAMES, "--server", server.url, "--timeout", str(timeout_s)]
-        begun_s = time.monotonic()
-        code, out, err = nursery([*words, "--", *SHOW_BYTES], environ, tmp_path)
-    shown = {os.fsdecode(name): os.fsdecode(value) for name, value in eval(out)}  # what SHOW_BYTES printed
-    added = {name: value for name, value in shown.items() if environ.get(name) != value}
-
-    assert code == 0
-    assert "Traceback" not in err
-    assert {name: value for name, value in shown.items() if name not in added} == environ
-    ours = ("NCCL_TUNER_PLUGIN", "NCCLT_TABLE", "NCCLT_AGREEMENT", "PYTHONPATH")
-    assert hostile_server.all_legal({name: value for name, value in added.items() if name not in ours}), added
-    if attack in hostile_server.OUTAGES:
-        assert added == {}
-        assert time.monotonic() - begun_s < timeout_s + 120
-    if attack in hostile_server.HARMLESS:
-        assert added["NCCLT_RECOMMENDATION"]
 
 
 def test_a_bad_answer_is_decided_against_by_the_whole_job(tmp_path, run):

@@ -56,19 +56,9 @@ def started(tmp_path, shared, server, variables, *options, command=SHOW, others=
     if others:
         show_other_node(shared, variables, command, options)
     node = tmp_path / f"node{variables.get('SLURM_PROCID', 0)}"
-    where = [
-        "--cluster",
-        "leonardo",
-        "--model",
-        "bert",
-        *run_job.SHAPE[2:],
-        "--server",
-        server,
-        "--shared",
-        str(shared),
-    ]
+    where = ["--cluster", "leonardo", "--model", "bert", *run_job.SHAPE[2:], "--server", server]
     return subprocess.Popen(
-        [*run_job.NCCLT, "run", *where, "--timeout", "30", *options, "--", *command],
+        [*run_job.NCCLT, "run", *where, "--shared", str(shared), "--timeout", "30", *options, "--", *command],
         env=run_job.job_environ(node, **{"SLURM_JOB_NUM_NODES": 2, **variables}),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -184,16 +174,6 @@ def test_torchrun_on_many_nodes_needs_a_name(tmp_path, shared, serving):
     assert len(list(shared.glob("ncclt-decision-*"))) == 1
 
 
-@pytest.mark.parametrize("options", [(), ("--job", "")])
-def test_an_empty_name_is_not_the_same_as_none(tmp_path, shared, serving, options):
-    """The label of a pod that is not there; each pod would decide run_job."""
-    variables = {} if options else {"NCCLT_JOB": ""}
-    code, environ, err = ended(started(tmp_path, shared, serving[0], variables, *options))
-
-    assert (code, environ) == (2, None)
-    assert "1 to 200 printable characters" in err
-
-
 def test_a_folder_that_is_another_one_on_each_node_gives_nothing_to_either(tmp_path, serving):
     """Each node has a folder of that name, and would otherwise decide alone: a table on some ranks only."""
     folders = [tmp_path / "one", tmp_path / "two"]
@@ -241,22 +221,6 @@ def test_without_an_agreement_each_node_gets_nothing_and_is_told_how(tmp_path, s
     assert "NCCLT_RECOMMENDATION" not in unknown.stdout
     for err in (done.stderr, unknown.stderr):
         assert all(way in err for way in ("--shared FOLDER", "srun or mpirun", "--policy FILE", "--job NAME"))
-
-
-def test_a_dry_run_decides_nothing_and_shows_what_was_decided(tmp_path, shared, serving):
-    before = ended(started(tmp_path, shared, serving[0], step(0), "--dry-run"))
-    assert "no decision for this job yet" in before[2]
-    assert list(shared.glob("ncclt-decision-*")) == []
-    ended(started(tmp_path, shared, AWAY, step(0), "--wait", "0"))
-    after = ended(started(tmp_path, shared, serving[0], step(1), "--dry-run"))
-    assert "decided so for this job" in after[2]
-
-
-def test_one_process_decides_for_itself_as_ever(tmp_path, shared, serving):
-    for _ in range(2):
-        code, environ, _err = ended(started(tmp_path, shared, serving[0], {}))
-        assert (code, given(environ)["NCCLT_RECOMMENDATION"]) == (0, "0c0ffee1")
-    assert list(shared.glob("ncclt-decision-*")) == []
 
 
 def test_one_process_does_not_make_a_missing_folder_either(tmp_path, serving, library):

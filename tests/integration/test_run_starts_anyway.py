@@ -86,52 +86,18 @@ def test_stderr_that_takes_nothing_stops_no_job(tmp_path, stream, words):
             os.close(2)
 
     try:
-        done, _given = start(
-            tmp_path,
-            "--server",
-            AWAY,
-            *NAMES,
-            "--nodes",
-            "2",
-            *words,
-            command=["echo", "ran"],
-            stderr=kept[0],
-            preexec_fn=prepare,
-        )
+        asked = ("--server", AWAY, *NAMES, "--nodes", "2", *words)
+        done, _given = start(tmp_path, *asked, command=["echo", "ran"], stderr=kept[0], preexec_fn=prepare)
     finally:
         for number in filter(None, kept):
             os.close(number)
     assert (done.returncode, done.stdout) == (0, b"ran\n")
 
 
-def test_stdout_of_the_command_is_its_own(tmp_path):
-    """It may be full: that is seen by the command, if it writes."""
-    with Path("/dev/full").open("w") as full:
-        done, _given = start(
-            tmp_path, "--server", AWAY, *NAMES, command=["sh", "-c", "echo mine >&2; exit 7"], stdout=full
-        )
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (7, b"mine")
-    assert b"stdout" not in done.stderr
-
-
 # Values from outside: command line, environment, files.
 
-HOSTS = [
-    "http://host..x:80",
-    "http://a..b/",
-    "http://[::1/x",
-    f"http://{'h' * 300}/",
-    f"http://{'h' * 70}.example/",
-    "http://h\u00f6st.\u2603.invalid/",
-    "ftp://127.0.0.1/",
-    "http://127.0.0.1:99999999/",
-    "http://",
-    "\n",
-    "http://\udcff/",
-]
 
-
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", ["http://[::1/x", f"http://{'h' * 300}/", "\n", "http://\udcff/"])
 def test_a_server_that_is_no_address_stops_no_job(tmp_path, run, host):
     assert is_unchanged(*run(*NAMES, "--server", host))
     assert is_unchanged(*run(*NAMES, environ=run_job.job_environ(tmp_path, NCCLT_SERVER=host)))
@@ -143,18 +109,13 @@ def test_a_server_that_is_no_address_stops_no_job(tmp_path, run, host):
     ("words", "more"),
     [
         (["--cluster", "\udcff", "--model", "bert"], {}),
-        (["--cluster", "c", "--model", "\udcff\udcfe"], {"NCCLT_SERVER": AWAY}),
-        (["--model", "bert"], {}),
         (["--model", "bert"], {"NCCLT_CLUSTER": "\udcff"}),
-        (NAMES, {"NCCLT_STORAGE": "nonsense"}),
         (NAMES, {"NCCLT_STORAGE": "sqlite:////proc/1/nowhere/x.db"}),
-        (NAMES, {"NCCLT_STORAGE": "sqlite:////dev/full"}),
         (NAMES, {"NCCLT_STORAGE": "postgresql://nobody@127.0.0.1:9/x"}),
         (NAMES, {"NCCLT_SERVER": AWAY, "NCCLT_API_KEY": "two\nlines"}),
         (NAMES, {"NCCLT_SERVER": AWAY, "XDG_CACHE_HOME": "/dev/null/x"}),
         ([*NAMES, "--server", AWAY, "--timeout", "1e300"], {}),
         ([*NAMES, "--server", AWAY, "--report", "/dev/null/x"], {}),
-        ([*NAMES, "--server", AWAY, "--nodes", "9" * 500], {}),
     ],
 )
 def test_values_from_outside_stop_no_job(tmp_path, run, words, more):
@@ -167,17 +128,9 @@ def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, wo
     environ = {**run_job.job_environ(tmp_path), "": "x"}
     with hostile_server.hostile("none") as server:
         for url in (AWAY, server.url):
-            done, _given = start(
-                tmp_path,
-                *NAMES,
-                "--server",
-                url,
-                "--timeout",
-                "60",
-                *words,
-                environ=environ,
-                command=["sh", "-c", "tr '\\0' '\\n' </proc/self/environ; exit 5"],
-            )
+            asked = (*NAMES, "--server", url, "--timeout", "60", *words)
+            command = ["sh", "-c", "tr '\\0' '\\n' </proc/self/environ; exit 5"]
+            done, _given = start(tmp_path, *asked, environ=environ, command=command)
             shown = done.stdout.decode(errors="surrogateescape").splitlines()
             assert (done.returncode, "=x" in shown) == (5, True), done.stderr
             assert not [line for line in shown if line.startswith("NCCL_")]
@@ -185,18 +138,9 @@ def test_an_environment_that_python_cannot_hand_on_is_left_as_it_is(tmp_path, wo
             assert b"Traceback" not in done.stderr
 
 
-def test_a_working_folder_that_is_gone_stops_no_job(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    environ = run_job.job_environ(tmp_path, NCCLT_PLUGIN="libnccl-tuner-ncclt.so")
-    assert is_unchanged(*start(tmp_path, *NAMES, environ=environ, cwd=gone, preexec_fn=lambda: gone.rmdir()))
-
-
 PROJECTS = {
     "broken": lambda path: path.write_text("server = [\n"),
     "no text": lambda path: path.write_bytes(b"server = '\xff\xfe'\n"),
-    "deep": lambda path: path.write_text("server = " + "[" * 100_000),
-    "another key": lambda path: path.write_text("evil = 'x'\n"),
     "a link to itself": lambda path: path.symlink_to(path.name),
     "endless": lambda path: path.symlink_to("/dev/zero"),
     "a pipe": os.mkfifo,
@@ -271,16 +215,10 @@ def breaking(tmp_path, what):
 @pytest.mark.parametrize(
     "what",
     [
-        "ncclt.cli.run_prepare:ImportError",
         "ncclt.cli.run_prepare:SyntaxError",
-        "argparse:ImportError",
         "ncclt.deliver.job_plan:KeyError",
-        "ncclt.deliver.job:MemoryError",
         "ncclt.deliver.answer:RecursionError",
-        "ncclt.client:OSError",
         "ncclt.client:Own",
-        "ncclt.core.policy:UnicodeError",
-        "tomllib:AttributeError",
     ],
 )
 def test_an_unexpected_exception_stops_no_job(tmp_path, what):
@@ -306,14 +244,6 @@ def test_a_process_that_cannot_follow_the_others_does_not_start(tmp_path, words)
     environ = breaking(tmp_path, "ncclt.deliver.job_plan:KeyError")
     done, _given = start(tmp_path, *NAMES, *words, environ=environ)
     assert (done.returncode, done.stdout) == (69, b"")
-
-
-@pytest.mark.parametrize(
-    "words", [["--nodes", "two", *NAMES], ["--bogus", *NAMES], ["--cluster", "c"], [*NAMES, "--timeout", "nan"]]
-)
-def test_words_that_make_no_sense_are_refused_whatever_is_installed(run, words):
-    done, _given = run(*words)
-    assert (done.returncode, done.stdout, done.stderr.startswith(b"ncclt: ")) == (2, b"", True)
 
 
 def test_an_environment_that_the_system_refuses_is_left_out(tmp_path):
@@ -348,11 +278,8 @@ def test_python_adds_no_locale_to_the_commands_environment(tmp_path, words):
 @pytest.mark.parametrize(
     "environ",
     [
-        {"PYTHONHOME": "/nowhere"},
         {"PYTHONHASHSEED": "x"},
-        {"PYTHONUTF8": "x"},
         {"PYTHONPATH": "broken"},
-        {"PYTHONSTARTUP": "/nowhere"},
         {"PYTHONWARNINGS": "error"},
     ],
     ids=str,

@@ -19,7 +19,6 @@ from ports import free_port
 from postgresql import begin, new_database
 from waiting import until
 
-from ncclt.client.fetch import ClientError, fetch_env
 from ncclt.core.revision import Action, Actor, ClusterRules, RevisionState
 from ncclt.core.study import Phase
 from ncclt.errors import ConflictError, StoreError
@@ -30,7 +29,6 @@ from ncclt.testing.samples import RING, sample_recommendation, sample_study, sam
 pytestmark = pytest.mark.thorough
 
 WITHIN_S = 200.0
-FAKES = Path(__file__).parents[1] / "fakes"
 PATH = "/v1/clusters/pair/env"
 
 
@@ -154,58 +152,6 @@ def test_postgresql_is_killed_and_restarted_under_load(postgresql, database, api
         assert {answer.status_code for answer in answers} == {200}
         assert len({answer.text for answer in answers}) == 1
         assert [trial.number for trial in store.trials.find("abc123")] == written
-
-
-def test_the_service_is_killed_in_a_burst(tmp_path, api):
-    """A client gives its job the answer that it kept, one without any says so, and none raises anything else."""
-    url = f"sqlite:///{tmp_path}/ncclt.db"
-    filled(url).close()
-    service = api(url)
-    (tmp_path / "cache").mkdir(mode=0o700)
-    asked = {
-        "cluster": "pair",
-        "model": "toy",
-        "nodes": 2,
-        "gpus_per_node": 4,
-        "nccl_version": "2.28.9",
-        "format": "nccl-conf",
-        "allow": ("simulated",),
-        "fallback": "cached",
-    }
-
-    def fetch(number):
-        """A client; every second one has fetched before."""
-        cache = tmp_path / "cache" if number % 2 else None
-        try:
-            return fetch_env(service.url, **asked, cache_dir=cache, timeout_s=60.0)
-        except ClientError as error:
-            return error
-
-    kept = fetch(1)
-    assert kept.source == "server"
-    begun = threading.Semaphore(0)
-
-    def counted(number):
-        begun.release()
-        return fetch(number)
-
-    with ThreadPoolExecutor(8) as clients:
-        burst = [clients.submit(counted, number) for number in range(120)]
-        for _ in range(30):
-            assert begun.acquire(timeout=WITHIN_S)
-        service.process.kill()
-        service.process.wait()
-        answers = [one.result() for one in burst]
-
-    refused = [answer for answer in answers if isinstance(answer, ClientError)]
-    given = [answer for answer in answers if not isinstance(answer, ClientError)]
-    assert {answer.text for answer in given} == {kept.text}
-    assert {answer.source for answer in given} == {"server", "cache"}
-    assert all(answers[number] in given for number in range(1, 120, 2)), "who has kept an answer gets it"
-    assert len(refused) > 10
-    assert all(str(error) for error in refused)
-    service.begin()
-    assert fetch(0).text == kept.text
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

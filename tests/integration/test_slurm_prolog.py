@@ -166,18 +166,6 @@ def test_a_script_for_all_users_names_no_path_that_they_cannot_read(tmp_path, st
         assert [line for line in script.read_text().splitlines() if "SLURM_JOB_UID" in line] == []
 
 
-def test_variables_from_a_server_are_for_the_job_and_its_user_as_well(tmp_path, store, serving):
-    done = written(tmp_path, "--server", serving[0], "--timeout", "60")
-    script = tmp_path / "prolog.sh"
-    assert done.returncode == 0, done
-    assert "NCCLT_MODEL=bert" in done.stderr
-    code, lines = said(script, **STEP)
-    assert (code, "export NCCLT_RECOMMENDATION=0c0ffee1" in lines) == (0, True), lines
-    assert any(line.startswith("export NCCL_ALGO=") for line in lines)
-    for other in OTHER_JOBS:
-        assert said(script, **STEP | other) == (0, []), other
-
-
 def srun(environment, prolog, folder, *, model="bert", code=RANK):
     clean = {name: value for name, value in environment.items() if not name.startswith("NCCL")}
     return run_program(

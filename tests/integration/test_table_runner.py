@@ -1,14 +1,12 @@
 """nccl-tests forced by a table: a stand-in loads the compiled plugin as NCCL does, and the times show what it chose."""
 
-import json
 import os
-from pathlib import Path
+from dataclasses import replace
 
 import nccl_tests_stand_in
 import pytest
 
 from ncclt.core.algorithms import Algorithm, Protocol
-from ncclt.core.cluster import Cluster
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
@@ -18,16 +16,9 @@ from ncclt.measure.benchmarks.nccl_tests.benchmark import NcclTests
 from ncclt.measure.benchmarks.nccl_tests.features import NcclTestsFeatures
 from ncclt.measure.table_runner import TableRunner
 from ncclt.nccl.variables import split_variables
+from ncclt.testing.samples import sample_cluster
 
-CLUSTER = Cluster(
-    name="here",
-    gpus_per_node=4,
-    gpu="Stand-in",
-    compute_capability=80,
-    link_class="pcie",
-    link_gbps=20.0,
-    nccl_version="2.28.9",
-)
+CLUSTER = sample_cluster("here", nodes=1)
 SMALL, LARGE = 1 << 18, 4 << 20
 
 
@@ -37,22 +28,11 @@ def message(size=SMALL, collective=Collective.ALL_REDUCE, ranks=4):
 
 MESSAGES = [message(LARGE), message(SMALL), message(LARGE, Collective.ALL_GATHER), message(ranks=2)]
 TREE = Setting(algorithm=Algorithm.TREE, protocol=Protocol.SIMPLE)
+RULE = Rule(collective=Collective.ALL_REDUCE, group_size=4, algorithm=Algorithm.TREE, protocol=Protocol.LL128)
 POLICY = Policy(
     rules=(
-        Rule(
-            collective=Collective.ALL_REDUCE,
-            max_bytes=SMALL,
-            group_size=4,
-            algorithm=Algorithm.TREE,
-            protocol=Protocol.LL128,
-        ),
-        Rule(
-            collective=Collective.ALL_REDUCE,
-            min_bytes=SMALL + 1,
-            group_size=4,
-            algorithm=Algorithm.RING,
-            protocol=Protocol.LL,
-        ),
+        replace(RULE, max_bytes=SMALL),
+        replace(RULE, min_bytes=SMALL + 1, algorithm=Algorithm.RING, protocol=Protocol.LL),
     ),
     parameters=(("BUFFSIZE", 8 << 20),),
 )
@@ -122,12 +102,3 @@ def test_a_plugin_that_is_not_loaded_is_no_measurement(runner):
 def test_a_setting_that_no_table_can_carry_is_invalid(runner):
     lone = Setting(protocol=Protocol.LL128)
     assert runner().measure(lone, MESSAGES, repeat=0).outcome is Outcome.INVALID
-
-
-def test_the_plan_names_plugin_table_report_and_the_other_tuner(runner, library):
-    plans = runner(delegate="vendor").plans(TREE, MESSAGES)
-    assert {Path(plan.argv[0]).name for plan in plans} == {"all_reduce_perf", "all_gather_perf"}
-    for plan in plans:
-        said = json.dumps([plan.argv, dict(plan.variables)]) if hasattr(plan, "variables") else str(plan)
-        for word in (str(library), "{results}/table.csv", "{results}/reports", "vendor"):
-            assert word in said

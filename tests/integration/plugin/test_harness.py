@@ -103,22 +103,8 @@ def test_arming_amid_a_question_is_refused_or_seen_in_every_interleaving(tmp_pat
 def other_tuner(target, flags, api, *extra):
     """Compile the tuner of other_tuner.c as a library."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [
-            *flags,
-            "-Wall",
-            "-Wextra",
-            "-shared",
-            "-fPIC",
-            f"-I{source_folder()}",
-            f"-DAPI={api}",
-            *extra,
-            "-o",
-            target,
-            HERE / "other_tuner.c",
-        ],
-        check=True,
-    )
+    words = [*flags, "-Wall", "-Wextra", "-shared", "-fPIC", f"-I{source_folder()}", f"-DAPI={api}", *extra]
+    subprocess.run([*words, "-o", target, HERE / "other_tuner.c"], check=True)
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])

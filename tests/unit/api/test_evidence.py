@@ -24,15 +24,6 @@ def test_blocks_show_the_order_and_the_ratio_that_the_verdict_uses(samples):
     assert tuple(block.ratios[Arm.TABLE] for block in blocks) == expected
 
 
-def test_an_arm_is_the_sum_of_its_launches(samples):
-    study = samples.study()
-    trials = samples.verify_trials(study, first=0, blocks=1)
-    parts = [t.score_us for t in trials if t.arm is Arm.TABLE and t.block == 0]
-    assert len(parts) == 3
-    (block,) = build_blocks(collect_evidence(trials), study.workload)
-    assert block.launches[Arm.TABLE][0].time_us == pytest.approx(sum(parts))
-
-
 def test_a_failed_launch_leaves_its_block_without_a_ratio(samples):
     study = samples.study()
     trials = samples.verify_trials(study, first=0, blocks=2)

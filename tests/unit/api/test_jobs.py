@@ -70,11 +70,7 @@ def test_what_cannot_be_tuned_is_refused_with_a_reason(client, subtests):
         ({**JOB, "cluster": "nowhere"}, 404, "nowhere"),
         ({**JOB, "model": "nothing"}, 404, "nothing"),
         ({**JOB, "trials": 0}, 422, "trials"),
-        ({**JOB, "priority": 10}, 422, "priority"),
-        ({**JOB, "nodes": 0}, 422, "nodes"),
-        ({**JOB, "seconds": -1}, 422, "seconds"),
         ({**JOB, "command": "rm"}, 422, "command"),
-        ({**JOB, "nccl_version": "x"}, 422, "x"),
         ({"cluster": "leonardo", "profile": {}}, 422, "has no name"),
     ]:
         with subtests.test(body=body):

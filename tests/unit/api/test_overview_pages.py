@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import pytest
+from full_records import fill_record
 
 from ncclt.core.cluster import NO_GPU
 from ncclt.core.policy import Policy
-from ncclt.core.preflight import ExpectedSize, Preflight, ProbeReading, Section, State
+from ncclt.core.preflight import Preflight, State
 from ncclt.core.recommendation import Decision, PolicyVerdict
 from ncclt.core.revision import Actor
 from ncclt.core.setting import DEFAULT
 from ncclt.core.study import StudyState
-from ncclt.core.trial import Outcome
 from ncclt.prove.verdict import keep_default
 from ncclt_api.pages.compare import ComparisonRow
 from ncclt_api.pages.wording import format_time
@@ -252,28 +252,11 @@ def test_releases_of_nccl_are_compared_on_the_default(empty_store, empty_client,
     assert page.count(">current</span>") == 1
 
 
-def preflight(id, *, slow):
-    """Return a preflight of three nodes, one pair of which reaches half of the others if `slow`."""
-    hosts = ("n1", "n2", "n3")
-
-    def reading(hosts, time_us):
-        measured = {"outcome": Outcome.OK, "times_us": ((1 << 30, time_us),), "expected_gbps": 100.0}
-        return ProbeReading(section=Section(hosts=hosts), ranks=4 * len(hosts), repeat=0, **measured)
-
-    pairs = [(("n1", "n2"), 2e4 * (2 if slow else 1)), (("n2", "n3"), 2e4), (("n1", "n3"), 2e4)]
-    place = {"cluster": "leonardo", "fingerprint": "f", "hosts": hosts, "gpus_per_node": 4}
-    means = {"launcher": "simulate", "benchmark": "simulated", "simulated": True, "tolerance": 0.15, "wall_s": 9.0}
-    expected = {"source": "the links", "expected": (ExpectedSize(size_bytes=1 << 30, busbw_gbps=100.0),)}
-    readings = (reading(hosts, 2e4), *(reading(pair, time) for pair, time in pairs))
-    created = "2026-11-20T10:00:00+00:00"
-    return Preflight(id=id, created=created, state=State.HEALTHY, readings=readings, **place, **means, **expected)
-
-
 def test_a_simulated_preflight_is_not_the_health_of_a_fabric(empty_store, empty_client):
     def fabric():
         return re.search(r"<dt>Fabric</dt><dd>(.*?)</dd>", empty_client.get("/clusters/leonardo").text)[1]
 
-    drawn = preflight("drawn", slow=True)
+    drawn = fill_record(Preflight, cluster="leonardo", state=State.DEGRADED, simulated=True, readings=())
     empty_store.records.add_preflight(drawn)
     assert "not examined" in fabric()
     empty_store.records.add_preflight(replace(drawn, id="measured", state=State.UNMEASURED, simulated=False))
@@ -288,16 +271,6 @@ def test_a_workload_shows_the_maximum_gain(empty_store, empty_client, samples):
     assert "20 % of a step is exposed communication" in page
     assert "<strong>1.250×</strong>" in page
     assert "Maximum gain unknown" in empty_client.get("/workloads/bert").text
-
-
-def test_a_workload_shows_where_calls_and_bytes_are(client):
-    view = client.get("/workloads/bert?format=json").json()
-    assert sum(one["calls"] for one in view["bins"]) == view["calls"] == 32.5
-    assert sum(share for _, share in view["shares"]) == pytest.approx(1.0)
-    assert [one["cluster"] for one in view["pairs"]] == ["leonardo"]
-    page = client.get("/workloads/bert").text
-    assert "64 B to 128 B" in page
-    assert '<rect width="100.0" height="10" rx="1.5"/>' in page
 
 
 def test_a_workload_is_compared_with_another(empty_store, empty_client, samples):

@@ -169,7 +169,8 @@ def test_made_up_jobs_end_no_roll_out(store, client, rollout):
     for number in range(22):
         job = f"made up {number}"
         answer = ask(client, job)
-        made_up = report(rollout, job, steps=10**6, step_us=1e5 if answer["recommendation"] == "b" else 2e5)
+        step_us = 1e5 if answer["recommendation"] == "b" else 2e5
+        made_up = report(rollout, job, recommendation=answer["recommendation"], steps=10**6, step_us=step_us)
         assert client.post("/v1/step-times", json=made_up).status_code == 422
         refused = client.post("/v1/step-times", json=made_up | {"ticket": answer["ticket"]})
         assert (refused.status_code, "the job started" in refused.json()["detail"]) == (422, True)

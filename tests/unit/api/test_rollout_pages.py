@@ -198,12 +198,3 @@ def test_the_cluster_shows_its_rules_and_its_delivery_is_switched(browser, store
     store.revisions.set_rules(ClusterRules(cluster="leonardo"), Actor(who="ann"))
     page = browser.get("/clusters/leonardo").text
     assert "<dt>New revisions</dt><dd>go to all jobs at once, without a roll-out</dd>" in page
-
-
-def test_the_map_marks_an_open_roll_out(browser, store, rollout):
-    link = f'class="rolling" href="/roll-outs/{rollout.id}"'
-    page = browser.get("/").text
-    assert link in page
-    assert "1 rolling out" in page
-    store.revisions.retire("0c0ffee9", Actor(who="ann"))
-    assert link not in browser.get("/").text

@@ -105,13 +105,6 @@ def test_the_fastest_choice_has_to_be_faster_than_the_default(study):
     assert not any(row.endswith("policy") for row in clearly.rows)
 
 
-def test_every_message_is_in_the_table_beside_it(study, samples):
-    chart = study_charts.wins_chart(study, samples.POLICY, times(study, 1.0), {FAST: times(study, 0.5)})
-    assert len(chart.table.rows) == len(study.workload.messages)
-    rows = {row[0]: row[1:3] for row in chart.table.rows}
-    assert rows["all_reduce 4 KiB float32"] == ("tree/ll128 c=8", "tree/ll c=4")
-
-
 # Time and bandwidth
 
 
@@ -131,14 +124,6 @@ def test_a_size_that_one_choice_lacks_is_a_gap(study):
     ((time, _),) = study_charts.size_curves(study, [times(study, 1.0), partly]).values()
     assert time.lines[1].y.count(None) == 1
     assert time.to_json()
-
-
-def test_the_band_reaches_from_the_fastest_to_the_slowest_launch(study, samples):
-    trials = [samples.trial(number, DEFAULT, study, wobble=wobble) for number, wobble in enumerate((1.0, 1.5, 1.1))]
-    message = study.workload.messages[0].message
-    times_us = study_charts.setting_times(trials, DEFAULT, "default", "default").of[message]
-    base = samples.time_us(message, DEFAULT)
-    assert sorted(times_us) == pytest.approx((base, 1.1 * base, 1.5 * base), rel=0.02)
 
 
 # Savings

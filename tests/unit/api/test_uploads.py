@@ -49,11 +49,9 @@ def test_a_trace_is_read_as_by_profile_import(client):
 def test_what_is_no_trace_is_refused_with_a_reason(client, subtests):
     for content in [
         b"",
-        b"hello",
         b"[" * 100_000,
         b'{"messages": 1, "provenance": {}}',
         b'{"messages": [], "provenance": {"a": 1}}',
-        b"\x00" * 1000,
         gzip.compress(b"hello")[:-4],
     ]:
         with subtests.test(content=content):

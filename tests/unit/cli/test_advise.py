@@ -179,15 +179,3 @@ def test_unaligned_shards_are_named_and_padding_is_predicted_from_measured_times
     assert f"  all_gather of {size}; {said}\n" in text
     assert f"  reduce_scatter of {size}\n" in text
     assert "  reduce_scatter: gain not known" in text
-
-
-def test_a_job_in_several_groups_is_refused(command):
-    message = Message(collective=Collective.ALL_REDUCE, dtype="bfloat16", size_bytes=800, group_size=2)
-    whole = replace(message, group_size=8)
-    calls = tuple(MessageCalls(message=one, calls_per_step=9) for one in (message, whole))
-    origin = Provenance(source="kineto", world_size=8)
-    command.store.workloads.add(
-        Workload(name="mixed", messages=calls, provenance=origin, step_time_us=9e3, exposed_us=1e3)
-    )
-    document = _json(command, "--model", "mixed", "--cluster", "dgx-a100")
-    assert "neither like DDP nor like FSDP" in document["no_advice"]

@@ -20,19 +20,15 @@ def call(*words, **environ):
     ("words", "said", "hint"),
     [
         (("tnue",), "there is no command 'tnue'", "did you mean tune? `ncclt --help` lists all"),
-        (("xyzzy",), "there is no command 'xyzzy'", "`ncclt --help` lists all"),
         (("tune", "--modle", "bert"), "no such option: --modle", "`ncclt tune --help` lists the options"),
         (("tune", "--nodes", "two"), "invalid value for '--nodes': must be a whole number", "`ncclt tune --help`"),
-        (("tune", "--time", "long"), "invalid value for '--time': must be a number", "`ncclt tune --help`"),
         (("tune", "--force=maybe"), "option '--force' does not take a value", "`ncclt tune --help`"),
         (("tune", "--nodes"), "option '--nodes' requires an argument", "`ncclt tune --help` lists the options"),
-        (("serve", "--port", "y"), "invalid value for '--port': must be a whole number", "`ncclt serve --help`"),
         (
             ("tune", "bert", "--model", "bert"),
             "got unexpected extra argument(s) (bert)",
             "`ncclt tune --help` lists the options",
         ),
-        (("--quite",), "no such option: --quite", "`ncclt --help` lists the options"),
         (("profile", "shwo"), "no such command 'shwo'", "`ncclt profile --help` lists the options"),
         (
             ("admin", "plugin", "check", "--ranks", "0"),
@@ -52,9 +48,7 @@ def test_what_makes_no_sense_is_refused_in_two_lines(words, said, hint):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model", "bert", "--nodes", "two"), "--nodes: invalid int value: 'two'"),
         ((), "the following arguments are required: --model"),
-        (("--model", "bert", "rest"), "unrecognized arguments: rest"),
     ],
 )
 def test_env_refuses_alike(words, said, capsys):

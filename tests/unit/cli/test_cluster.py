@@ -117,11 +117,9 @@ def test_files_that_cannot_be_used(call, tmp_path, content, said):
 @pytest.mark.parametrize(
     "words",
     [
-        ("detect", "--from", HEALTHY, "--set", "cpu"),
         ("detect", "--from", HEALTHY, "--launcher", "ssh"),
         ("detect", "--from", HEALTHY, "--set", "nic_gbps=..."),
         ("detect", "--launcher", "kubernetes"),
-        ("detect", "--launcher", "none-such"),
         ("detect", "--launcher", "simulate"),
         ("show", "leonardo", "--toml", "--json"),
     ],

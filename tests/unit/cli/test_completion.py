@@ -55,13 +55,10 @@ def test_closed_lists_are_completed(tmp_path, monkeypatch):
     wrong = []
     for typed, expected in (
         ("tune --launcher s", ["simulate", "slurm", "ssh"]),
-        ("recheck --benchmark tor", ["torch_collectives"]),
         ("tune --process-wide BUFFSIZE,MIN_CTAS", ["BUFFSIZE,MIN_CTAS"]),
         ("tune --launcher slurm --launcher-option co", ["container="]),
         ("tune --launcher kubernetes --launcher-option n", ["namespace=", "node."]),
         ("studies show ab", ["abc123"]),
-        ("report ab", ["abc123"]),
-        ("tune --study ab", ["abc123"]),
         ("tune --through ", ["options", "plugin", "variables"]),
         ("profile model resnet50 --sharding f", ["fsdp"]),
         ("admin jobs list --state q", ["queued"]),
@@ -84,9 +81,7 @@ def test_other_values_and_options_of_env_and_run_are_completed(monkeypatch):
     "words",
     [
         ("--install-completion", "nonsense"),
-        ("--install-completion=nonsense",),
         ("--show-completion", "nonsense"),
-        ("--debug", "--install-completion", "nonsense"),
         ("--install-completion=",),
     ],
 )

@@ -76,7 +76,6 @@ def test_the_store_named_before_a_plain_command_is_the_one_it_reads(tmp_path, co
     "words",
     [
         ["studies", "list", "--storage", ""],
-        ["--storage", "", "studies", "list"],
         ["report", "one", "--storage", ""],
         ["serve", "--port", "0", "--storage", ""],
     ],
@@ -91,8 +90,6 @@ def test_an_empty_store_is_not_the_users_own(words, tmp_path):
     "words",
     [
         ["attest", "no-file"],
-        ["admin", "jobs", "list"],
-        ["admin", "jobs", "submit", "--cluster", "leonardo", "--model", "bert"],
         ["admin", "jobs", "submit", "--stale"],
     ],
 )

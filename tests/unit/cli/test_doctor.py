@@ -118,10 +118,8 @@ def test_a_recommendation_must_not_be_contradicted(call, command, tmp_path):
         ("--launcher", "local"),
         ("--launcher", "simulate", "--gpus-per-node", "2"),
         ("--from", str(GOLDEN), "--launcher", "local"),
-        ("--launcher-option", "container=i"),
         ("--from", str(GOLDEN), "--launcher-option", "container=i"),
         ("--hosts", "a,b"),
-        ("--nccl-version", "new"),
     ],
 )
 def test_options_that_make_no_sense(call, words):

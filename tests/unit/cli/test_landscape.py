@@ -12,12 +12,13 @@ from ncclt.core.cluster_file import cluster_toml
 from ncclt.core.message import Collective, Message
 from ncclt.core.policy import Policy, Rule
 from ncclt.core.setting import DEFAULT, Setting
-from ncclt.core.study import Arm, Phase, Study, StudyState, Trial
+from ncclt.core.study import Arm, Phase, StudyState, Trial
 from ncclt.core.trial import Measurement, Outcome, TrialResult
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.replay import load_landscape
 from ncclt.measure.replay.export import export, exported_cluster
 from ncclt.measure.replay.landscape_rows import write_rows
+from ncclt.testing.samples import sample_study
 from ncclt.user_dirs import recorded_tables
 
 PLAIN = ("--setting", "default")
@@ -54,30 +55,15 @@ TRIALS = [
     launch(4, LL, (1.0, 1.0), outcome=Outcome.WRONG_RESULT),
     launch(5, LL, (2.0, 2.0), interpolated=True),
 ]
-LARGE_LL = Policy(
-    rules=(
-        Rule(
-            collective=Collective.ALL_REDUCE, min_bytes=8192, algorithm=LL.algorithm, protocol=LL.protocol, channels=4
-        ),
-    )
-)
+LARGE = Rule(collective=Collective.ALL_REDUCE, min_bytes=8192, algorithm=LL.algorithm, protocol=LL.protocol, channels=4)
 
 
 @pytest.fixture
 def study(cluster):
     calls = tuple(MessageCalls(message=message, calls_per_step=1.0) for message in MESSAGES)
-    return Study(
-        id="abc123",
-        name="mine",
-        cluster=cluster,
-        launcher="slurm",
-        simulated=False,
-        process_wide=(),
-        seed=0,
-        workload=Workload(name="w", messages=calls, provenance=Provenance(source="test")),
-        state=StudyState.DONE,
-        created="2026-11-22T10:00:00+00:00",
-    )
+    workload = Workload(name="w", messages=calls, provenance=Provenance(source="test"))
+    ended = {"state": StudyState.DONE, "created": "2026-11-22T10:00:00+00:00"}
+    return replace(sample_study("mine"), cluster=cluster, workload=workload, launcher="slurm", simulated=False, **ended)
 
 
 def exported(study, path, more=()):
@@ -102,7 +88,7 @@ def test_what_is_exported_is_read_back(study, tmp_path):
 
 
 def test_a_launch_of_a_policy_is_written_by_what_it_forced_on_each_message(study, tmp_path):
-    table = replace(launch(6, DEFAULT, (12.0, 18.0)), phase=Phase.PROVE, policy=LARGE_LL)
+    table = replace(launch(6, DEFAULT, (12.0, 18.0)), phase=Phase.PROVE, policy=Policy(rules=(LARGE,)))
     exported(study, tmp_path / "mine.csv", [table])
     landscape = load_landscape(tmp_path / "mine.csv")
     assert [landscape.time_samples(DEFAULT, message) for message in MESSAGES] == [(10.0, 11.0, 12.0), (20.0, 21.0)]
@@ -243,16 +229,6 @@ def test_imported_outputs_are_listed_and_replayed(logs):
     assert "none of the messages" in run("tune", *words, rc=[1]), "bert has larger ones"
 
 
-def test_an_imported_landscape_is_tuned(logs):
-    size = {1 << power: float(1 << power) / 1000 for power in range(12, 30)}
-    halved = {size: time / 2 for size, time in size.items()}
-    logs(*PLAIN, plain=output(size), tree=output(halved, command="NCCL_ALGO=tree NCCL_PROTO=simple ./all_reduce_perf"))
-    done = run("tune", "--model", "bert", "--cluster", "mine", "--launcher", "replay", "--json")
-    document = json.loads(done[done.index("{") :])
-    assert (document["cluster"], document["simulated"]) == ("mine", False)
-    assert document["best_possible"]["speedup"] == pytest.approx(2.0)
-
-
 COMMANDS = {
     "NCCL_ALGO=Tree NCCL_PROTO=LL ./build/all_reduce_perf -b 8": "tree/ll",
     "+ srun --export=ALL,NCCL_ALGO=Tree,NCCL_PROTO=Simple all_reduce_perf": "tree/simple",
@@ -355,14 +331,6 @@ REFUSED = [
 def test_what_is_not_known_or_mixed_is_refused_and_nothing_is_written(logs, tmp_path, words, files, said):
     assert said in logs(*words, rc=(1, 2), **files)
     assert not (tmp_path / "data" / "ncclt" / "landscapes").exists()
-
-
-def test_an_output_counts_once(logs, tmp_path):
-    again = tmp_path / "again.log"
-    again.symlink_to(tmp_path / "plain.log")
-    for words in (("./plain.log",), (str(again),)):
-        said = logs(*PLAIN, *words, rc=[2], plain=output(SLOW), ring=output(FAST, command=RING))
-        assert "is given twice" in said
 
 
 def test_an_output_gets_one_setting_and_may_have_an_equals_sign_in_its_name(logs):

@@ -17,18 +17,12 @@ STORED = ("--model", "bert", "--cluster", "dgx-h100")
 NEEDED = {
     "store": [
         ("studies", "show", "x"),
-        ("admin", "recommendations", "list"),
         ("admin", "recommendations", "pin", "x"),
-        ("admin", "keys", "list"),
         ("admin", "keys", "create", "--role", "read"),
-        ("admin", "store", "migrate"),
         ("admin", "store", "export", "x.jsonl.gz"),
-        ("admin", "store", "import", "x.jsonl.gz"),
         ("admin", "store", "export", "x.db"),
-        ("admin", "store", "prune", "--older-than", "180d"),
         ("recheck", *STORED, "--launcher", "simulate"),
         ("verify", "--env", "NCCL_ALGO=Ring", "--", "true"),
-        ("profile", "import", "mine.csv", "--name", "mine"),
         ("preflight", *H100[:2], "--launcher", "ssh", "--hosts", "a,b"),
         (
             "env",
@@ -39,7 +33,6 @@ NEEDED = {
     ],
     "tune": [
         ("tune", "--model", "bert", *H100),
-        ("tune", "--model", "bert", *H100, "--dry-run"),
         ("autotune", *H100, "--", "true"),
         ("admin", "worker", "--cluster", "dgx-h100"),
     ],
@@ -47,7 +40,6 @@ NEEDED = {
     "jobs": [
         ("admin", "jobs", "list"),
         ("admin", "jobs", "submit", "--model", "bert", "--cluster", "dgx-h100"),
-        ("admin", "jobs", "show", "x"),
         ("admin", "worker", "--cluster", "dgx-h100"),
     ],
     "models": [("profile", "model", "resnet50"), ("profile", "model", "bert")],

@@ -104,14 +104,12 @@ def test_a_dry_run_stores_nothing(stored):
     ("words", "said"),
     [
         (("small", "large", "--name", "fleet", "--weights", "3"), "--weights gives 1 number for 2 workloads"),
-        (("small", "large", "--name", "fleet", "--weights", "3,x"), "--weights is '3,x'"),
         (("small", "large", "--name", "fleet", "--weights", "3_0,1"), "--weights is '3_0,1'"),
         (("small", "large", "--name", "fleet", "--weights", "３,1"), "--weights is"),
         (("small", "large", "--name", "fleet", "--weights", "3,nan"), "nan cannot be the weight of large"),
         (("small", "--name", "fleet"), "a merge needs two or more workloads"),
         (("small", "large", "--name", "small", "--replace"), "small is one of its own parts"),
         (("small", "large", "--name", "a b"), "--name 'a b' cannot name a workload"),
-        (("small", "large", "--name", "bert"), "the workload 'bert' is shipped"),
         (("small", "large", "--name", "far"), "there is a workload 'far' already"),
     ],
 )

@@ -29,25 +29,10 @@ def _shown(capsys, workload, limit=0):
     return capsys.readouterr().out
 
 
-def test_times_and_upper_bound_of_the_gain_are_shown(capsys):
-    out = _shown(capsys, _recorded())
-    assert "Step time: 100 ms (median of 20 steps)" in out
-    assert "Communication: 10.2 ms/step" in out
-    assert "Exposed communication: 4.1 ms/step, 4.1 % of the step" in out
-    assert "note: a note" in out
-
-
 def test_missing_times_are_named_and_bound_nothing(capsys):
     for workload, text in ((_recorded(exposed_us=None), "unknown"), (_recorded(step_time_us=None, steps=0), "no step")):
         out = _shown(capsys, workload)
         assert text in next(line for line in out.splitlines() if line.startswith("Exposed communication"))
-
-
-def test_model_without_times_shows_none(capsys):
-    out = _shown(capsys, Workload(name="m", messages=(_calls(8, 1.0),), provenance=Provenance(source="model")))
-    assert "xposed" not in out
-    assert "% of time" not in out
-    assert "depend on the size of the job" in out
 
 
 def test_dominance_is_by_time_where_there_is_time(capsys):

@@ -46,15 +46,8 @@ def proven(command):
     trial_log = FakeTrialLog()
     runner = simulated_testbed(cluster, seed=7, reason="test").runner
     arms = {Arm.DEFAULT: Policy(), Arm.TABLE: RING}
-    Proof(
-        runner=runner,
-        workload=workload,
-        trial_log=trial_log,
-        policies=arms,
-        blocks=6,
-        interrupted=lambda: False,
-        watch=lambda *_: None,
-    ).run()
+    hooks = {"interrupted": lambda: False, "watch": lambda *_: None}
+    Proof(runner=runner, workload=workload, trial_log=trial_log, policies=arms, blocks=6, **hooks).run()
     verdict = judge_arm(Arm.TABLE, RING, trial_log.trials(), workload, min_effect=0.02)
     study = replace(
         sample_study("s"), cluster=cluster, workload=workload, process_wide=(), seed=7, state=StudyState.DONE

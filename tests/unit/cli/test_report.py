@@ -103,13 +103,6 @@ def test_every_chart_and_heading_of_the_page_is_in_the_report(stored):
         assert sorted(re.findall(pattern, report)) == sorted(set(re.findall(pattern, page)))
 
 
-def test_a_recorded_study_is_called_so(stored):
-    words = stored(simulated=False, launcher="replay")
-    page = call(*words).stdout
-    assert 'class="banner"' in page
-    assert "recorded" in page
-
-
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_names_are_inert(stored, name):
     words = stored(name)

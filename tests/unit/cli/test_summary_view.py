@@ -8,12 +8,11 @@ import pytest
 
 from ncclt.cli import env
 from ncclt.cli.studies import build_command_again, show
-from ncclt.cli.tune import print_result, tune
+from ncclt.cli.tune import tune
 from ncclt.core.budget import MIN_BLOCKS, Budget
 from ncclt.core.message import Collective, Message
 from ncclt.core.workload import MessageCalls, Provenance, Workload
 from ncclt.measure.target import Target
-from ncclt.pipeline.tune import TuneResult
 from ncclt.prove.study_summary import describe_rounded, summarize_study
 from ncclt.testing.landscapes import write_landscape
 from ncclt_api.pages.report import study_report
@@ -79,18 +78,6 @@ def recorded(command, tmp_path):
         )
     )
     return lambda *words: command(tune, "--model", "mine", "--launcher", "replay", "--landscape", str(path), *words)
-
-
-def test_a_replayed_study_that_was_interrupted_states_no_cost(recorded, command, capsys):
-    recorded()
-    study = command.store.studies.get(command.store.studies.page().items[0].study.id)
-    interrupted = TuneResult(
-        study=study, trials=(), resumed=0, stop="interrupted by the user", recommendation=None, messages=(), notes=()
-    )
-    print_result(interrupted, command.store, again="", steps_per_day=None, quiet=False, verbose=False)
-    said = capsys.readouterr().err
-    assert "run the same command to resume" in said
-    assert "cost" not in said
 
 
 def test_the_rows_add_up_to_the_headline(recorded):

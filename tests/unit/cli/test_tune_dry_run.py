@@ -40,15 +40,6 @@ def test_a_dry_run_fits_on_a_screen_and_says_how_large_its_files_are(command, wo
     assert all(line.count("the same command") <= 1 for line in screen.splitlines())
 
 
-def test_verbose_shows_the_files(command):
-    short, long = (_read(command, "--launcher", "ssh", "--hosts", "a,b", *words) for words in ((), ("--verbose",)))
-    (lines,) = re.findall(r"file nodes.json: (\d+) lines", short)
-    after = long.partition("file nodes.json")[2].splitlines()[1 : int(lines) + 1]
-    assert json.loads("\n".join(after))[0][-1] == "a"
-    assert len(long.splitlines()) > 500
-    assert "--verbose shows" not in long
-
-
 @pytest.fixture
 def planned(command, tmp_path, monkeypatch):
     """Plan a study on this machine, with a tuner plugin or without."""
@@ -72,15 +63,6 @@ def planned(command, tmp_path, monkeypatch):
         return json.loads(printed)
 
     return call
-
-
-def test_settings_are_said_to_be_forced_as_they_will_be(planned):
-    """A variable that nobody sets would be looked for in vain in NCCL's log."""
-    ways = {through: planned("--persistent", "--through", through)["first"] for through in ("plugin", "variables")}
-
-    assert ways["plugin"]
-    assert all(said.endswith(": by the plugin") for said in ways["plugin"])
-    assert not any("plugin" in said or said.endswith(": ") for said in ways["variables"])
 
 
 def test_options_of_a_process_group_leave_channels_to_search(planned):

@@ -48,14 +48,6 @@ def test_one_document_names_what_has_to_be_measured_again(upgrade):
     assert "port of NCCL's cost model" in document["notes"][0]
 
 
-def test_a_few_new_variables_are_all_named_and_of_many_those_that_matter(upgrade):
-    few, many = (upgrade("--from", old, "--to", new)[1] for old, new in (("2.28.3", "2.28.9"), ("2.22.3", "2.31.2")))
-    assert few.count("NCCL_GIN_") == 9
-    assert "with --json" not in few
-    assert "NCCL_WIN_ENABLE" in many
-    assert "more with --json" in many
-
-
 def test_what_cannot_be_compared_is_refused(upgrade, tmp_path):
     for words, said in (
         (("--from", "2.28.9", "--to", "2.28.9"), "both 2.28.9"),
@@ -171,15 +163,12 @@ def test_plan_of_the_gate_shows_no_secrets(upgrade, more):
     ("words", "said"),
     [
         (("--gate", "--to-env", "A=1"), "give the command after --"),
-        (("--gate", "--", "job"), "both sides are the same command"),
         (("--gate", "--to", "2.32.3", "--", "job"), "both sides are the same command"),
         (("--gate", "--to-env", "A", "--", "job"), "is not NAME=VALUE"),
         (("--gate", "--to", "/nonexistent/nccl", "--", "job"), "no libnccl.so.2 there"),
         (("--gate", "--to-env", "A=1", "--to-log", "x", "--", "job"), "for the report"),
         (("--gate", "--to-env", "A=1", "--margin", "2", "--", "job"), "--margin"),
-        (("--gate", "--to-env", "A=1", "--blocks", "2", "--", "job"), "--blocks must be"),
         (("--to", "2.31.2", "--", "job"), "need --gate"),
-        (("--to", "2.31.2", "--to-env", "A=1"), "need --gate"),
     ],
 )
 def test_gate_without_a_comparison_is_refused(upgrade, words, said):

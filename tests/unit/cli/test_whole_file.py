@@ -12,12 +12,11 @@ from ncclt.cli.report import report
 from ncclt.cli.studies import show
 from ncclt.cli.tune import tune
 from ncclt.core.message import Collective, Message
-from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.workload import WHOLE_FILE, MessageCalls, Provenance, Workload
 from ncclt.errors import UsageError
 from ncclt.profile import read_workload
 from ncclt.prove.payback import describe_cost, estimate_gain
-from ncclt.testing.samples import sample_study, sample_trial
+from ncclt.testing.samples import sample_recommendation, sample_study, sample_trial
 
 SOURCES = {
     "tracelens": "rank,Collective name,Group size,dtype,In msg nelems,Out msg nelems,operation_count\n"
@@ -66,15 +65,7 @@ def test_it_is_divided_by_the_steps_that_somebody_knows(workload, capsys):
 
 
 def test_no_payback_in_steps_is_claimed(workload):
-    verdict = Verdict(
-        decision=Decision.TUNED,
-        speedup=1.1,
-        interval=(1.05, 1.15),
-        default_us=1000.0,
-        policy_us=900.0,
-        blocks=4,
-        reason="",
-    )
+    verdict = replace(sample_recommendation("r").table.verdict, default_us=1000.0, policy_us=900.0)
     study = replace(sample_study("s"), workload=workload)
     trials = [sample_trial(0)]
     gain = estimate_gain(study, trials, verdict)

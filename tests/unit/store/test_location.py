@@ -46,15 +46,11 @@ def test_what_is_no_url_for_us_is_refused_with_a_hint(subtests):
     for url in [
         "",
         "ncclt.db",
-        "/abs/a.db",
-        "sqlite://",
         "sqlite:///",
         "sqlite:///:memory:",
         "sqlite:///file:a.db?mode=ro",
-        "sqlite:///a.db?timeout=5",
         "sqlite://host/a.db",
         "mysql://host/db",
-        "https://host",
         "postgresql+psycopg2://h/d",
     ]:
         with subtests.test(url=url):

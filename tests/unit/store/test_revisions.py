@@ -524,19 +524,10 @@ def test_each_size_of_the_job_is_rolled_out_by_itself(store):
 
 def test_the_first_step_time_of_a_job_counts(store, url):
     rollout = roll_out(store, "a")
-    time = JobTime(
-        rollout=rollout.id,
-        job="1",
-        recommendation="",
-        step_us=0.1 + 0.2,
-        steps=20,
-        waited_s=0.7,
-        who="key one",
-        address="::1",
-    )
+    time = fill_record(JobTime, rollout=rollout.id, step_us=0.1 + 0.2)
     assert [store.revisions.add_job_time(one) for one in (time, replace(time, step_us=5.0))] == [True, False]
     (kept,) = store.revisions.job_times(rollout.id)
-    assert replace(kept, created="") == time
+    assert replace(kept, created=time.created) == time
     with pytest.raises(NotFoundError, match="no roll-out 'x'"):
         store.revisions.add_job_time(replace(time, rollout="x"))
 

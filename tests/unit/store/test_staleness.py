@@ -127,16 +127,8 @@ def test_a_check_belongs_to_a_recommendation_and_is_stored_once(store):
 def test_a_cluster_that_is_defined_anew_makes_its_revisions_stale_and_back(store, url, field):
     """A job says its nodes, GPUs and NCCL, and nothing of the GPUs' kind: that is the cluster's."""
     measured = store.recommendations.get("r1").fingerprint
-    place = replace(
-        sample_cluster(),
-        name="pair",
-        gpu=measured.gpu,
-        link_class=measured.link_class,
-        fabric=measured.fabric,
-        nodes=measured.nodes,
-        gpus_per_node=measured.gpus_per_node,
-        topology_hash=measured.topology_hash,
-    )
+    parts = ("gpu", "link_class", "fabric", "nodes", "gpus_per_node", "topology_hash")
+    place = replace(sample_cluster("pair"), **{part: getattr(measured, part) for part in parts})
     store.clusters.add(place)
     assert both_ways(store, url) == ""
     seen = store.recommendations.changes(0)[0]
