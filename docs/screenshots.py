@@ -2,8 +2,8 @@
 
     python docs/screenshots.py [--out docs/images] [--only map ...]
 
-The store is made by bench/rich_store.py, without the names that try to break a page. Its studies are made
-up, but for one recorded landscape that is really searched; the pictures show pages, not results.
+bench/rich_store.py fills the store, without the names that try to break a page. One study replays a recorded
+landscape, the others are invented; the pictures show pages, not results.
 """
 
 from __future__ import annotations
