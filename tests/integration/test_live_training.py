@@ -87,7 +87,7 @@ def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, li
     (line,) = drawn[1].lines
     assert drawn[1].table.rows[-1][-1] == format_interval(result.verdict.interval)
     assert line.high[-1] - line.low[-1] < line.high[0] - line.low[0]
-    assert "live tuning: steps are faster with ring/ll128, stalls included; it stays in force" in err
+    assert "live tuning: tuned: steps are faster with ring/ll128, stalls included; keeping it" in err
 
 
 @pytest.mark.thorough

@@ -107,7 +107,7 @@ def test_a_gain_whose_stalls_are_not_ruled_out_is_undecided(request_):
 
     assert result.verdict.decision is Decision.UNDECIDED
     assert result.verdict.reason.startswith("leading: +5.0 %")
-    assert result.verdict.reason.endswith("the steps so far do not rule out stalls that cost as much")
+    assert result.verdict.reason.endswith("too few steps to rule out stalls that would cancel it")
 
 
 def test_a_job_that_ends_early_is_undecided(request_):

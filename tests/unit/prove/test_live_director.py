@@ -73,11 +73,11 @@ def test_the_faster_arm_is_found_and_stays(tmp_path):
     job = Job(tmp_path, {"slow": -0.2, "fast": 0.1}).run(24)
 
     assert job.plan == "plan-fast"
-    assert job.news == ["fast leads and is in force; its stalls are not known yet"]
+    assert job.news == ["fast leads and stays in force; checking it for rare stalls"]
     assert list(json.loads((tmp_path / STATE_FILE).read_text())["dropped"]) == ["slow"]
 
     job.run()
-    assert job.news[1:] == ["steps are faster with fast, stalls included; it stays in force"]
+    assert job.news[1:] == ["tuned: steps are faster with fast, stalls included; keeping it"]
     assert not job.director.finished
 
 
@@ -85,7 +85,7 @@ def test_the_default_comes_back_where_no_arm_is_faster(tmp_path):
     job = Job(tmp_path, {"same": 0.0, "slow": -0.1}).run()
 
     assert job.plan == ""
-    assert job.director.finished == "no arm is faster; the NCCL default stays"
+    assert job.director.finished == "no arm is faster; keeping the NCCL default"
 
 
 def test_blocks_count_the_slowest_rank_and_no_step_of_a_switch(tmp_path):

@@ -16,11 +16,11 @@ PERCENTILES = (50, 75, 90, 95)
 """Percentiles as papers on training speed print them."""
 
 PAUSE = 10.0
-"""Multiple of the usual step above which a step is a pause of the job rather than a slow step."""
+"""Multiple of the median step above which a step is a pause of the job, not a slow step."""
 
 
 def mean_step_us(step_us: Sequence[float]) -> float:
-    """Return the mean of step times, µs: what users pay, where no step counts as more than `PAUSE` medians."""
+    """Return the mean step time, µs, with each step clipped at `PAUSE` medians."""
     longest_us = PAUSE * statistics.median(step_us)
     return statistics.fmean(min(time_us, longest_us) for time_us in step_us)
 

@@ -95,14 +95,14 @@ class LiveRequest:
     """Live tuning request.
 
     Attributes:
-        argv: the job's command.
-        arms: beside the NCCL default.
-        plugin: the compiled tuner plugin.
-        folder: shared by all nodes; for this job alone.
+        argv: command of the job.
+        arms: arms besides the NCCL default.
+        plugin: path to the compiled tuner plugin.
+        folder: folder that all nodes share, for this job alone.
         min_effect: smallest gain that justifies a change, as a share.
-        max_cost: share of the job's time that arms may cost (`Experiment`).
+        max_cost: max cost of the arms, as a share of the job's time (`Experiment`).
         open_mpi: the command is Open MPI's launcher.
-        min_block_s: time of a block at least, s.
+        min_block_s: min time of a block, s.
     """
 
     argv: tuple[str, ...]
@@ -280,7 +280,7 @@ def _judge(
         if decision is Decision.KEEP_DEFAULT:
             reason = f"no arm is faster; the best one: {gain}"
         elif experiment.leading is not None:
-            reason = f"leading: {gain}; the steps so far do not rule out stalls that cost as much"
+            reason = f"leading: {gain}; too few steps to rule out stalls that would cancel it"
         else:
             reason = f"inconclusive: {gain}; {ended or 'the job ended before a decision'}"
     default_us = _mean_us(blocks, CONTROL)

@@ -1,23 +1,22 @@
-"""Experiments: arms against a control in blocks of steps, judged by what the user pays, the mean step.
+"""Experiments: arms against a control in blocks of steps, judged by the mean step, which sets the cost of the job.
 
-A running training is one machine with one clock: it drifts, its noise has a memory, and evaluations and checkpoints
-interrupt it. So nothing is assumed about the times. Steps are grouped into blocks. Each arm gets a first block, which
-shows its effect; then a coin draws the arm of each block from the control and the arm that looks best. If that arm
-changes nothing, the times are the same whichever the coin had drawn; so a bet on the coin, made from the block's time
-and all earlier blocks, is fair: over any number of looks, the capital won by such bets reaches 100 with a probability
-of at most 1 % (`prove.confidence`). The level of the control is followed from block to block, and each arm's effect
-beside it: a block that is faster than the middle of both is a bet on the arm, a slower one on the control. Bad
+A running training drifts, its noise is correlated, and evaluations and checkpoints interrupt it. So the test assumes
+nothing about the times. Each arm gets a first block, which shows its effect; then a coin draws the arm of each block
+from the control and the arm that looks best. If that arm changes nothing, the draw does not affect the times, so a bet
+on the coin, made from the block's time and all earlier blocks, is fair: over any number of looks, the capital of such
+bets reaches 100 with a probability of at most 1 % (`prove.confidence`). The forecast tracks the level of the control
+and the effect of each arm: a block faster than the middle of both is a bet on the arm, a slower one on the control. Bad
 forecasts cost time and never raise the error rate.
 
-The other design, pairs of control and arm in random order, has one coin where this one has two, but is disturbed less:
-it takes over once a single arm is left whose gain is small beside the noise.
+Pairs of control and arm in random order use one coin for two blocks, but cancel more drift. They take over once a
+single arm is left and its gain is small compared with the noise.
 
-Bets are won by the usual steps, since a rare stall moves few blocks. An arm that has won leads: it stays in force, but
-is called `tuned` only when its stalls, those not yet excluded too, cannot cost what it gains (`Tally`). From then on a
-share of the blocks remains the control's, and an arm that no longer wins by the mean is taken back.
+The usual steps win the bets, since a rare stall moves few blocks. A winning arm leads: it stays in force, but is
+`tuned` only once its steps rule out stalls that would cancel the gain (`Tally`). As a guard, a share of the later
+blocks runs the control, and the control returns if the arm no longer has the faster mean.
 
-The first steps after a draw count for no block, whether the arm changes or not: a switch takes effect within them and
-may connect an algorithm. To leave them out after a change alone would compare other steps of the two.
+The first steps after a draw never count, whether the arm changes or not: a switch takes effect during them and may
+connect an algorithm. Skipping them only after a change would compare different steps of the two.
 
 This module runs inside the job of the user: standard library alone, Python 3.8, nothing of ncclt.
 """
@@ -34,39 +33,40 @@ from typing import NamedTuple
 from .levels import FALSE_TUNED, INTERVAL_ERROR, SHARPNESS, STAKE, WEIGHT
 
 CONTROL = 0
-"""Arm of what runs today, in a live job the NCCL default; other arms start at 1."""
+"""Arm of the current settings, in a live job the NCCL default; other arms start at 1."""
 
 LONG = 1.5
-"""Steps above this multiple of the control's level are long: the bets count them as such, the mean in full."""
+"""Multiple of the control's level above which a step is long: bets clip it there, the mean counts all of it."""
 
 PAUSE, STALL = 10.0, 50.0
-"""Multiples of the control's level. Above the first, steps at regular distances are pauses of the job (evaluations,
-checkpoints) and count for no arm; the mean counts a step as the second at most, or one frozen disk would decide."""
+"""Multiples of the control's level. Steps above the first are pauses of the job (evaluations, checkpoints) if they come
+at regular distances, and count for no arm; otherwise they are stalls. The mean clips steps at the second, so that one
+frozen disk cannot decide."""
 
 _PAUSES = 100
-"""Newest pauses among which regular ones are sought."""
+"""Max number of recent pauses to search for regular ones."""
 
 _UNSEEN, _UNSEEN_EXCESS = 3.0, 2.0
-"""Among n steps without a stall, a share of up to 3/n may stall (95 %); a stall takes at least three steps."""
+"""After n steps without a stall, up to 3/n of the steps may stall (95 %), and then take three times as long."""
 
 SAVED_ERRORS = 2.0
-"""Standard errors of the mean by which an arm must gain to be called tuned, and lose to be dropped."""
+"""Standard errors of the mean that a gain must exceed for `tuned`, and a loss for dropping the arm."""
 
 _STALLS = 2
-"""Stalls after which one standard error is enough to drop an arm: each costs what hundreds of steps gain."""
+"""Stalls after which one standard error is enough to drop an arm: each costs the gain of hundreds of steps."""
 
 _LONG_CAPITAL = 20.0
-"""Capital of bets on the share of long steps that drops an arm: one good arm in twenty at most."""
+"""Capital of bets on the share of long steps that drops an arm; drops at most one good arm in twenty."""
 
 GUARD_BLOCKS = 19
-"""Lengths of a block for which an arm that leads stays in force between two blocks of the control."""
+"""Block lengths of a leading arm per block of the control."""
 
 _CARRY_BLOCKS, _CARRY_ERRORS = 4, 3.0
-"""Fewest blocks of the control after an arm, and after the control, that show what an arm leaves behind, and standard
-errors between them that do."""
+"""Min blocks of the control after an arm, and after the control, to estimate the carry-over of the arm, and min
+standard errors of a carry-over that drops it."""
 
 _FIRST_SHARE = 0.8
-"""Share of `FALSE_TUNED` for the first arm that a coin compares, chosen by blocks without a coin; the others share
+"""Share of `FALSE_TUNED` for the first arm in a draw, which the first blocks select; the others share
 the rest. With equal shares a gain of 10 % among three arms takes 102 steps instead of 96 (bench/live_decisions.py)."""
 
 MAX_BLOCKS = 200
@@ -81,12 +81,12 @@ _LEVEL_GAIN = 0.3
 (bench/live_decisions.py)."""
 
 _PAIRED_BELOW = 1.5
-"""Gain in standard deviations of a block below which the last arm is compared in pairs. Under noise of 5 % they find a
+"""Gain in standard deviations of a block below which pairs compare the last arm. Under noise of 5 % they find a
 gain of 3 % in 65 of 100 trainings of 1,000 steps, single blocks in 51 (bench/live_decisions.py)."""
 
 _HOPELESS_DEVIATIONS, _HOPELESS_BLOCKS = 2.0, 4
-"""Standard errors between an estimated gain and the minimum below it at which an arm is dropped, and the fewest blocks
-for that: with 1.28, as between launches, one arm in ten that gains 3 % is dropped (bench/live_decisions.py)."""
+"""Min standard errors by which an estimated gain misses the minimum effect, and min blocks, to drop an arm. With 1.28,
+as between launches, one arm in ten with a gain of 3 % is dropped (bench/live_decisions.py)."""
 
 _BEATEN_DEVIATIONS, _BEATEN_BLOCKS = 2.5, 2
 """The same for an arm against the best one. Dropping an arm can only lose its gain."""
@@ -98,23 +98,23 @@ LONG_STEP = 3.0
 """Max ratio of an arm's first step to the median step."""
 
 _LONG_STARTS = 2
-"""Long first steps that drop an arm: a single one may be an evaluation, and would drop one good arm in five in a job
-that evaluates every 50 steps (bench/live_decisions.py)."""
+"""Min number of long first steps that drops an arm: a single one may be an evaluation, and would drop one good
+arm in five in a job that evaluates every 50 steps (bench/live_decisions.py)."""
 
 _BRACKET, _HALVINGS = 2.0, 24
-"""Log ratio on both sides of an estimate within which the ends of its interval are sought, and steps of that search,
-the last of which is far below any noise."""
+"""Half width of the search for the ends of an interval, as a log ratio, and its bisection steps, enough for an error
+far below any noise."""
 
 
 class Draw(NamedTuple):
     """Arm of the next block, and its draw.
 
     Attributes:
-        arm: chosen.
-        drawn_from: arms among which the coin chose, each with the same probability; empty = no coin.
+        arm: number of the arm.
+        drawn_from: arms in the draw, each with the same probability; empty = no coin.
         opens_pair: the next block takes the other arm.
-        closes_pair: the arm that the block before has left, as announced.
-        guards: lengths of the block while an arm is in force; 0 = it is not.
+        closes_pair: the block takes the other arm of its pair.
+        guards: length of a guard block, in block lengths; 0 = no arm is in force.
     """
 
     arm: int
@@ -129,12 +129,12 @@ class Block:
     """Consecutive steps of one arm.
 
     Attributes:
-        draw: how its arm was chosen.
+        draw: draw of its arm.
         step_us: time of each counted step on its slowest rank, µs; one or more.
-        uncounted_us: the steps between the draw and the counted ones, µs.
-        step: number of the last one in the job.
+        uncounted_us: times of the steps between the draw and the counted steps, µs.
+        step: number of its last step in the job.
         elapsed_us: time of the job at its end, µs, with the steps before the first block.
-        log_time: log of the mean step without pauses, where no step counts as more than `LONG` times the median.
+        log_time: log of the mean step without pauses, each step clipped at `LONG` times the median.
     """
 
     draw: Draw
@@ -167,7 +167,7 @@ class Block:
 
 
 class Summary(NamedTuple):
-    """Mean multiple of an arm's steps, the variance of that mean, and the number of steps and of stalls among them."""
+    """Mean of an arm's steps as multiples of the control's level, its variance, and the numbers of steps and stalls."""
 
     mean: float
     variance: float
@@ -176,10 +176,10 @@ class Summary(NamedTuple):
 
 
 class Tally:
-    """All counted steps of one arm, as multiples of the control's level at their time.
+    """Counted steps of one arm, as multiples of the control's level at their time.
 
     Attributes:
-        pauses: step -> multiple, of those above `PAUSE`.
+        pauses: step -> multiple, for multiples above `PAUSE`.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class Tally:
         """Return the mean of all steps.
 
         Args:
-            regular: steps that are pauses of the job, which no arm can help.
+            regular: pauses of the job, left out.
             forgiven: number of the longest other pauses to leave out.
         """
         stalls = sorted(multiple for step, multiple in self.pauses.items() if step not in regular)
@@ -216,13 +216,13 @@ class MeanGain(NamedTuple):
     """Time that an arm saves in the mean step, as a share of the control's level.
 
     Attributes:
-        saved: as measured.
-        error: its standard error.
-        unseen: what stalls may cost that the arm has had the luck not to show.
-        steps, stalls: counted ones of the arm, and those above `PAUSE` among them.
+        saving: measured saving.
+        error: standard error of the saving.
+        unseen: upper bound of the cost of stalls that did not occur yet.
+        steps, stalls: counted steps of the arm, and stalls among them.
     """
 
-    saved: float
+    saving: float
     error: float
     unseen: float
     steps: int
@@ -230,47 +230,47 @@ class MeanGain(NamedTuple):
 
     @property
     def low(self) -> float:
-        """Return the saving that is left if both go against the arm."""
-        return self.saved - SAVED_ERRORS * self.error - self.unseen
+        """Return the lower bound of the saving, with error and unseen stalls against the arm."""
+        return self.saving - SAVED_ERRORS * self.error - self.unseen
 
     @property
     def high(self) -> float:
-        """Return the largest saving that the error allows."""
-        return self.saved + SAVED_ERRORS * self.error
+        """Return the upper bound of the saving by its error."""
+        return self.saving + SAVED_ERRORS * self.error
 
     @property
     def is_lost(self) -> bool:
-        """Return True if the mean speaks against the arm; of rare stalls, few are enough to be taken seriously."""
-        return self.high < 0 or (self.stalls >= _STALLS and self.saved + self.error < 0)
+        """Return True if the mean speaks against the arm; a few stalls lower the bar."""
+        return self.high < 0 or (self.stalls >= _STALLS and self.saving + self.error < 0)
 
 
 def estimate_unseen(steps: int) -> float:
-    """Return the share by which stalls that did not show in so many steps may lengthen the mean step."""
+    """Return the upper bound of the cost of stalls after so many steps without one, as a share of the mean step."""
     return min(_UNSEEN / max(steps, 1), 1.0) * _UNSEEN_EXCESS
 
 
 def compare_means(control: Tally, arm: Tally, regular: set[int], *, forgiven: int = 0) -> MeanGain:
     """Compare the mean steps of two arms; for the arguments see `Tally.summarize`."""
-    own, reference = (tally.summarize(regular, forgiven=forgiven) for tally in (arm, control))
-    if not own.steps or not reference.steps:
-        return MeanGain(0.0, math.inf, math.inf, own.steps, own.stalls)
+    judged, reference = (tally.summarize(regular, forgiven=forgiven) for tally in (arm, control))
+    if not judged.steps or not reference.steps:
+        return MeanGain(0.0, math.inf, math.inf, judged.steps, judged.stalls)
     return MeanGain(
-        saved=reference.mean - own.mean,
-        error=math.sqrt(own.variance + reference.variance),
-        unseen=estimate_unseen(own.steps),
-        steps=own.steps,
-        stalls=own.stalls,
+        saving=reference.mean - judged.mean,
+        error=math.sqrt(judged.variance + reference.variance),
+        unseen=estimate_unseen(judged.steps),
+        steps=judged.steps,
+        stalls=judged.stalls,
     )
 
 
 class ArmResult(NamedTuple):
-    """One arm against the control.
+    """Result of one arm against the control.
 
     Attributes:
         speedup: mean step of the control over that of the arm.
-        low, high: ends of the interval; 0 and infinity where it has none.
-        blocks: of the arm.
-        dropped: why it was dropped; empty = it was not.
+        low, high: ends of the interval; 0 and infinity = unknown.
+        blocks: number of blocks of the arm.
+        dropped: reason for dropping it; empty = not dropped.
     """
 
     speedup: float
@@ -287,12 +287,12 @@ class Experiment:
     Attributes:
         arms: number of arms beside the control.
         min_effect: smallest gain that justifies a change, as a share.
-        max_cost: share of the job's time that arms may have cost when one is tried: of the time so far, or of
-            `ADVANCE_STEPS` if that is more.
+        max_cost: max cost of the arms before trying one, as a share of the job's time so far, or of `ADVANCE_STEPS` if
+            that is more.
         coin: source of the draws.
-        blocks: all so far, but for those that guard an arm in force.
+        blocks: all blocks so far, without guard blocks.
         elapsed_us: time of the job so far, µs, with the steps before the first block.
-        dropped: arm -> why.
+        dropped: arm -> reason.
     """
 
     arms: int
@@ -304,7 +304,7 @@ class Experiment:
     dropped: dict[int, str] = field(default_factory=dict)
     _last: Block | None = None
     _level: float | None = None
-    _guarded: int = 0
+    _control_blocks_due: int = 0
     _was_long: bool = False
     _tallies: list[Tally] = field(init=False, repr=False)
     _long_bets: dict[int, list[float]] = field(default_factory=dict, repr=False)
@@ -320,12 +320,12 @@ class Experiment:
 
     @property
     def left(self) -> list[int]:
-        """Return the arms that are not dropped."""
+        """Return the remaining arms."""
         return [arm for arm in range(1, self.arms + 1) if arm not in self.dropped]
 
     @property
     def leading(self) -> int | None:
-        """Return the arm whose bets are won, which wins by the mean too and looks best; None = there is none yet."""
+        """Return the best arm that has won its bets and has the faster mean; None = no such arm yet."""
         left = self.left
         won = [arm for arm in left if self._has_won(arm)]
         if not won:
@@ -337,7 +337,7 @@ class Experiment:
 
     @property
     def tuned(self) -> int | None:
-        """Return the arm that leads, and whose stalls cannot cost what it gains; None = there is none yet."""
+        """Return the leading arm once its steps rule out stalls that would cancel the gain; None = not yet."""
         leading = self.leading
         if leading is None or self.mean_gain(leading).low <= max(self._estimate_carry_over(leading)[0], 0.0):
             return None
@@ -345,7 +345,7 @@ class Experiment:
 
     @property
     def has_ended(self) -> bool:
-        """Return True if no more blocks are needed; an arm in force is guarded to the end of the job."""
+        """Return True if the test needs no more blocks; a leading arm needs guard blocks to the end of the job."""
         return not self.left or (self._is_over and self.leading is None)
 
     @property
@@ -364,8 +364,8 @@ class Experiment:
             return Draw(left[0] if last.arm == CONTROL else CONTROL, closes_pair=True)
         leading = self.leading
         if leading is not None:
-            # Two of the control: the first shows what the arm leaves behind, the second does not.
-            return Draw(CONTROL, guards=1) if self._guarded else Draw(leading, guards=2 * GUARD_BLOCKS)
+            # Two blocks of the control: only the first shows the carry-over of the arm.
+            return Draw(CONTROL, guards=1) if self._control_blocks_due else Draw(leading, guards=2 * GUARD_BLOCKS)
         if not self.blocks or not left or self.cost_us() > self.max_cost * self._paying_us():
             return Draw(CONTROL)
         tried = {block.arm for block in self.blocks}
@@ -375,25 +375,25 @@ class Experiment:
         return Draw(self.coin.choice(choices), drawn_from=choices, opens_pair=self._is_paired())
 
     def _is_paired(self) -> bool:
-        """Check that the only arm left is compared in pairs: decided before the coin, or its bets would not be fair."""
+        """Decide before the coin, so that bets stay fair, whether pairs compare the last remaining arm."""
         left, deviation = self.left, self._deviation()
         return len(left) == 1 and deviation is not None and self.estimate(left[0]) < _PAIRED_BELOW * deviation
 
     def _paying_us(self) -> float:
-        """Return the time of the job that pays for the arms, µs."""
+        """Return the time of the job that the budget is a share of, µs."""
         return max(self.elapsed_us, ADVANCE_STEPS * self._control_us())
 
     def observe(self, block: Block) -> None:
-        """Count a block, and drop what it shows to be slow or hopeless."""
+        """Count a block, and drop arms that it shows to be slow or hopeless."""
         self.elapsed_us = block.elapsed_us
         self._count(block)
         if block.draw.guards:
-            self._guarded = 2 if block.arm != CONTROL else self._guarded - 1
+            self._control_blocks_due = 2 if block.arm != CONTROL else self._control_blocks_due - 1
         else:
             if block.draw == Draw(CONTROL) and self.blocks and self.blocks[-1].draw == Draw(CONTROL):
-                self.blocks.pop()  # while no arm may be tried, only the newest level of the control is of use
+                self.blocks.pop()  # while the budget holds arms back, only the newest block of the control matters
             self.blocks.append(block)
-            self._guarded = 0
+            self._control_blocks_due = 0
             self._known_gains.clear()
             self._capitals.clear()
             if block.arm != CONTROL and self._is_slow_to_start(block.arm):
@@ -409,11 +409,11 @@ class Experiment:
             if self._is_slower(arm):
                 self.dropped[arm] = f"steps take {math.expm1(-gain) * 100:.1f} % longer"
             elif blocks >= _BEATEN_BLOCKS and mean.is_lost:
-                self.dropped[arm] = f"its mean step takes {-mean.saved * 100:.1f} % longer"
+                self.dropped[arm] = f"its mean step takes {-mean.saving * 100:.1f} % longer"
             elif sum(self._long_bets.get(arm, ())) >= _LONG_CAPITAL:
-                self.dropped[arm] = "more of its steps are long"
+                self.dropped[arm] = "it has more long steps than the control"
             elif carry_over > max(_CARRY_ERRORS * carry_error, gain - math.log1p(self.min_effect)):
-                self.dropped[arm] = "the steps after it take longer"
+                self.dropped[arm] = "it slows the steps of the control after it"
             elif deviation is None or self._has_won(arm):
                 continue
             elif blocks >= _HOPELESS_BLOCKS and gain + _HOPELESS_DEVIATIONS * deviation / math.sqrt(
@@ -429,7 +429,7 @@ class Experiment:
                 self.dropped[arm] = f"another arm is {math.expm1(self.estimate(best) - gain) * 100:.1f} % faster"
 
     def _count(self, block: Block) -> None:
-        """Count the steps of a block in the tally of its arm, and follow the level of the control."""
+        """Count the steps of a block in the tally of its arm, and update the level of the control."""
         level = self._level if self._level is not None else block.log_time
         level_us, before = math.exp(level), self._last
         times_us = (*block.uncounted_us, *block.step_us)
@@ -457,7 +457,7 @@ class Experiment:
         self._last = block
 
     def _bet_on_long(self, arm: int, *, won: bool) -> None:
-        """Bet that a block with a long step is the arm's; one each time, however many it has."""
+        """Bet once per block that a block with long steps belongs to the arm."""
         capitals = self._long_bets.get(arm, WEIGHT)
         self._long_bets[arm] = [
             capital * (1 + (stake if won else -stake))
@@ -465,7 +465,7 @@ class Experiment:
         ]
 
     def _estimate_carry_over(self, arm: int) -> tuple[float, float]:
-        """Return by how much the control's log times after an arm exceed those after itself, and the standard error."""
+        """Estimate the slowdown of the control after an arm, as a log ratio to that after itself, and its error."""
         after, others = self._left_behind.get(arm, []), self._left_behind.get(CONTROL, [])
         if min(len(after), len(others)) < _CARRY_BLOCKS:
             return 0.0, math.inf
@@ -473,10 +473,10 @@ class Experiment:
         return statistics.fmean(after) - statistics.fmean(others), error
 
     def mean_gain(self, arm: int, *, forgive: bool = False) -> MeanGain:
-        """Return what an arm saves in the mean step.
+        """Return the gain of an arm in the mean step.
 
         Args:
-            forgive: one pause of the arm may belong to the job, if the job has had others.
+            forgive: leave out one pause of the arm, if the job has had pauses without it.
         """
         tally = self._tallies[arm]
         forgiven = int(forgive and not self._pauses <= self._regular | tally.pauses.keys())
@@ -488,7 +488,7 @@ class Experiment:
         return statistics.median(gains) if gains else -math.inf
 
     def result(self, arm: int) -> ArmResult:
-        """Return the numbers of an arm; the interval holds both the usual steps, at any time, and the mean."""
+        """Return the result of an arm; its interval covers the usual steps, at any time, and the mean."""
         blocks, dropped = sum(block.arm == arm for block in self.blocks), self.dropped.get(arm, "")
         if not self._gains(arm):
             return ArmResult(1.0, 0.0, math.inf, blocks, dropped)
@@ -497,22 +497,22 @@ class Experiment:
         low = math.exp(_find_end(self.blocks, arm, estimate, refuted, sign=+1))
         high_log = _find_end(self.blocks, arm, estimate, refuted, sign=-1)
         high = math.exp(high_log) if math.isfinite(high_log) else math.inf
-        speedup = 1 / (1 - mean.saved)
-        ends = [1 / (1 - saved) for saved in (mean.saved - SAVED_ERRORS * mean.error, mean.high) if saved < 1]
+        speedup = 1 / (1 - mean.saving)
+        ends = [1 / (1 - saving) for saving in (mean.saving - SAVED_ERRORS * mean.error, mean.high) if saving < 1]
         return ArmResult(speedup, min(low, speedup, *ends), max(high, speedup, *ends), blocks, dropped)
 
     def cost_us(self) -> float:
-        """Return the time that arms have cost so far, µs: slower blocks and switches; faster blocks pay for nothing."""
+        """Return the cost of the arms so far, µs: slower blocks and switches; faster blocks do not offset it."""
         level_us, cost_us = self._control_us(), 0.0
         first_uses_us: list[float] = []
         for arm in range(1, self.arms + 1):
-            own = [block for block in self.blocks if block.arm == arm]
-            saved = self.mean_gain(arm, forgive=True).saved
-            cost_us += max(0.0, -saved * level_us) * sum(block.steps for block in own)
+            arm_blocks = [block for block in self.blocks if block.arm == arm]
+            saving = self.mean_gain(arm, forgive=True).saving
+            cost_us += max(0.0, -saving * level_us) * sum(block.steps for block in arm_blocks)
             if self._is_slow_to_start(arm):
-                cost_us += sum(max(0.0, block.first_us - level_us) for block in own)
+                cost_us += sum(max(0.0, block.first_us - level_us) for block in arm_blocks)
             else:
-                first_uses_us += [block.first_us for block in own[:1]]
+                first_uses_us += [block.first_us for block in arm_blocks[:1]]
         # A single long one is a pause of the job.
         usual_us = statistics.median_low(first_uses_us) if len(first_uses_us) > 1 else 0.0
         for first_us in first_uses_us:
@@ -530,17 +530,17 @@ class Experiment:
         return cost_us
 
     def _has_won(self, arm: int) -> bool:
-        """Check that bets are won, the gain reaches the minimum effect, and the mean does not speak against it."""
+        """Check that an arm has won its bets, with at least the minimum effect and a faster mean."""
         if self.estimate(arm) < math.log1p(self.min_effect):
             return False
         if arm not in self._capitals:
             self._capitals[arm] = log_capital(self.blocks, arm)
         if self._capitals[arm] < -math.log(self._error(arm)):
             return False
-        return self.mean_gain(arm, forgive=True).saved > 0
+        return self.mean_gain(arm, forgive=True).saving > 0
 
     def _error(self, arm: int) -> float:
-        """Return the probability with which an arm may be proven falsely."""
+        """Return the allowed probability of a false win of an arm."""
         if self.arms == 1:
             return FALSE_TUNED
         first = next((max(block.draw.drawn_from) for block in self.blocks if block.draw.drawn_from), None)
@@ -558,17 +558,17 @@ class Experiment:
                 waiting.append(block.log_time)
             elif block.arm == CONTROL:
                 control = block.log_time if before is None else (before + block.log_time) / 2
-                gains += [control - own for own in waiting]
+                gains += [control - log_time for log_time in waiting]
                 before, waiting = block.log_time, []
         if before is not None:
-            gains += [before - own for own in waiting]
+            gains += [before - log_time for log_time in waiting]
         self._known_gains[arm] = gains
         return gains
 
     def _deviation(self) -> float | None:
         """Return the standard deviation of a single gain, over all arms; None = too few blocks.
 
-        By the mean distance from each arm's median, as robust as it is simple: sqrt(2 / pi) deviations if normal.
+        Robust estimate from the mean distance to each arm's median: sqrt(2 / pi) standard deviations if normal.
         """
         all_gains = [gains for arm in range(1, self.arms + 1) if len(gains := self._gains(arm)) > 1]
         free = sum(len(gains) - 1 for gains in all_gains)
@@ -583,7 +583,7 @@ class Experiment:
         return statistics.median(times_us) if times_us else 0.0
 
     def _is_slower(self, arm: int) -> bool:
-        """Check that an arm is slower by more than the noise of steps explains: even one block shows a great loss."""
+        """Check that an arm is slower by more than the noise of steps; one block is enough for a great loss."""
         residuals = [
             math.log(time_us) - block.log_time
             for block in self.blocks
@@ -593,12 +593,12 @@ class Experiment:
         blocks = len(self._gains(arm))
         if not residuals or not blocks:
             return False
-        # Twice: neighbours in time resemble each other, so that blocks differ by more than steps within one.
+        # Twice, because step times are correlated: blocks differ by more than the steps within one.
         error = 2 * statistics.median(map(abs, residuals)) / 0.6745 / math.sqrt(blocks)
         return self.estimate(arm) < -max(math.log1p(self.min_effect), _SLOWER_DEVIATIONS * error)
 
     def _is_slow_to_start(self, arm: int) -> bool:
-        """Check that the first steps of an arm are long, more than once and in every second block of it."""
+        """Check that the first steps of an arm are long, more than once and in at least half of its blocks."""
         level_us = self._control_us()
         first_us = [block.first_us for block in self.blocks if block.arm == arm]
         long = sum(time_us >= LONG_STEP * level_us for time_us in first_us) if level_us else 0
@@ -606,7 +606,7 @@ class Experiment:
 
 
 def find_regular(steps: set[int]) -> set[int]:
-    """Return the steps that are three at equal distances: pauses of the job, not stalls of an arm."""
+    """Return the steps in series of three at equal distances: pauses of the job, not stalls of an arm."""
     ordered = sorted(steps)[-_PAUSES:]
     regular: set[int] = set()
     for index, first in enumerate(ordered):
@@ -617,12 +617,12 @@ def find_regular(steps: set[int]) -> set[int]:
 
 
 def log_capital(blocks: Sequence[Block], arm: int, gain: float = 0.0, *, sign: int = 1) -> float:
-    """Return the log of the capital won by bets on the coins that an arm gains more than `gain`.
+    """Return the log capital of bets on the coins that an arm gains more than `gain`.
 
     Args:
         blocks: in order.
-        arm: which is judged.
-        gain: log speed-up, the null hypothesis; without one, that the arm changes nothing.
+        arm: arm to judge.
+        gain: log speed-up under the null hypothesis; default: no effect.
         sign: -1 bets that it gains less.
     """
     bets = [(sharpness, stake) for stake in STAKE for sharpness in SHARPNESS]
@@ -636,9 +636,9 @@ def log_capital(blocks: Sequence[Block], arm: int, gain: float = 0.0, *, sign: i
 
 
 def _find_ratios(blocks: Sequence[Block], arm: int, gain: float) -> list[float]:
-    """Return for each coin how much its block speaks for the arm, by forecasts from earlier blocks alone.
+    """Return a log ratio for each coin, positive if its block favours the arm, by forecasts from earlier blocks alone.
 
-    Times of the arm are corrected by `gain`: if that is its gain, coins say nothing about what is left.
+    Times of the arm are corrected by `gain`: if that is its true gain, the coins do not affect the corrected times.
     """
     ratios: list[float] = []
     level: float | None = None
@@ -675,7 +675,7 @@ def _find_ratios(blocks: Sequence[Block], arm: int, gain: float) -> list[float]:
 
 
 def _find_end(blocks: Sequence[Block], arm: int, around: float, refuted: float, *, sign: int) -> float:
-    """Return the lowest log speed-up that is not refuted, or with a sign of -1 the highest; infinite = none is."""
+    """Return the lowest log speed-up in the interval, or with a sign of -1 the highest; infinite = unbounded."""
     inside, outside = around + sign * _BRACKET, around - sign * _BRACKET
     if log_capital(blocks, arm, outside, sign=sign) < refuted:
         return -sign * math.inf

@@ -5,12 +5,11 @@ This module is copied into the job of the user: standard library alone, Python 3
 
 SHARPNESS = (6.0, 24.0, 96.0, 384.0)
 STAKE, WEIGHT = (0.1, 0.3, 0.8, 0.98), (0.05, 0.05, 0.45, 0.45)
-"""The bets: h(x) = STAKE * tanh(SHARPNESS * x). WEIGHT is each stake's share of the capital, spread evenly over
-SHARPNESS, which is one over the size of a ratio that counts in full, 0.26 % to 17 %: finer than any minimum effect of
-use, and as coarse as the noise under which one can be shown. A stake below 1 survives outliers: one lost bet costs as
-much as 3 won ones bring at 0.8, and as 6 bring at 0.98. With these two, eight pairs that are all won may suffice
-(adr/0008; bench/bets.py compares them with the best possible bets). The small stakes win slowly where noise hides the
-gain from large ones: a gain of 3 % where launches differ by 10 %."""
+"""Bets h(x) = STAKE * tanh(SHARPNESS * x). WEIGHT is the share of the capital of each stake, spread evenly over
+SHARPNESS. Its inverse is the log ratio of a full bet, 0.26 % to 17 %: from below any useful minimum effect up to the
+largest noise that still shows one. A stake below 1 survives outliers: one lost bet costs as much as 3 won bets earn at
+0.8, and 6 at 0.98. With these two, eight won pairs may suffice (adr/0008; bench/bets.py compares them with the best
+possible bets). The small stakes find gains that noise hides from large ones: 3 % among launches that differ by 10 %."""
 
 FALSE_TUNED = 0.01
 """Probability, over any number of looks, that a policy without any gain is called `tuned`; inside a job over all arms
@@ -21,5 +20,4 @@ INTERVAL_ERROR = 0.05
 (adr/0008; bench/verdict.py)."""
 
 BORNE_OUT = 2 / 3
-"""Share of a gain that the times must show by another measure too, as they were measured, with the
-noise of what is left to NCCL (adr/0014)."""
+"""Min share of a gain in the times as measured, noise of messages without a rule included (adr/0014)."""

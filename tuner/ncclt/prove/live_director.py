@@ -1,11 +1,11 @@
-"""The director of live tuning: blocks of steps from the boundaries of a job, and the plan of each.
+"""Director of live tuning: builds blocks of steps from the boundaries of a job, and chooses the plan of each.
 
-It runs in rank 0 of the user's job, beside `ncclt.deliver.agree.injected.live`, whose boundaries it gets. The folder
+It runs in rank 0 of the user's job and gets boundaries from `ncclt.deliver.agree.injected.live`. Files in the folder
 that it shares with `ncclt autotune --live`:
 
-    arms.json      from ncclt: the arms and limits
-    blocks.jsonl   one line per block, which `read_blocks` reads; those of a job that was started again continue it
-    state.json     the newest state, always replaced as a whole
+    arms.json      arms and limits, written by ncclt
+    blocks.jsonl   one line per block (`read_blocks`); a restarted job appends to it
+    state.json     newest state, replaced atomically
 
 This module runs inside the job of the user: standard library alone, Python 3.8, nothing of ncclt.
 """
@@ -26,28 +26,28 @@ from .experiment import CONTROL, Block, Draw, Experiment
 ARMS_FILE, BLOCKS_FILE, STATE_FILE = "arms.json", "blocks.jsonl", "state.json"
 
 MIN_BLOCK_S = 2.0
-"""Min time of a block: shorter blocks would spend more on switches than they show."""
+"""Min time of a block: in shorter blocks, switches would cost more than the block can show."""
 
 MIN_COUNTED = 3
 """Min counted steps of a block: the fewest with a median that one outlier does not move."""
 
 SWITCH_STEPS = 3
-"""Steps after a draw that count for no block, whatever it drew: ranks get to know a plan during two, and the third is
-the first one under it, in which they wait for each other (`Coordinator.propose`)."""
+"""Uncounted steps after each draw: ranks learn the plan during two steps; in the third, the first one under the plan,
+ranks wait for each other (`Coordinator.propose`)."""
 
 
 class LiveDirector:
-    """Live tuning as rank 0 directs it.
+    """Director of live tuning in rank 0.
 
     Args:
-        folder: with `arms.json`.
-        backend: over which the job trains, as PyTorch names it.
+        folder: folder with `arms.json`.
+        backend: PyTorch's name of the job's backend.
         coin: source of the draws; None = the system's.
 
     Attributes:
-        experiment: its arms.
-        news: what the last boundary changed for the user; empty = nothing.
-        finished: how it ended; empty = it goes on.
+        experiment: test of the arms.
+        news: message to the user after the last boundary; empty = no change.
+        finished: reason for the end; empty = still running.
     """
 
     def __init__(self, folder: Path, *, backend: str, ranks: int, coin: random.Random | None = None) -> None:
@@ -84,7 +84,7 @@ class LiveDirector:
             self._write_state(step=boundary.step, in_force=in_force)
         self._elapsed_us += sum(times_us)
         if boundary.outcome is not None and not boundary.outcome.committed:
-            self._is_drawn = False  # the block is void, and its draw holds: only a change of plan can fail
+            self._is_drawn = False  # discard the block and keep its draw: only a change of plan can fail
         if self._is_drawn:
             self._count(boundary, times_us, is_in_force=in_force == self._draw.arm)
         if not boundary.can_propose or (self._is_drawn and not self._is_block_complete()):
@@ -113,7 +113,7 @@ class LiveDirector:
             (self._counted if is_in_force and step >= starts_at else self._uncounted).append(time_us)
 
     def _is_block_complete(self) -> bool:
-        """Check that the steps of the control would fill a block: it is as long for a fast arm as for a slow one."""
+        """Check that the block has enough steps, by the control's step time: equal lengths for all arms."""
         if not self._counted:
             return False
         step_us = self.experiment.level_us or statistics.median(self._counted)
@@ -129,25 +129,25 @@ class LiveDirector:
             elapsed_us=round(self._before_us + self._elapsed_us),
         )
         self.experiment.observe(block)
-        saved = [block.draw, block.step_us, block.uncounted_us, block.step, block.elapsed_us]
+        row = [block.draw, block.step_us, block.uncounted_us, block.step, block.elapsed_us]
         path = self._folder / BLOCKS_FILE
         is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
         with path.open("a", encoding="utf-8") as file:
-            file.write("\n" * is_torn + json.dumps(saved) + "\n")
+            file.write("\n" * is_torn + json.dumps(row) + "\n")
 
     def _describe_state(self) -> str:
         leading = self.experiment.leading
         if leading is None:
-            return "the NCCL default is back"
+            return "back to the NCCL default"
         name = self._names[leading - 1]
         if self.experiment.tuned is None:
-            return f"{name} leads and is in force; its stalls are not known yet"
-        return f"steps are faster with {name}, stalls included; it stays in force"
+            return f"{name} leads and stays in force; checking it for rare stalls"
+        return f"tuned: steps are faster with {name}, stalls included; keeping it"
 
     def _describe_end(self) -> str:
         if self.experiment.left:
-            return "undecided: the noise of the steps hides any gain; the NCCL default stays"
-        return "no arm is faster; the NCCL default stays"
+            return "undecided: step noise hides any gain; keeping the NCCL default"
+        return "no arm is faster; keeping the NCCL default"
 
     def _write_state(self, *, step: int, in_force: int | None) -> None:
         state = {

@@ -26,14 +26,14 @@ from ncclt.prove.evidence import ArmLaunch, LaunchEvidence, collect_evidence
 from ncclt.prove.interleave import can_apply, plan_block
 
 DEVIATIONS = 4.0
-"""Standard errors that a change of one message must exceed: a dozen are compared, each with few launches."""
+"""Min standard errors of a change of one message: each recheck compares a dozen, with few launches each."""
 
 GAIN_DEVIATIONS = 2.8
-"""The same for a loss of the gain, for which users tune. Of gains of 6 % that went to 0 under noise of 2 %, 98 % are
-seen, and at most 2 % of healthy ones are stale: quiet, noise of 5 %, bimodal, a slow rank, days 10 % apart."""
+"""Min standard errors of a loss of the whole gain. In simulations it finds 98 % of the losses of a 6 % gain under 2 %
+noise; at most 2 % of healthy results become stale: quiet, 5 % noise, bimodal, a slow rank, 10 % between days."""
 
 _LEAST_NOISE = 0.005
-"""Scatter below which a few launches may agree by chance, as a share."""
+"""Min assumed noise, as a share: a few launches may agree by chance."""
 
 POINTS = 5
 """Messages that are measured again: those with most time per step."""
@@ -42,11 +42,11 @@ BLOCKS = 2
 """Four launches of each arm."""
 
 TOLERANCE = 0.10
-"""Share by which a time may change between two days without a cause that a new tuning would find."""
+"""Max normal change of a time between two days, as a share."""
 
 _GAIN = "gain of the policy over the default"
 TODAY_GAIN = "gain of the policy over what you run today"
-"""Concerns jobs with the tuning variables of today alone, so it never makes a recommendation stale."""
+"""Matters only for jobs with today's tuning variables, so it never makes a recommendation stale."""
 _ABSOLUTE = " under the default, us"
 _TOO_WEAK = "too weak to clear the earlier recheck"
 
@@ -56,14 +56,14 @@ class RecheckRequest:
     """Recheck request.
 
     Attributes:
-        recommendation: as published.
-        study, trials: that it came from, with all launches.
-        points: messages at most, 3 to 6.
-        blocks: of two launches of each arm.
-        tolerance: share by which a time may always change.
-        driver: NVIDIA's on the nodes here, separated by commas where they differ; empty = not known.
-        driver_before: under which it was measured, or last found fresh; empty = not known.
-        driver_may_differ: measure under another driver, instead of treating that as a reason by itself.
+        recommendation: published recommendation.
+        study, trials: its study, with all launches.
+        points: max messages, 3 to 6.
+        blocks: number of blocks, each with two launches per arm.
+        tolerance: max normal change of a time, as a share.
+        driver: NVIDIA drivers on these nodes, comma-separated; empty = unknown.
+        driver_before: driver at tuning or at the last fresh recheck; empty = unknown.
+        driver_may_differ: measure under another driver, instead of calling the result stale for it.
         earlier: rechecks of this recommendation, newest first.
     """
 
@@ -98,9 +98,9 @@ def recheck(
 ) -> Recheck | None:
     """Recheck one recommendation; None when the user interrupted.
 
-    It is stale if NCCL, driver, topology or kind of node differ from those it was measured on, if a launch of the
-    policy fails, or if its gain, or that of a message, has shrunk beyond noise and tolerance (of pairs of launches: a
-    slow day is a note). It stays stale if this recheck is too weak to see a change that an earlier one found.
+    It is stale if NCCL, driver, topology or kind of node changed, if a launch of the policy fails, or if its gain, or
+    that of a message, shrank beyond noise and tolerance. Gains come from pairs of launches: a slow day is only a note.
+    A stale result remains stale if this recheck is too weak to see the change that an earlier one found.
 
     Args:
         runner: where it runs, forcing settings as they are delivered.
@@ -440,19 +440,19 @@ def _build_recheck(
 
 
 def _makes_stale(change: Change) -> bool:
-    """Check that a changed quantity is a gain for which the recommendation is served; absolute times are notes."""
+    """Check that a changed quantity is a gain of the recommendation; absolute times are notes."""
     return change.changed and change.what != TODAY_GAIN and not change.what.endswith(", us")
 
 
 def compare(
     name: str, before: Sequence[float], now: Sequence[float], *, tolerance: float, deviations: float = DEVIATIONS
 ) -> Change:
-    """Compare the geometric means of two sets of positive values, with the scatter of both together.
+    """Compare the geometric means of two sets of positive values, with pooled noise.
 
     Args:
         before, now: two or more values each.
-        tolerance: share by which the mean may always change.
-        deviations: standard errors that a change must exceed.
+        tolerance: max normal change of the mean, as a share.
+        deviations: min standard errors of a change.
     """
     logs = [[math.log(value) for value in values] for values in (before, now)]
     means = [statistics.fmean(values) for values in logs]

@@ -282,7 +282,7 @@ class _Arm:
             state = ArmState.FUTILE
             reason = f"no gain of {rollout.min_effect * 100:g} % or more: {_decided('about as fast', gain)}"
         elif has_won and not is_faster:
-            reason = f"most jobs are faster, but slow ones may cost as much: {_describe_open(gain, self.reports)}"
+            reason = f"most jobs are faster, but slow ones may cancel the gain: {_describe_open(gain, self.reports)}"
         elif is_faster:
             reason = f"steps are faster, but its jobs may report less often than others: {missing}"
         elif self.missing or self.missing_controls:
@@ -313,14 +313,14 @@ class _Arm:
         )
 
     def _saves_time(self, gains: NDArray[np.float64]) -> bool:
-        """Check that its pairs save time in the mean, and that stalls not seen yet cannot cost as much.
+        """Check for a mean saving over all pairs, with enough steps to rule out stalls that would cancel it.
 
-        Bets are won by most jobs, users pay for all. Times of a pair count by their difference over their mean.
+        A majority of jobs wins the bets, but all jobs cost time. A pair counts by its difference over its mean.
         """
-        saved = 2 * np.tanh(gains / 2)
+        savings = 2 * np.tanh(gains / 2)
         steps = sum(time.steps for time in self.jobs.times if time.recommendation == self.arm.recommendation)
-        error = float(saved.std()) / math.sqrt(len(saved))
-        return float(saved.mean()) - SAVED_ERRORS * error - estimate_unseen(steps) > 0
+        error = float(savings.std()) / math.sqrt(len(savings))
+        return float(savings.mean()) - SAVED_ERRORS * error - estimate_unseen(steps) > 0
 
     def _allow_unreported(self) -> int:
         """Return the number of starts that as many reports would need at the control's rate of reports."""

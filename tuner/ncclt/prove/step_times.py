@@ -114,7 +114,7 @@ def verify(
     now: Callable[[], str],
     earlier: Sequence[StepLaunch] = (),
 ) -> Verification:
-    """Launch a training in turn under both environments and judge its step times.
+    """Run a training interleaved under both environments and judge its step times.
 
     A failed launch of the tuned side disqualifies it and ends the comparison.
 
@@ -122,7 +122,7 @@ def verify(
         environ: the environment that the launcher passes on.
         watch: called after every launch.
         now: ISO time.
-        earlier: launches of the same comparison, after which it resumes.
+        earlier: stored launches of this comparison, to resume from.
 
     Raises:
         InterruptedComparisonError: the user interrupted it.
@@ -187,7 +187,7 @@ class InterruptedComparisonError(KeyboardInterrupt):
     """The user interrupted a comparison; its running launch was ended.
 
     Attributes:
-        done: its launches, after which it can be resumed; None = there are no new ones.
+        done: its launches, to resume from; None = no new launches.
     """
 
     def __init__(self, done: Verification | None) -> None:
@@ -196,20 +196,20 @@ class InterruptedComparisonError(KeyboardInterrupt):
 
 
 def can_resume(stored: Verification, how: Comparison) -> bool:
-    """Check that more launches may decide a stored comparison that is open."""
+    """Check that a stored comparison is undecided and more launches may decide it."""
     open_yet = stored.verdict.decision is Decision.UNDECIDED and not any(launch.failure for launch in stored.launches)
     return open_yet and len(stored.launches) < how.blocks * _PER_BLOCK
 
 
 def find_open(stored: Iterable[Verification], request: VerifyRequest) -> tuple[StepLaunch, ...]:
-    """Return the launches of the newest equal comparison if more of them may decide it; empty = start anew."""
+    """Return the launches of the newest equal comparison to resume; empty = start a new one."""
     how = request.how
     base_argv = request.base_argv and words_without_secrets(request.base_argv)
     wanted = (words_without_secrets(request.argv), base_argv, variables_without_secrets(request.base_env))
     tuned_env = variables_without_secrets(request.tuned_env)
     for comparison in stored:
         sides = (comparison.argv, comparison.base_argv, comparison.base_env)
-        # A delivered table has another folder in each run.
+        # Each run writes a delivered table to a new folder.
         is_equal = sides == wanted and (request.recommendation or comparison.tuned_env == tuned_env)
         lengths = (comparison.warmup, comparison.steps, comparison.verdict.min_effect, comparison.site_variables)
         if is_equal and lengths == (how.warmup, how.steps, how.min_effect, request.site_variables):
@@ -338,22 +338,25 @@ def _build_pairs(launches: Sequence[StepLaunch]) -> Pairs:
 
 
 def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: str = "") -> Verdict:
-    """Judge pairs of launches by their mean steps; a gain counts when stalls can no longer cost it."""
+    """Judge pairs of launches by their mean steps; a gain counts once stalls that would cancel it are ruled out."""
     verdict = judge(_build_pairs(launches), min_effect=min_effect, failure=failure)
     if verdict.decision is not Decision.TUNED or (mean := _compare_steps(launches)).low > 0:
         return verdict
     if mean.is_lost:
-        lost = f"the mean step takes {-100 * mean.saved:.1f} % longer, though most steps are faster"
+        lost = f"the mean step takes {-100 * mean.saving:.1f} % longer, although most steps are faster"
         return replace(verdict, decision=Decision.KEEP_DEFAULT, reason=lost)
     return replace(
         verdict,
         decision=_OPEN,
-        reason=f"leading, but {mean.steps:,} steps do not rule out stalls that cost as much (set more --blocks)",
+        reason=(
+            f"leading, but {mean.steps:,} steps are too few to rule out stalls that would cancel the gain; "
+            "increase --blocks"
+        ),
     )
 
 
 def _compare_steps(launches: Sequence[StepLaunch]) -> MeanGain:
-    """Compare all steps of both sides; a pause at the same step of each launch belongs to the training."""
+    """Compare all steps of both sides; pauses at the same step of each launch belong to the training."""
     tallies = {side: Tally() for side in Side}
     base_us = [time_us for launch in launches if launch.side is Side.BASE for time_us in launch.step_us]
     stride = 2 * max((len(launch.step_us) for launch in launches), default=0)
@@ -400,7 +403,7 @@ def _notes(launches: Sequence[StepLaunch], times: StepTimes) -> list[str]:
     uneven = [x for x in launches if x.step_us and statistics.fmean(x.step_us) > _UNEVEN * statistics.median(x.step_us)]
     if len(uneven) * 2 > len(launches):
         notes.append(
-            "uneven steps: a few long ones take much of the time; if the program waits for its GPU only "
-            "every few steps, make it wait in every step, for example with loss.item()"
+            "uneven steps: a few long ones take much of the time; if the program synchronizes with its GPU only "
+            "every few steps, synchronize in every step, for example with loss.item()"
         )
     return notes

@@ -19,11 +19,11 @@ from ncclt.core.workload import MessageCalls, Workload
 from ncclt.search.noise import USUAL_SIGMA, launch_sigma, typical_us
 
 MIN_GAIN = 0.005
-"""Share of time that a rule must be expected to save on its message, a process-wide parameter in a step, and a launch
-or the last launches of the patience in a step.
+"""Min expected saving, as a share: of a rule on its message; of a process-wide parameter, the next launch, or the last
+launches of the patience on a step.
 
-A launch at 0.001, three in a row: a study of the recorded two nodes takes 24.1 instead of 19.6 launches and deploys the
-same gain (`bench/study_cost.py`, 1 seed).
+With 0.001 for launches, three in a row, a study of two recorded nodes takes 24.1 instead of 19.6 launches and deploys
+the same gain (`bench/study_cost.py`, 1 seed).
 """
 
 KEPT_GAIN = 0.98
@@ -66,7 +66,7 @@ class Times:
         return min(self.launches.get(setting, {}).values(), default=0)
 
     def with_launches(self, least: int) -> Times:
-        """Return the times of what was launched so often under a setting; under the default, once is enough."""
+        """Return the times with at least so many launches of message and setting; all times of the default."""
         by_setting = {
             s: {m: us for m, us in times_us.items() if s.is_default or self.count(s, m) >= least}
             for s, times_us in self.by_setting.items()

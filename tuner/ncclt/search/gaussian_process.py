@@ -1,7 +1,7 @@
-"""Gaussian process of ln(time / time of the default), over all settings and for each message.
+"""Gaussian process of ln(time / time of the default) over all settings, one per message.
 
-All messages share the covariance of settings; the mean is NCCL's cost model. Constants are standard deviations of a
-logarithm, chosen by `bench/search.py` on recorded clusters (adr/0007).
+All messages share the covariance of settings; the mean is NCCL's cost model. Constants are standard deviations of log
+ratios, tuned with `bench/search.py` on recorded clusters (adr/0007).
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from ncclt.search.prior import expected_log_ratios
 Array = NDArray[np.float64]
 
 _DEVIATION, _CHANNEL_DOUBLINGS = 0.3, 2.0
-"""Deviation of a pair from the cost model; channel counts so far apart are almost uncorrelated.
+"""Deviation of a pair from the cost model, and length scale of channel counts in doublings.
 
-Parts common to all pairs, or to all channels of one, changed nothing (adr/0007).
+Terms common to all pairs, or to all channels of a pair, had no effect (adr/0007).
 """
 
 _OWN = 0.06
-"""Deviation of each setting alone, and the effect of a process-wide parameter.
+"""Independent deviation of each setting, and effect of a process-wide parameter.
 
 Without it the regret after 12 launches is 0.78 instead of 0.67 % (`bench/search.py --without own`).
 """
 
 _HOPELESS = 0.5
-"""Log ratio from which losses are compressed: the model's accuracy is needed where the gains are (adr/0007)."""
+"""Log ratio above which losses are compressed: the model must be accurate near the gains (adr/0007)."""
 
 
 class GaussianProcess:
     """Gaussian process of a workload's messages under some settings.
 
     Args:
-        settings: of interest, without the default.
-        workload: placed.
-        cluster: sized.
-        printed_costs: NCCL's own tables, where a log held them.
+        settings: settings to model, without the default.
+        workload: workload placed on the cluster.
+        cluster: cluster sized to the job.
+        printed_costs: cost tables from NCCL's log; None = estimate them.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class GaussianProcess:
     def predict(self, times: Times, running: Collection[Setting] = ()) -> tuple[Array, Array]:
         """Return mean and variance of the compressed log ratios, settings x messages, without noise.
 
-        A running launch counts as one with the expected result, so that the next proposal looks elsewhere.
+        Running launches count with their expected result, so that the next proposal explores elsewhere.
 
         Args:
-            times: measured, those of the default among them.
-            running: settings that are being launched.
+            times: measured times, the default included.
+            running: settings of running launches.
         """
         columns = []
         for message, prior in zip(self._messages, compress_losses(self.expected).T, strict=True):
@@ -89,7 +89,7 @@ class GaussianProcess:
     def _condition(
         self, prior: Array, rows: Sequence[int], values: Array, noise: Sequence[float]
     ) -> tuple[Array, Array]:
-        """Return the posterior of one message, given the values of some rows."""
+        """Condition one message on the values of some rows, and return mean and variance."""
         among = self._covariance[np.ix_(rows, rows)] + np.diag(noise)
         gain = np.linalg.solve(among, self._covariance[rows]).T
         variance = np.diag(self._covariance) - (gain * self._covariance[:, rows]).sum(axis=1)
@@ -100,22 +100,22 @@ def build_covariance(settings: Sequence[Setting], *, channels: int) -> Array:
     """Return the covariance of settings.
 
     Args:
-        settings: without the default.
-        channels: of the communicator; NCCL takes no more by itself.
+        settings: settings without the default.
+        channels: channels of the communicator, NCCL's maximum by default.
     """
     same_pair = _build_indicator([(s.algorithm, s.protocol) for s in settings])
-    alike = _matern(_distances([math.log2(s.channels or channels) for s in settings]) / _CHANNEL_DOUBLINGS)
-    effects = np.zeros_like(alike)
+    channel_covariance = _matern(_distances([math.log2(s.channels or channels) for s in settings]) / _CHANNEL_DOUBLINGS)
+    effects = np.zeros_like(channel_covariance)
     for name in sorted({name for s in settings for name, _ in s.parameters}):
         values = [dict(s.parameters).get(name) for s in settings]
         is_set = np.array([value is not None for value in values], dtype=np.float64)
-        # Values such as 0 have a place beside 1, unlike in doublings.
+        # log2(1 + value), since a parameter can be 0.
         distances = _distances([math.log2(1 + max(0, value or 0)) for value in values])
         effects += np.outer(is_set, is_set) * _matern(distances / 2)
     same_apart_from_parameters = _build_indicator([replace(s, parameters=()) for s in settings])
     same_parameters = _build_indicator([s.parameters for s in settings])
     covariance: Array = (
-        _DEVIATION**2 * same_pair * alike
+        _DEVIATION**2 * same_pair * channel_covariance
         + _OWN**2 * same_apart_from_parameters * (1 + same_parameters) / 2
         + _OWN**2 * effects * (1 + same_pair) / 2
     )
@@ -142,29 +142,29 @@ def _matern(distance: Array) -> Array:
 
 
 def compress_losses(ratios: Array) -> Array:
-    """Return log ratios with those of slower settings compressed; gains stay as they are.
+    """Return log ratios with losses compressed and gains unchanged.
 
-    A landscape spans factors of 100 where it is hopeless and a few per cent where it matters. On one scale for both
-    the model would not see the latter.
+    Hopeless settings are up to 100 times as slow, while the best ones differ by a few percent. Without compression the
+    model would not resolve the latter.
     """
     return np.where(ratios > 0, _HOPELESS * np.log1p(np.maximum(ratios, 0.0) / _HOPELESS), ratios)
 
 
 def expand_losses(values: Array) -> Array:
-    """Return the log ratios that `compress_losses` compressed."""
+    """Invert `compress_losses`."""
     return np.where(values > 0, _HOPELESS * np.expm1(np.maximum(values, 0.0) / _HOPELESS), values)
 
 
 def posterior_mean(
     times: Times, workload: Workload, cluster: Cluster, printed_costs: PrintedCosts | None = None
 ) -> Times:
-    """Return the posterior means of the times: one lucky launch is drawn towards similar settings.
+    """Return the posterior means of the times, which shrink lucky launches towards similar settings.
 
     Args:
-        times: measured; the default among them, for every message of the workload.
-        workload: placed.
-        cluster: sized.
-        printed_costs: NCCL's own tables, where a log held them.
+        times: measured times, with the default for every message of the workload.
+        workload: workload placed on the cluster.
+        cluster: cluster sized to the job.
+        printed_costs: cost tables from NCCL's log; None = estimate them.
     """
     settings = [setting for setting in times.by_setting if not setting.is_default]
     if not settings:

@@ -26,29 +26,29 @@ from ncclt.search.sampler import PROPOSAL, TRIALS, ExhaustedError, GaussianProce
 from ncclt.search.space import SearchSpace
 
 FAILURE_PENALTY = math.log(2)
-"""Value of a crash, a hang or wrong data: as if it took twice the default's time. From FAIL samplers learn nothing."""
+"""Log ratio of a crash, a hang or wrong data: twice the default's time. Samplers ignore FAIL."""
 
 MOST_ASKS = 16
-"""Consecutive answers with failed or running settings after which a sampler is abandoned."""
+"""Max consecutive proposals of failed or running settings by a sampler."""
 
 ENQUEUED = "enqueued by a user"
-"""Reason for a launch that somebody enqueued in the Optuna study."""
+"""Reason for a launch that a user enqueued in the Optuna study."""
 
 
 _EMPTY: Mapping[str, Any] = {}
 _NOTHING_DRAWN = _EMPTY, _EMPTY
-"""Attributes of study and trial that a sampler set as it drew a point: Optuna's samplers keep state there."""
+"""Attributes of study and trial set by a sampler: Optuna's samplers keep state there."""
 
 Lock = Callable[[Callable[[], None]], None]
-"""Runs something while no other worker of the study does; again, if the lock was lost meanwhile."""
+"""Calls a function under the lock of the study; again, if the lock was lost meanwhile."""
 
 
 class OptunaStudy:
-    """Optuna study that proposes launches and shows them; our own trials are the truth (adr/0003).
+    """Optuna study that proposes and displays launches; ncclt's stored trials are authoritative (adr/0003).
 
     A proposal depends only on the trials so far, the running launches and the seed, so an interrupted study resumes as
     if it had never stopped. In Optuna a launch is RUNNING once it is claimed, and COMPLETE, with `core.score.worth` as
-    its value, once its trial is stored; FAIL if it was never measured. A proposal that is not launched leaves no trace.
+    its value, once its trial is stored; FAIL if it was never measured. A proposal without a launch leaves no trace.
 
     Attributes:
         startup_trials: launches before patience counts: one per pair, and the random ones of another sampler.
@@ -66,10 +66,10 @@ class OptunaStudy:
         """Open or create the Optuna study of a study.
 
         Args:
-            study: gives name, seed, workload, cluster and NCCL's own cost tables.
-            sampler: chooses instead of `GaussianProcessSampler`.
-            storage_url: of Optuna's tables; None = in memory.
-            lock: keeps other workers of the study out; by default there are none.
+            study: study with name, seed, workload, cluster and NCCL's cost tables.
+            sampler: replacement of `GaussianProcessSampler`.
+            storage_url: database URL of Optuna's tables; None = in memory.
+            lock: lock against other workers of the study; default: no lock.
 
         Raises:
             StoreError: Optuna's storage cannot be opened.
@@ -135,13 +135,13 @@ class OptunaStudy:
                 self._add(trial)
 
     def propose(self, trials: Sequence[Trial], *, running: Sequence[Claim] = ()) -> Proposal | None:
-        """Propose the next launch, or None if no launch could add information.
+        """Propose the next launch, or None if no launch would add information.
 
-        `start` says that the proposal is launched; nothing is kept of one that is not.
+        Call `start` to launch the proposal; otherwise nothing of it is stored.
 
         Args:
             trials: all trials of the search so far.
-            running: what is being launched; none of these settings is proposed.
+            running: running launches; their settings are not proposed.
 
         Raises:
             StudyStoppedError: the sampler failed.
@@ -204,9 +204,9 @@ class OptunaStudy:
         return None
 
     def _draw(self, trials: Sequence[Trial], busy: set[Setting], words: str) -> Proposal | None:
-        """Ask the sampler, in a study in memory that holds the trials as points of `SearchSpace.distributions`.
+        """Ask the sampler in an in-memory study with the trials as points of `SearchSpace.distributions`.
 
-        It is made for each ask, so that workers of one seed do not all ask for the same.
+        Each call builds a new study and seed, so that workers with one seed get different proposals.
         """
         ran = {trial.setting for trial in trials if trial.score_us is not None}
         useless = busy | ({trial.setting for trial in trials} - ran)

@@ -1,6 +1,6 @@
-"""Prior mean: NCCL's cost model of a setting, scaled by channels where a message waits for bandwidth.
+"""Prior mean: NCCL's cost model of a setting, slowed down by fewer channels if the message is bandwidth-bound.
 
-The model is NCCL's table of the cluster where a log holds it (`predict_choice`), else our estimate of that.
+Uses the cost table from NCCL's log if there is one (`predict_choice`), else our estimate of it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ncclt.nccl.cost_model.topology import build_topology
 _NVLS = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
 _SMALL_BYTES = 8
-"""A message of this size shows the latency of a pair alone."""
+"""Message size whose predicted time is the latency of a pair."""
 
 _CLIP = math.log(8)
-"""Beyond this ratio to the default the model says that a setting is hopeless, and not by how much."""
+"""Max absolute log ratio to the default: beyond it a setting is hopeless, and the exact ratio means nothing."""
 
 _SATURATION_SHARE = 0.5
-"""Share of all channels above which more bring little: with half of them the bandwidth part takes a quarter longer,
-with a quarter of them twice as long, with a few in inverse proportion."""
+"""Share of all channels above which more channels add little bandwidth: half of them take a quarter longer, a quarter
+of them twice as long, a few in inverse proportion."""
 
 _BANDWIDTH_POWER = 4
-"""Power of the share of bandwidth in the time of a message: half of it says little of channels, nine tenths much.
-Two nodes of MI355X broadcast 64 KiB in half the time over one channel. Were channels not to count at all, the regret on
-grids after 12 launches would be 0.89 instead of 0.67 % (`bench/search.py --without channels`)."""
+"""Power of the bandwidth share of a message's time in the channel slowdown: small at a share of one half, large at nine
+tenths. Two MI355X nodes broadcast 64 KiB in half the time over one channel. Without the slowdown, the regret on grids
+after 12 launches is 0.89 instead of 0.67 % (`bench/search.py --without channels`)."""
 
 
 def expected_log_ratios(
@@ -44,17 +44,16 @@ def expected_log_ratios(
     cluster: Cluster,
     printed_costs: PrintedCosts | None = None,
 ) -> NDArray[np.float64]:
-    """Return ln(time / time of the default) as NCCL's cost model has it: settings x messages.
+    """Predict ln(time / time of the default) by NCCL's cost model: settings x messages.
 
-    NCCL's model has no channels. Here the bandwidth part of a time takes longer over those few that NCCL takes by
-    itself for small messages, and fewer forced ones than the communicator has count where a message waits for
-    bandwidth. A pair that NCCL does not offer, or a collective that never passes its tuner, gives 0: nothing is known.
-    Process-wide parameters do not count.
+    NCCL's model ignores channels. Ours slows the bandwidth part down by the few default channels of small messages, and
+    bandwidth-bound messages by fewer forced channels than the communicator has. The ratio is 0 (unknown) for pairs that
+    NCCL does not offer and for collectives that bypass its tuner. It ignores process-wide parameters.
 
     Args:
-        messages: placed on the cluster.
-        cluster: sized.
-        printed_costs: NCCL's own tables; None, or a communicator that has none among them = our estimate.
+        messages: messages placed on the cluster.
+        cluster: cluster sized to the job.
+        printed_costs: cost tables from NCCL's log; our estimate replaces missing ones.
     """
     models = [_Model(message, cluster, printed_costs) for message in messages]
     plain = {s: replace(s, parameters=()) for s in settings}
@@ -71,12 +70,12 @@ def match_expected_default(
 ) -> NDArray[np.bool_]:
     """Find the settings that force the expected NCCL default: settings x messages.
 
-    Such a launch would repeat the default under another name. The pair is that of the cheapest entry of NCCL's cost
-    table; channels count as the same where they are not forced or equal NCCL's own count.
+    Launching one would repeat the default. Its pair is the cheapest entry of NCCL's cost table, and its channels are
+    free or equal to NCCL's count.
 
     Args:
-        messages: placed on the cluster.
-        cluster: sized.
+        messages: messages placed on the cluster.
+        cluster: cluster sized to the job.
         printed_costs: see `expected_log_ratios`.
     """
     models = [_Model(message, cluster, printed_costs) for message in messages]
@@ -84,7 +83,7 @@ def match_expected_default(
 
 
 class _Model:
-    """The cost model of one message."""
+    """Cost model of one message."""
 
     def __init__(self, message: Message, cluster: Cluster, printed_costs: PrintedCosts | None) -> None:
         self._message, self._version = message, cluster.version
@@ -123,7 +122,7 @@ class _Model:
         )
 
     def _own_channels(self, own: TableChoice) -> int | None:
-        """Return the channels that NCCL takes by itself, None where our estimate lacks the pair."""
+        """Return NCCL's default number of channels; None if our estimate lacks the pair."""
         if self._predict(Setting(algorithm=own.algorithm, protocol=own.protocol), None) is None:
             return None
         graph = replace(self._graph, channels=self._channels, nvls_channels=self._nvls_channels)
@@ -137,7 +136,7 @@ class _Model:
         return ratio + self._certainty * math.log(self._slowdown(forced, setting.channels))
 
     def _time_us(self, predicted: TableChoice, table: PrintedTable | None) -> float:
-        """Return the predicted time over the channels that NCCL takes by itself, which are few for small messages."""
+        """Return the predicted time over NCCL's default channels, which are few for small messages."""
         latency_us = self._latency_us(predicted, table)
         return latency_us + (predicted.time_us - latency_us) * self._slowdown(predicted, self._own_channels(predicted))
 
@@ -149,7 +148,7 @@ class _Model:
         return min(latency.time_us, predicted.time_us)
 
     def _slowdown(self, predicted: TableChoice, channels: int | None) -> float:
-        """Return how much longer the bandwidth part takes over some channels than over all, None = all."""
+        """Return the slowdown of the bandwidth part over some of the channels; None = all of them."""
         most = self._nvls_channels if predicted.algorithm in _NVLS else self._channels
         share = min((channels or most) / max(1, most), 1.0)
         return math.sqrt((1 + (_SATURATION_SHARE / share) ** 2) / (1 + _SATURATION_SHARE**2))
@@ -157,7 +156,7 @@ class _Model:
     def _predict(
         self, setting: Setting, table: PrintedTable | None, size_bytes: int | None = None
     ) -> TableChoice | None:
-        """Return the cheapest pair that a setting leaves, None where the model has no answer."""
+        """Predict the cheapest pair that a setting allows; None if the model has no answer."""
         size_bytes, collective = size_bytes or self._message.size_bytes, self._message.collective
         algorithm, protocol = setting.algorithm, setting.protocol
         if table is not None:

@@ -1,4 +1,4 @@
-"""ncclt's own sampler: NCCL's cost model chooses the first launches, expected improvement of the policy the others."""
+"""ncclt's sampler: first launches by NCCL's cost model, the others by expected improvement of the policy."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from ncclt.search.prior import match_expected_default
 from ncclt.search.space import SearchSpace
 
 TRIALS = "ncclt_trials"
-"""User attribute of the study that a sampler is asked in: all trials of the search, with the times of each message."""
+"""User attribute of the sampler's study: all trials of the search, with the times of each message."""
 
 PROPOSAL = "ncclt:proposal"
-"""System attribute of a trial that this sampler proposed: expected gain and reason."""
+"""System attribute of a proposed trial: expected gain and reason."""
 
 _FEWEST_CHANNELS = 2
-"""Best predicted pairs of which the fewest channels are among the first launches.
+"""Number of best predicted pairs to launch early with the fewest channels.
 
-Without them the regret on broadcasts after 8 launches is 3.9 instead of 1.3 % (`bench/search.py --without
+Without these launches the regret on broadcasts after 8 launches is 3.9 instead of 1.3 % (`bench/search.py --without
 few-channels`).
 """
 
 _DEFAULT_DOUBT = 0.3
-"""Probability that NCCL does not choose what its cost model predicts; else a launch repeats the default (adr/0007)."""
+"""Probability that NCCL does not choose the predicted default; otherwise a launch repeats it (adr/0007)."""
 
 _BASES = 6
-"""Pairs and channels with which a step along a parameter is tried: the default's and the best ones."""
+"""Number of base settings for a step along a parameter: the default and the best ones."""
 
 _DIGITS = 9
-"""Gains are rounded to this before they are compared, so that the last bits of linear algebra propose nothing."""
+"""Digits of gains in comparisons, so that rounding errors of linear algebra do not decide."""
 
 _FAILURES_IN_A_ROW = 3
-"""Failures after which a pair that has run before is tried."""
+"""Consecutive failures after which the sampler chooses a pair that has run before."""
 
 _PSEUDO_COUNT = 0.3
-"""Successful launches that every pair is credited with."""
+"""Prior successes per pair."""
 
 _BAR = math.log(1 - MIN_GAIN)
-"""Log ratio below which a setting is expected to be better than the default."""
+"""Max log ratio of a setting that counts as better than the default."""
 
 
 class ExhaustedError(Exception):
@@ -69,10 +69,10 @@ class Proposal:
     """Proposal of the next launch.
 
     Attributes:
-        setting: to launch.
-        expected_gain: share of the default's time per step that the launch is expected to bring to the policy;
-            infinite where nothing is known of it.
-        reason: as text.
+        setting: setting to launch.
+        expected_gain: expected improvement of the policy by the launch, as a share of the default's time per step;
+            infinite = unknown.
+        reason: reason as text.
     """
 
     setting: Setting
@@ -86,10 +86,10 @@ class GaussianProcessSampler(BaseSampler):
     It has no state but a cache: the same launches give the same choice.
 
     Args:
-        workload: placed.
-        cluster: sized.
+        workload: workload placed on the cluster.
+        cluster: cluster sized to the job.
         seed: breaks ties between settings of equal expected gain.
-        printed_costs: NCCL's own tables, where a log held them.
+        printed_costs: cost tables from NCCL's log; None = estimate them.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class GaussianProcessSampler(BaseSampler):
         self._process: GaussianProcess | None = None
 
     def infer_relative_search_space(self, study: OptunaStudy, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
-        """Return all parameters: they are chosen together."""
+        """Return all parameters, since the sampler chooses them together."""
         return dict(self._space.distributions)
 
     def sample_relative(
@@ -116,13 +116,13 @@ class GaussianProcessSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],  # noqa: ARG002
     ) -> dict[str, Any]:
-        """Return the point of the proposal, and note its expected gain and its reason.
+        """Return the point of the proposal, and store its expected gain and reason with the trial.
 
         Args:
-            study: with the trials so far as its attribute `TRIALS`, and its running trials.
+            study: study with all trials in its attribute `TRIALS`, and with its running trials.
 
         Raises:
-            ExhaustedError: there is no proposal.
+            ExhaustedError: no proposal is left.
         """
         storage = study._storage
         trials = storage.get_study_user_attrs(study._study_id)[TRIALS]
@@ -134,30 +134,30 @@ class GaussianProcessSampler(BaseSampler):
         attributes: dict[str, Any] = {"expected_gain": proposal.expected_gain, "reason": proposal.reason}
         storage.set_trial_system_attr(trial._trial_id, PROPOSAL, attributes)
         point = self._space.params(proposal.setting)
-        assert point is not None, "what is proposed is in the space"
+        assert point is not None, "a proposal is a point of the space"
         return point
 
     def sample_independent(
         self, study: OptunaStudy, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Refuse: no parameter is chosen alone."""
+        """Refuse to choose a single parameter."""
         raise NotImplementedError
 
     def propose(
         self, times: Times, trials: Sequence[Trial] = (), *, running: Collection[Setting] = ()
     ) -> Proposal | None:
-        """Propose the next launch, None if every setting was launched.
+        """Propose a new setting to launch, or None if no setting is left.
 
         Args:
-            times: of the settings that can be trusted to run, the default among them.
-            trials: of the search so far, for their failures; settings that they launched are not chosen.
-            running: settings that are being launched now; they are not chosen.
+            times: times of the settings that run reliably, the default included.
+            trials: trials of the search so far, failures included.
+            running: settings of running launches.
         """
         tried = dict.fromkeys([*times.by_setting, *(trial.setting for trial in trials), *running])
         settings = candidate_settings(self._settings, times, tried)
         free = [i for i, setting in enumerate(settings) if setting not in tried]
         if trials and all(trial.score_us is None for trial in trials[-_FAILURES_IN_A_ROW:]):
-            # It must become clear whether the settings are to blame or the cluster.
+            # Find out whether the settings or the cluster are to blame.
             sound = {_algo_proto(setting) for setting in times.by_setting}
             free = [i for i in free if _algo_proto(settings[i]) in sound] or free
         if not free:
@@ -174,7 +174,7 @@ class GaussianProcessSampler(BaseSampler):
         best_of_pairs, fewest = self._first_picks(weights)
         picks = [*best_of_pairs, *(i for i in fewest if gains[i] >= MIN_GAIN)]
         is_beginning = len(tried) <= len(best_of_pairs) + len(fewest)
-        # A pair that failed is no longer among the best.
+        # Skip pairs that have failed.
         pick = next((i for i in picks if is_beginning and i in free and chances[i] == 1), None)
         ties = [sha256(f"{self._seed}:{setting.digest()}".encode()).hexdigest() for setting in settings]
         best = max(free, key=lambda i: (gains[i], ties[i])) if pick is None else pick
@@ -188,14 +188,14 @@ class GaussianProcessSampler(BaseSampler):
     def _first_picks(self, weights: Array) -> tuple[list[int], list[int]]:
         """Return the best setting of every pair by NCCL's cost model, and the fewest channels of the best pairs.
 
-        Its model has no channels, and small broadcasts are fastest over one. What the default does anyway is left out.
+        Its model ignores channels, but small broadcasts are fastest over one. Excludes settings equal to the default.
         """
         assert self._process is not None
         settings = self._process.settings
         expected = np.round(np.exp(self._process.expected) @ weights, _DIGITS)
         promising = [i for i, s in enumerate(settings) if not (s.parameters or self._is_default[i].all())]
         pairs: dict[object, list[int]] = {}
-        # Of equal ones, NCCL's own number of channels and then the most.
+        # Among equal settings, prefer NCCL's number of channels, then the largest.
         for i in sorted(promising, key=lambda i: (expected[i], -(settings[i].channels or math.inf))):
             pairs.setdefault(_algo_proto(settings[i]), []).append(i)
         ranked = list(pairs.values())
@@ -205,11 +205,11 @@ class GaussianProcessSampler(BaseSampler):
     def _estimate_gains(self, times: Times, running: Collection[Setting], weights: Array) -> tuple[Array, Array]:
         """Estimate the expected improvement of the policy by each setting, as a share of the default's time per step.
 
-        All rules of a policy share their process-wide parameters: the group of settings with the same ones that is
-        best counts, and another one has to make up for what it is behind.
+        All rules of a policy share their process-wide parameters. So a setting must improve on the best group of
+        settings with the same parameters, not just on its own group.
 
         Returns:
-            Gain of each setting, and by message that within the group without parameters.
+            Gain of each setting, and gain by message within the group without parameters.
         """
         assert self._process is not None
         settings, version = self._process.settings, self._cluster.version
@@ -240,7 +240,7 @@ class GaussianProcessSampler(BaseSampler):
 def _steps_towards(
     mean: Array, variance: Array, weights: Array, inside: NDArray[np.bool_], measured: NDArray[np.bool_], level: float
 ) -> Array:
-    """Estimate the worth of each setting that a group's best policy still lacks, as a step towards it."""
+    """Split the expected gain of a group's best policy among its unmeasured settings."""
     positions, columns = np.flatnonzero(inside), np.arange(mean.shape[1])
     contenders = positions[mean[positions].argmin(axis=0)]
     expected = weights * np.exp(mean[contenders, columns])
@@ -253,7 +253,7 @@ def _steps_towards(
 
 
 def _expected_improvement(level: Array | float, bar: Array | float, mean: Array, sigma: Array | float) -> Array:
-    """Return E[(level - x) where x < bar] of a normal x."""
+    """Return E[(level - x) · 1(x < bar)] for a normal x."""
     sigma = np.maximum(sigma, 1e-6)
     scaled = (bar - mean) / sigma
     density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
@@ -262,7 +262,7 @@ def _expected_improvement(level: Array | float, bar: Array | float, mean: Array,
 
 
 def _estimate_run_chances(settings: Sequence[Setting], trials: Sequence[Trial]) -> Array:
-    """Estimate the chance of each setting to run without failure, from launches of its pair and its protocol."""
+    """Estimate the success probability of each setting, from launches of its pair and of its protocol."""
     chances = np.ones(len(settings))
     for kind in (_algo_proto, attrgetter("protocol")):
         launched = Counter[object](kind(trial.setting) for trial in trials)
@@ -276,14 +276,14 @@ def _algo_proto(setting: Setting) -> object:
 
 
 def candidate_settings(space: Collection[Setting], times: Times, tried: Collection[Setting]) -> tuple[Setting, ...]:
-    """Return the candidate settings in a fixed order: the plain ones, and next steps of those with parameters.
+    """Return the candidate settings in a fixed order: those without parameters, and single steps along a parameter.
 
-    A space with several process-wide parameters has tens of thousands of points. Parameters are climbed one at a time:
-    from the groups (values of all parameters) that were measured, one parameter is changed.
+    A space with several process-wide parameters has tens of thousands of points. So a step changes one parameter of a
+    measured group (values of all parameters).
 
     Args:
-        space: all settings that may be proposed, each once, in a fixed order.
-        tried: settings that were launched, or are being launched.
+        space: all settings of the search, each once, in a fixed order.
+        tried: settings of finished and running launches.
     """
     plain = [s for s in space if not s.parameters and not s.is_default]
     launched = [s for s in tried if not s.is_default]
@@ -294,7 +294,7 @@ def candidate_settings(space: Collection[Setting], times: Times, tried: Collecti
     ranked = sorted((s for s in gained if not s.is_default), key=lambda s: (gained[s], s.digest()))[:_BASES]
     bases = [DEFAULT, *ranked][:_BASES]
     known = {DEFAULT.parameters, *(s.parameters for s in ranked)}
-    # The values of at most one parameter differ.
+    # Groups that differ in at most one parameter.
     near = [g for g in groups if any(len({name for name, _ in {*g} ^ {*k}}) <= 1 for k in known)]
     steps = [replace(base, parameters=parameters) for parameters in near for base in bases]
     return tuple(dict.fromkeys([*plain, *launched, *(s for s in steps if s in space)]))

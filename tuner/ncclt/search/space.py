@@ -63,15 +63,15 @@ class SearchSpace:
 
     @cached_property
     def axes(self) -> Mapping[str, CategoricalDistribution]:
-        """Return the values of algorithm, protocol, channels and each process-wide parameter, `auto` = left to NCCL.
+        """Return the values of algorithm, protocol, channels and each process-wide parameter; `auto` = NCCL's choice.
 
-        Those that all settings leave alone are left out.
+        Leaves out parameters that no setting forces.
         """
         axes: dict[str, dict[str | int, None]] = {"algorithm": {}, "protocol": {}, "channels": {}}
         for setting in self.distinct:
             for name, value in _values(setting).items():
                 axes.setdefault(name, {})[value] = None
-        # Numbers in their order; words in that of the space.
+        # Numbers sorted, words in the order of the space.
         return {
             name: CategoricalDistribution(
                 [*sorted(v for v in values if isinstance(v, int)), *(v for v in values if isinstance(v, str)), AUTO]
@@ -90,9 +90,9 @@ class SearchSpace:
         return {setting: point for point, setting in self.settings.items()}
 
     def setting(self, params: Mapping[str, Any]) -> Setting:
-        """Return the setting of sampled values; where there is none, the nearest one.
+        """Return the setting of sampled values, or the nearest one.
 
-        A step on a ladder counts 1, another category counts as far as the longest ladder.
+        A step on a ladder has distance 1, another category the length of the longest ladder.
         """
         point = tuple(params[name] for name in self.distributions)
         if point in self.settings:
