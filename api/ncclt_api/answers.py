@@ -191,9 +191,9 @@ class Answers:
         self._kept_bytes = 0
         self._given: OrderedDict[tuple[_Key, str], tuple[KeptReply, float]] = OrderedDict()  # the newest are last
         self.number = 0
-        """Number of the last change that was noticed."""
+        """Number of the last observed change."""
         self.making: dict[_Key, asyncio.Future[bool]] = {}
-        """Shapes whose answers a request is making."""
+        """Shapes with a request that is computing their answers."""
         self._changed: dict[tuple[str, str], int] = {}
         self._seen_s: float | None = None
         """Time of the last successful look; None = never."""
@@ -318,7 +318,7 @@ async def give_answers(app: ASGIApp, scope: Scope, receive: Receive, send: Send,
 async def _make(
     answers: Answers, key: _Key, job: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Pass a request on, keep the answers of its shape, and send that of the job."""
+    """Forward a request, cache the answers of its shape, and send the answer of the job."""
     answers.making[key] = done = asyncio.get_running_loop().create_future()
     made: list[ShapeAnswers] = []
     number, start, body = answers.number, None, bytearray()

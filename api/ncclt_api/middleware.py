@@ -40,10 +40,10 @@ _API = "/v1/"
 
 
 def for_requests(handle: Callable[..., Awaitable[None]]) -> Callable[..., ASGIApp]:
-    """Return a middleware that handles requests, and passes on what else a server sends, such as its start.
+    """Return a middleware that handles HTTP requests and forwards other events, such as start-up.
 
     Args:
-        handle: called with the application, scope, receive and send, and with the options of the middleware.
+        handle: handler of the application, scope, receive, send and the options of the middleware.
     """
 
     def middleware(app: ASGIApp, **options: Any) -> ASGIApp:
@@ -60,7 +60,7 @@ def for_requests(handle: Callable[..., Awaitable[None]]) -> Callable[..., ASGIAp
 
 @for_requests
 async def limit_body(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a body that is too long as early as possible, whether or not its length was announced."""
+    """Refuse a body that is too long as early as possible, with or without a Content-Length."""
     announced = Headers(scope=scope).get("content-length", "")
     most = MOST_UPLOAD_BYTES if scope["path"].endswith(_UPLOAD) else MOST_BODY_BYTES
     received = int(announced) if announced.isdecimal() and int(announced) > most else 0
@@ -78,7 +78,7 @@ async def limit_body(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -
 
 @for_requests
 async def tag_answers(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Give the API's answers in JSON an ETag, and answer 304 to a client that has the same answer."""
+    """Add an ETag to JSON answers of the API, and answer 304 if the client has the same answer."""
     if scope["method"] != "GET" or not local_path(scope).startswith(_API):
         await app(scope, receive, send)
         return
@@ -91,7 +91,7 @@ async def tag_answers(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
             headers = Headers(raw=message["headers"])
             is_json = message["status"] == 200 and headers.get("content-type") == "application/json"
             if is_json and "etag" not in headers:
-                start = message  # the tag comes from the body
+                start = message  # computed from the body
                 return
         elif start is not None and message["type"] == "http.response.body":
             body.extend(message.get("body", b""))

@@ -151,7 +151,7 @@ class _Stored(Collector):
             except NccltError:  # ncclt_queue_up reports it
                 self._backlog, up = {}, 0.0
         yield GaugeMetricFamily("ncclt_queue_up", "1 = the last reading of the queue of tuning jobs succeeded.", up)
-        about = "How long the oldest queued job has waited."
+        about = "Waiting time of the oldest queued job."
         waiting = GaugeMetricFamily("ncclt_jobs_waiting_seconds", about, labels=("cluster",))
         jobs = GaugeMetricFamily("ncclt_jobs", "Tuning jobs that have not ended.", labels=("cluster", "state"))
         for (cluster, state), requested_s in self._backlog.items():

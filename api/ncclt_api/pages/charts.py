@@ -68,7 +68,7 @@ class Line:
 
     @classmethod
     def through(cls, label: str, tone: Tone, mark: Mark, points: Iterable[tuple[Any, ...]]) -> Self:
-        """Return the series of some points, each the fields of a `Point`; what all leave out is empty."""
+        """Build a series from points, each with the fields of a `Point`; fields that all points lack are empty."""
         rows = [Point(*point) for point in points]
 
         def column(name: str) -> list[Any]:

@@ -137,9 +137,8 @@ def compare(columns: Sequence[Compared]) -> dict[str, Any]:
         columns: the results.
         facts: verdict, times, and the fingerprint.
         rules: the policies by message size.
-        best: column whose interval is above those of all others; None where intervals overlap, or times have more
-            than one origin.
-        same_messages: they were tuned for the same messages on the same shape, so times can be compared.
+        best: column with its interval above all others; None if intervals overlap, or times differ in origin.
+        same_messages: same messages on the same shape, so times are comparable.
     """
     results = [column.result for column in columns]
     return {

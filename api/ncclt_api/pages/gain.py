@@ -329,20 +329,20 @@ def _to_unix_time(iso: str) -> int:
 def compare_jobs(
     starts: Sequence[tuple[JobStart, str]], times: Iterable[JobTime], *, now: datetime
 ) -> list[dict[str, Any]]:
-    """Return jobs with their step times against the median of their roll-out's control.
+    """Compare the step times of jobs with the median of their roll-out's control jobs.
 
     Args:
-        starts: each with the control of its roll-out; the rows keep their order.
-        times: of all jobs of these roll-outs.
-        now: for the age of starts without a report.
+        starts: job starts, each with the control of its roll-out; rows keep this order.
+        times: step times of all jobs of these roll-outs.
+        now: current time, for the age of starts without a report.
 
     Returns:
-        start: the revision that it got, and when.
-        started: the same time, ISO in UTC.
-        is_control: it got the control of the roll-out.
-        step_us: mean step time that it reported, µs; None = no report yet.
-        change: of the step time against the median of the control's jobs, as a share; None = not known.
-        is_missing: it has not reported in the time that jobs of this roll-out take.
+        start: revision and time of the start.
+        started: ISO time of the start in UTC.
+        is_control: the job runs the control of the roll-out.
+        step_us: reported mean step time, µs; None = no report yet.
+        change: change against the median of the control's jobs, as a share; None = unknown.
+        is_missing: no report within the usual time of this roll-out.
     """
     reports: dict[str, dict[str, JobTime]] = {start.rollout: {} for start, _ in starts}
     for time in times:

@@ -98,10 +98,10 @@ def show_map(query: Annotated[HomeQuery, Query()], store: CurrentStore, page: Cu
 def _sum_up_recent(
     store: Store, names: Mapping[str, Any], stale: Iterable[Recommendation], *, since: str, days: int
 ) -> dict[str, Any]:
-    """Return the numbers of measured verdicts since a time: all, tuned, and stale results that became so since then.
+    """Count the measured verdicts since a time: all, tuned, and newly stale.
 
-    Verdicts without evidence, and those of gloo instead of NCCL, do not count. The median is that of the speed-ups of
-    the tuned ones; None = no gain.
+    Verdicts without evidence and verdicts over gloo do not count. The median is the median speed-up of the tuned
+    results; None = no gain.
     """
     verdicts = store.recommendations.find(**names, origin=TimesOrigin.MEASURED, since=since)
     results = [build_result(row) for row in verdicts if not row.is_untried and row.fingerprint.gpu != NO_GPU]
@@ -167,21 +167,21 @@ def _find_effects(store: Store, studies: Iterable[StudyEntry]) -> Mapping[str, s
 def _build_map(
     pairs: Collection[Pair], versions: Mapping[str, str], before: Mapping[tuple[str, str], Recommendation] | None
 ) -> dict[str, Any]:
-    """Return the map of some pairs: the newest result of each workload on each cluster.
+    """Build the map of pairs: the newest result of each workload on each cluster.
 
     Args:
-        pairs: in any order.
-        versions: cluster -> its NCCL version, where that is known.
-        before: what was published at an earlier time, by names; None = no comparison.
+        pairs: pairs in any order.
+        versions: cluster -> its NCCL version, if known.
+        before: names -> result at an earlier time; None = no comparison.
 
     Returns:
         models: the columns.
-        clusters: the rows: measured ones first, then recorded, then simulated; of each those with most workloads.
-        rows: the pairs of each cluster, by the columns; None where there is nothing.
-        changes: names -> earlier result as text, of the pairs that changed since the earlier time; None without one.
+        clusters: the rows: measured, then recorded, then simulated; within each those with most workloads first.
+        rows: pairs of each cluster in the order of the columns; None = no result.
+        changes: names -> earlier result as text, for pairs that changed since the earlier time; None = no comparison.
         other_version: names of the pairs tuned for another NCCL version than the cluster's.
-        counts: of all pairs, on the page or not.
-        clusters_left, models_left: that did not fit.
+        counts: counts of all pairs, on the page or not.
+        clusters_left, models_left: numbers of clusters and models beyond the page.
     """
     placed: dict[str, dict[str, Pair]] = {}
     for pair in pairs:
@@ -271,9 +271,9 @@ def _differs(was: Result, now: Result) -> bool:
 
 
 def _count(pairs: Collection[Pair], other_version: Collection[tuple[str, str]], *, changed: int) -> dict[str, Any]:
-    """Return the map in numbers; tuned ones are without those for another NCCL version.
+    """Count the results on the map; tuned results for another NCCL version do not count as tuned.
 
-    The median is the speed-up of the tuned ones, of the measured ones where there are any, which are no demonstrations.
+    The median is the median speed-up of the tuned results, of measured ones if there are any.
     """
     results = [build_result(pair.recommendation) for pair in pairs if pair.recommendation]
     served = [result for result in results if result.status != "stale"]

@@ -185,17 +185,16 @@ def build_row(
         rollout: the roll-out.
         counts: starts and reports by roll-out and revision.
         progress: verdict on it so far; None = it has ended.
-        holds: of the open ones.
+        holds: holds of the open roll-outs.
 
     Returns:
-        rollout, progress: of the arguments.
-        percent: share of the starts that get an arm now, in percent.
-        held: why jobs do not get what the roll-out serves; empty = they do.
-        reports, controls: of jobs with an arm, and of those with the control.
-        unreported, unreported_controls: of their starts, those without a report so far.
-        lacks_reports: an arm has clearly more of them than the control, for its starts.
-        missing_pairs: fewest further pairs of reports that can prove a win; None = it is decided, or only the gain
-            is missing.
+        rollout, progress: the arguments.
+        percent: current share of the starts with an arm, in percent.
+        held: reason for serving none of its arms; empty = it serves them.
+        reports, controls: numbers of reports with an arm, and with the control.
+        unreported, unreported_controls: numbers of starts without a report so far.
+        lacks_reports: an arm has clearly more unreported starts than the control.
+        missing_pairs: min further pairs of reports for a win; None = decided, or only the gain is missing.
         verdict: one sentence.
     """
     jobs = [counts.get((rollout.id, arm.recommendation), (0, 0)) for arm in rollout.arms]

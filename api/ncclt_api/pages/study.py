@@ -134,7 +134,7 @@ def _compare_messages(
     scores: Mapping[Setting, float],
     measured: Callable[[Sequence[Trial]], Sequence[Trial]],
 ) -> dict[str, Any]:
-    """Return the messages under the default and under the policy, or the best setting so far, with charts by size."""
+    """Return the messages with the default and with the policy (or the best setting so far), with charts by size."""
     ranked = sorted(scores, key=lambda setting: scores[setting])
     best = next(iter(ranked), DEFAULT)
     single = next((setting for setting in ranked if setting != DEFAULT), None)
@@ -280,13 +280,13 @@ def build_blocks(evidence: LaunchEvidence, workload: Workload) -> tuple[Block, .
 
 
 def phase_costs(study: Study, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return the cost of each phase with launches, and of all.
+    """Return the cost of each phase with launches, and the total.
 
     Returns:
-        phase: as text; `all` in the last row.
+        phase: name of the phase; `all` in the last row.
         launches, failed: numbers of launches.
-        wall_s: sum of their times, s.
-        gpu_hours: of all GPUs that they held.
+        wall_s: total time of the launches, s.
+        gpu_hours: GPU hours of the launches.
     """
 
     def add_up(phase: str, launches: Sequence[Trial]) -> dict[str, Any]:

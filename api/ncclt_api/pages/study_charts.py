@@ -321,12 +321,12 @@ def rank_groups(study: Study, times: SizeTimes) -> tuple[Group, ...]:
 
 
 def _join_spans(row: int, parts: Iterable[tuple[float, float, str, str]], tones: dict[str, Tone]) -> Iterator[Span]:
-    """Yield the spans of a row: neighbours with the same label become one, with the notes of its first and last part.
+    """Yield the spans of a row; merge neighbours with the same label, and join their first and last note.
 
     Args:
-        row: its number.
-        parts: start, end, label and note of each, one behind the other.
-        tones: colours so far: one for each pair of algorithm and protocol, in the order in which they occur.
+        row: number of the row.
+        parts: consecutive parts: start, end, label and note.
+        tones: colours so far, one per pair of algorithm and protocol in order of occurrence.
     """
     for label, joined in itertools.groupby(parts, itemgetter(2)):
         members = list(joined)
@@ -427,7 +427,7 @@ def _find_fastest(
 
 
 def _list_rules(policy: Policy, group: Group, ends: tuple[float, float]) -> Iterator[tuple[float, float, str, str]]:
-    """Yield the setting of the policy in each part of the axis between the ends of rules."""
+    """Yield the setting of the policy for each part of the axis between ends of rules."""
     collective, ranks, across = group
     rules = [rule for rule in policy.rules if rule.collective is collective]
     edges = {float(edge) for rule in rules for edge in (rule.min_bytes, (rule.max_bytes or 0) + 1)}

@@ -97,10 +97,9 @@ class Fields:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for the framework: parameters with an `Option`, and records, become options.
+    """Return a command for the framework, with options for parameters with an `Option` and for fields of records.
 
-    A parameter whose type is a dataclass becomes an option for each of its fields, or for those that `Fields` names. An
-    option that is left out has the record's default.
+    A dataclass parameter becomes one option per field, or per field in `Fields`. Defaults come from the record.
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     own = {name: _offer(parameter) for name, parameter in parameters.items()}
@@ -133,7 +132,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _read_annotation(parameter: inspect.Parameter) -> tuple[Any, list[Any]]:
-    """Return the type of a parameter, and what it is annotated with."""
+    """Return the type of a parameter and its annotations."""
     if get_origin(parameter.annotation) is not Annotated:
         return parameter.annotation, []
     hint, *marks = get_args(parameter.annotation)

@@ -342,10 +342,10 @@ GATE_SCHEMA = 1
 """Version of the documents that `upgrade --gate --json` prints."""
 
 EXIT_REGRESSION = 5
-"""Exit code for a new side that is slower or fails; not 1, with which a crash and an unwritable stdout end."""
+"""Exit code for a new side that is slower or fails; 1 means a crash or an unwritable stdout."""
 
 EXIT_UNDECIDED = 4
-"""Exit code for a comparison without a decision: as for other incomplete examinations."""
+"""Exit code for an undecided comparison, as for other incomplete examinations."""
 
 _LIBRARY = "libnccl.so.2"
 

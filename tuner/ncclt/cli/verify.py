@@ -180,13 +180,13 @@ def compare(
     hidden: bool,
     verbose: bool = False,
 ) -> Verification:
-    """Launch both sides in turn, show each launch on stderr, and store the verdict; resume what was interrupted.
+    """Launch both sides interleaved, show each launch on stderr, and store the verdict; resume a stored comparison.
 
     Args:
         verbose: show each launch's output.
 
     Raises:
-        Exit: interrupted, with what a shell expects.
+        Exit: interrupted, with the exit code for it.
     """
     from ncclt.prove.step_times import InterruptedComparisonError, find_open
     from ncclt.prove.step_times import verify as run

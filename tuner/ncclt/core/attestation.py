@@ -54,15 +54,15 @@ class CallOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredPolicy:
-    """Policy that a job was given.
+    """Delivered policy of a job.
 
     Attributes:
         recommendation, cluster, model: ids and names.
-        nccl_version: with which it was measured.
-        ranks: of the whole job.
-        form: how it was given.
-        policy: the rules; everything else is left to NCCL.
-        variables: (name, value) delivered with it.
+        nccl_version: NCCL version of the measurement.
+        ranks: ranks of the whole job.
+        form: delivery form.
+        policy: rules; NCCL chooses everything else.
+        variables: (name, value) of its variables.
     """
 
     recommendation: str

@@ -22,14 +22,14 @@ class Option:
     """Command-line option of a field of a record.
 
     Attributes:
-        help: its text in `--help`.
-        flag: its spelling; empty = `--` and the field's name with dashes.
-        envvar: the variable that sets it where the flag is left out.
-        metavar: its value as shown in the help.
-        least, most: smallest and largest value.
-        comma: one text with the values between commas; a field of several values is repeatable otherwise.
-        of_launches: it applies to real launches only.
-        group: heading that it stands under; None = it is one of those used most.
+        help: text in `--help`.
+        flag: flag; empty = `--` and the field's name with dashes.
+        envvar: environment variable with the default value.
+        metavar: name of the value in the help.
+        least, most: min and max value.
+        comma: comma-separated values; otherwise a field of several values is repeatable.
+        of_launches: applies to real launches only.
+        group: heading in the help; None = common option.
     """
 
     help: str

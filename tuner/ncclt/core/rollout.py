@@ -339,7 +339,7 @@ def prove_by_jobs(
 
     Args:
         untried: revision without evidence.
-        default_us, policy_us: median over jobs of the step times of the control's jobs and of its own, µs.
+        default_us, policy_us: median step time of the control's jobs, and of the revision's jobs, µs.
     """
     low, high = gain.interval
     verdict = Verdict(
@@ -411,12 +411,12 @@ def find_same_start(start: JobStart | None, now_s: float) -> JobStart | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTime(Documented):
-    """The step time of one job in a roll-out.
+    """Step time of one job in a roll-out.
 
     Attributes:
         rollout: id of the roll-out.
         job: name of the job.
-        recommendation: id of the revision that the job was given; empty = none.
+        recommendation: id of the job's revision; empty = none.
         step_us: mean time of its measured steps on the slowest rank, µs.
         steps: number of measured steps.
         waited_s: seconds from the job's start to this report.
