@@ -1,4 +1,4 @@
-"""Size and grain of the product, beside the targets that it is held to.
+"""Size and granularity of the product, with their targets.
 
     python bench/house.py [--root FOLDER] [--json | --list ROW | --ratchet]
 
@@ -89,7 +89,7 @@ print(json.dumps([(" ".join(words), options(words, one)) for words, one in leave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """Source of one module; its path is below the root."""
+    """Source of one module, with its path relative to the root."""
 
     name: str
     path: Path
@@ -168,7 +168,7 @@ def check_ratchet(root: Path) -> None:
 def find_nodes(
     modules: Mapping[str, Module], kind: type[Node], condition: Callable[[Node], bool]
 ) -> Iterator[tuple[str, Node]]:
-    """Yield place and node of each syntax node of a kind that meets a condition."""
+    """Yield path and line of each syntax node of a kind that meets a condition, and the node."""
     for module in modules.values():
         for node in ast.walk(module.tree):
             if isinstance(node, kind) and condition(node):

@@ -100,7 +100,7 @@ class Case:
         )
 
     def launch(self, setting: Setting, repeat: int, *, seed: int, sigma: float) -> TrialResult:
-        """Return one launch with noise, `sigma` of the log of each time; it reads the same for every method."""
+        """Simulate one launch, with noise of `sigma` in the log of each time; all methods see the same noise."""
         digest = hashlib.sha256(f"{seed}|{setting.digest()}|{repeat}|{self.mix}".encode()).digest()
         draw = np.random.default_rng(list(digest))
         factors = np.exp(sigma * draw.standard_normal(len(self.workload.messages)))

@@ -1,16 +1,16 @@
 """Simulated trainings for `bench/live.py`: which arm does live tuning choose, how soon, and at what cost?
 
-The product's own director (`ncclt.prove.live_director`) decides, boundary by boundary, on a folder in memory. The truth
-is known, since only step times are invented. Jobs have 1,000 steps of 0.7 s, those whose arms stall 10,000. Every case
-runs without and with interruptions: every 50th step evaluates (20 times as long), every 200th saves a checkpoint (50
-times as long) and slows the four steps after it by 30 %. Unless a case says otherwise the noise of steps has a
-deviation of 1 %, with a memory of one step, and all times drift by 10 % per 1,000 steps. A switch takes effect with the
-third step of a block, which takes 2 % longer, and 50 % where an arm is used for the first time.
+The product's director (`ncclt.prove.live_director`) decides at every boundary. Step times are simulated, so the true
+gains are known. Jobs have 1,000 steps of 0.7 s, or 10,000 in cases with stalls. Every case runs without and with
+interruptions: every 50th step evaluates (20 times as long), every 200th saves a checkpoint (50 times as long) and slows
+the next four steps by 30 %. By default, step noise has a deviation of 1 % and is correlated over one step, and times
+drift by 10 % per 1,000 steps. A switch takes effect with the third step of a block, which takes 2 % longer, or 50 % at
+the first use of an arm.
 
-Rows of `part` decisions: case, jobs, method, leading (share of jobs in which the best arm led within limit_steps),
-median_steps until then, tuned (share that was ever called tuned), false_tuned (share of jobs that call an arm tuned at
-the end whose mean step is no shorter), in_force (share in which such an arm leads at the end), cost and cost_max (time
-that arms and switches have added, as a share of the job, in the mean and the worst job). Peers: `t-test` alternates
+Rows of `part` decisions: case, jobs, method, leading (share of jobs with the best arm leading within limit_steps),
+median_steps until then, tuned (share with a tuned arm at any time), false_tuned (share with a tuned arm at the end that
+does not shorten the mean step), in_force (share with such an arm leading at the end), cost and cost_max (time added by
+arms and switches, as a share of the job, in the mean and the worst job). Peers: `t-test` alternates
 arms in blocks of six steps and switches at p < 0.05 and a mean gain of 2 %, `halving` doubles the steps of each round,
 keeps the faster half, and switches to the last arm if its median is faster by 2 %.
 """
@@ -41,22 +41,22 @@ EVALUATION, CHECKPOINT, UPLOAD = 20.0, 50.0, 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One truth.
+    """Simulated training with known gains.
 
     Attributes:
-        name: as it is printed.
+        name: printed name.
         gains: true speed-up of each arm's usual steps minus 1.
-        stalls: share of the first arm's steps that stall, and how many times as long they take.
-        after: share by which an arm lengthens the six steps of the default after it.
-        limit: steps within which the best arm shall lead; 0 = none shall.
-        sigma, memory: deviation of the log of a step, and its correlation with that of the step before.
-        hiccups: share of all steps that take five times as long.
-        garbage: steps between two that a garbage collection doubles; 0 = none.
-        neighbour: share by which a neighbour lengthens steps, which comes and goes every 40 steps or so.
+        stalls: share of stalls among the first arm's steps, and their length in steps.
+        after: slowdown of the six steps of the default after an arm, as a share.
+        limit: max steps until the best arm leads; 0 = none should lead.
+        sigma, memory: deviation of the log of a step, and its correlation with the previous step.
+        hiccups: share of steps that take five times as long.
+        garbage: distance of steps that a garbage collection doubles; 0 = none.
+        neighbour: slowdown by a neighbour that comes and goes about every 40 steps, as a share.
         wave: amplitude of a thermal wave of 300 steps.
         lengths: deviation of the log of the steps' sequence lengths.
-        interrupted: by evaluations and checkpoints.
-        steps: of the job.
+        interrupted: with evaluations and checkpoints.
+        steps: length of the job.
     """
 
     name: str
@@ -118,10 +118,10 @@ class JobResult:
     """Outcome of one job.
 
     Attributes:
-        led: step at which each arm led first.
-        tuned: arms that were ever called tuned.
-        arm, claimed: leading at the end, and called tuned then; 0 = none.
-        cost: see the rows.
+        led: arm -> first step with it leading.
+        tuned: arms that were tuned at any time.
+        arm, claimed: leading arm and tuned arm at the end; 0 = none.
+        cost: cost as in the rows.
     """
 
     led: dict[int, int]

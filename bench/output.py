@@ -1,4 +1,4 @@
-"""Options and rows that all benches have: a row is printed as soon as it is there, or all as one JSON document."""
+"""Common options and output of all benches: rows printed as they come, or one JSON document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 FIRST_WIDTH = 38
-"""Characters of the first column, which names the case."""
+"""Width of the first column, the name of the case."""
 
 
 def build_parser(description: str | None) -> argparse.ArgumentParser:
@@ -27,7 +27,7 @@ class Rows(list[dict[str, Any]]):
         self._widths: list[int] = []
 
     def add(self, row: Any) -> None:
-        """Take a row, a dictionary or a dataclass, and print it unless all are printed as JSON."""
+        """Add a row, a dictionary or a dataclass, and print it unless the output is JSON."""
         row = asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
         self.append(row)
         if self._as_json:
@@ -45,7 +45,7 @@ class Rows(list[dict[str, Any]]):
         print(f"{first:<{self._widths[0]}}", *columns, flush=True)
 
     def end(self, *notes: str, **fields: Any) -> None:
-        """Print all as one document with further fields, or notes below the table."""
+        """Print the JSON document with further fields, or notes below the table."""
         print(json.dumps({**fields, "rows": self}) if self._as_json else "\n".join(notes))
 
 

@@ -23,7 +23,7 @@ from ncclt.testing.samples import sample_study
 
 METHODS = ("ours", "tpe", "random")
 STARTUP_TRIALS = 4
-"""Random launches before TPE begins: with its ten little of a small budget would be left."""
+"""Random launches before TPE starts; its default of ten would use up a small budget."""
 
 
 class Method(Port):

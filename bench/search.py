@@ -1,14 +1,13 @@
-"""How many launches does a search need until the policy that it would recommend is good?
+"""How many launches does a search need to find a good policy?
 
-Methods: ours; Optuna's TPE (4 start-up trials) and random, searching one setting for everything. Landscapes: every
-recorded one with at least 12 settings, or the files given. Each launch measures all messages
-of a mix with lognormal noise, independent between launches and messages; every launch counts, the default's first one
-and repeats as well. What a whole study costs, with its confirmation and proof, is bench/study_cost.py's to tell.
+Methods: ours; Optuna's TPE (4 start-up trials) and random, with one setting for everything. Landscapes: all recorded
+ones with at least 12 settings, or the given files. Each launch measures all messages of a mix with lognormal noise,
+independent between launches and messages; every launch counts, including the default and repeats. For the cost of a
+whole study, with confirmation and proof, see bench/study_cost.py.
 
-What would be recommended is put together in the same way for all methods, from what they launched so far: for each
-message the setting that is fastest by ncclt's model of these launches (`posterior_mean`), if it is
-expected to beat the default by 0.5 %, else the default. Regret = true time per step of that over the one of the ideal
-policy, minus 1.
+All methods build the policy from their launches in the same way: for each message the fastest setting by ncclt's model
+of these launches (`posterior_mean`), if it beats the default by 0.5 %, else the default. Regret = true time per step of
+this policy over the ideal policy, minus 1.
 
     python bench/search.py [--json] [--quick] [--seeds N] [--methods ours,tpe,...] [--mixes small,...]
     python bench/search.py --noise 0.02 --noise 0.05 --noise 0.1      rows for each of them
@@ -27,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# One thread: the matrices are small, and two libraries that share the cores measure each other.
+# One thread: the matrices are small, and libraries that share the cores disturb each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -47,7 +46,7 @@ from peers import METHODS, make
 COUNTS = (5, 8, 12, 20)
 NOISES = (0.02,)
 MEAN_AFTER_8, WORST_AFTER_12 = 0.005, 0.03
-"""Targets: of the mean over the seeds, and of the worst of them."""
+"""Targets: mean and worst regret over the seeds."""
 
 PARTS = {
     "picks": (sampler.GaussianProcessSampler, "_first_picks", lambda *_: ([], [])),
@@ -58,12 +57,12 @@ PARTS = {
     "own": (gaussian_process, "_OWN", 1e-3),
     "compressed-losses": (gaussian_process, "_HOPELESS", 1e6),
 }
-"""What `--without` replaces: a name of a module of the search, and its value without the part."""
+"""Part for `--without` -> module or class, attribute, and its value without the part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One method on one mix of one landscape after some launches; shares, 0.01 = 1 %."""
+    """Regret of one method on one mix of one landscape after some launches; 0.01 = 1 %."""
 
     landscape: str
     workload: str
@@ -109,7 +108,7 @@ def _regret(case: Case, trials: Sequence[Trial]) -> float:
 
 
 def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, sigma: float) -> Iterator[Line]:
-    """Yield the lines of all methods on one case."""
+    """Run all methods on one case, and yield their lines."""
     for method in methods:
         runs = [search(case, method, seed=seed, budget=budget, sigma=sigma) for seed in range(seeds)]
         for launches in [n for n in COUNTS if n <= budget]:
@@ -128,7 +127,7 @@ def compare(case: Case, methods: Sequence[str], *, seeds: int, budget: int, sigm
 
 
 def summarize(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the means over all cases, and the cases in which ours misses the targets."""
+    """Yield the means over all cases, and the cases of ours that miss the targets."""
     for method, noise, launches in dict.fromkeys((line.method, line.noise, line.launches) for line in lines):
         group = [line for line in lines if (line.method, line.noise, line.launches) == (method, noise, launches)]
         mean = statistics.fmean(line.regret_mean for line in group)

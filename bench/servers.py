@@ -1,4 +1,4 @@
-"""Servers of the benches: programs that listen on a port of loopback until a block ends."""
+"""Servers for benches: programs that listen on a loopback port inside a `with` block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     app = create_app(sys.argv[2], large=sys.argv[2])
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False)
 """
-"""The service on a store, as `ncclt serve` runs it."""
+"""Program that serves a store like `ncclt serve`."""
 
 
 def free_port() -> int:
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @contextmanager
 def listening(command: Sequence[object], port: int) -> Iterator[int]:
-    """Run a command that listens on a port until the block ends; yield its process id."""
+    """Run a server command inside the block, and yield its process id once it listens."""
     process = subprocess.Popen(list(map(str, command)))
     try:
         for _ in range(600):
@@ -41,7 +41,7 @@ def listening(command: Sequence[object], port: int) -> Iterator[int]:
                     break
             time.sleep(0.1)
         else:
-            raise SystemExit("a server did not begin to listen")
+            raise SystemExit("the server does not listen")
         yield process.pid
     finally:
         process.terminate()
@@ -50,7 +50,7 @@ def listening(command: Sequence[object], port: int) -> Iterator[int]:
 
 @contextmanager
 def serving(program: str, *arguments: str) -> Iterator[tuple[int, int]]:
-    """Run a Python program, given a port and arguments, until the block ends; yield the port and its process id."""
+    """Run a Python server program inside the block, and yield its port and process id."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "serving.py"  # a file, since a spawned process imports it
