@@ -139,7 +139,7 @@ def test_a_gain_leads_until_enough_steps_rule_out_stalls(tmp_path):
 
     made, *_ = _verify(tmp_path, play, steps=10, blocks=4)
     assert made.verdict.decision is Decision.UNDECIDED
-    assert "leading, but 80 steps are too few to rule out stalls that would cancel the gain" in made.verdict.reason
+    assert "leading, but 80 steps are too few to rule out stalls that cancel it" in made.verdict.reason
     made, *_ = _verify(tmp_path, play, steps=10)
     assert made.verdict.decision is Decision.TUNED
     assert made.verdict.blocks > 4

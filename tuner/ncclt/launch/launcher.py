@@ -171,7 +171,7 @@ class LauncherOption:
 
 
 class ProcessOptions(TypedDict, total=False):
-    """Arguments of every launcher, as described at `ProcessLauncher`."""
+    """Arguments of all launchers; see `ProcessLauncher`."""
 
     shape: JobShape | None
     python: str

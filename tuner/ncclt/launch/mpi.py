@@ -89,10 +89,10 @@ class MpirunLauncher(ProcessLauncher):
     """Starts ranks through mpirun.
 
     Args:
-        flavour: which MPI the mpirun belongs to.
-        program: the mpirun.
+        flavour: MPI implementation of mpirun.
+        program: name of or path to mpirun.
         as_root: this program runs as root.
-        granted: the nodes of that manager's job, in order; empty = not known.
+        granted: nodes of the resource manager's job, in order; empty = unknown.
         process: without hosts in `shape` a resource manager (PBS, LSF) must give mpirun its nodes; `extra` are further
             options of mpirun.
 

@@ -57,21 +57,21 @@ class RunnerParts(TypedDict, total=False):
 
 
 def _express_nothing(_policy: Policy) -> None:
-    """Say that no variables deliver a policy."""
+    """Return None: no variables deliver a policy."""
 
 
 class RealRunner(ABC):
     """Base of the runners that start real commands.
 
     Args:
-        cluster: what is measured, sized to the job.
-        variables: the variables that force a setting upon NCCL there; may raise SettingError.
-        policy_variables: the variables that deliver a policy to jobs; None where they cannot express all of it. Left
-            out = no launch can apply a whole policy.
-        timeouts: how long a command may take; runners of one study that measure at the same time share it.
-        sampling: when a message has been sampled enough, shared likewise; None = every message is sampled in full.
-        scratch: where folders for result files and secrets are made; None = the system's place for temporary files.
-        place: the nodes that it uses, as shown to users; empty where the launcher chooses them.
+        cluster: cluster sized to the job.
+        variables: function from a setting to the variables that force it; may raise SettingError.
+        policy_variables: function from a policy to the variables that deliver it, None if they cannot; default: no
+            launch can apply a whole policy.
+        timeouts: timeouts of commands, shared by concurrent runners of one study.
+        sampling: limits of the samples per message, shared likewise; None = sample every message in full.
+        scratch: folder for result files and secrets; None = the system's temporary folder.
+        place: nodes in use, as shown to users; empty if the launcher chooses them.
         plugin: NCCL's tuner plugin of ncclt as the ranks see it, which forces the settings; None = variables do.
         delegate: the value of NCCLT_DELEGATE in trials through the tuner plugin, as in jobs; empty = not set.
     """
@@ -117,7 +117,7 @@ class RealRunner(ABC):
         self._launcher.kill()
 
     def applies(self, policy: Policy) -> bool:
-        """Return True if one launch measures the policy as it is delivered: by a plugin's table, or by variables."""
+        """Return True if one launch can apply the whole policy, by a plugin's table or by variables."""
         if self._plugin is not None:
             return table_carries(policy, self._version)
         return self._policy_variables(policy) is not None
@@ -156,7 +156,7 @@ class RealRunner(ABC):
         if self._plugin is not None:
             return force_policy(forced, self._variables)
         variables = self._policy_variables(forced)
-        assert variables is not None, "only a policy that applies is launched as a whole"
+        assert variables is not None, "variables must express a policy to launch it"
         return ForcedState(variables=tuple(sorted(variables.items())))
 
     @property
@@ -171,7 +171,7 @@ class RealRunner(ABC):
         return self._launcher.plan(command.argv, variables=variables, timeout_s=limit_s, files=command.files)
 
     def _learn(self, messages: Sequence[Message], wall_s: float, measurements: Iterable[Measurement]) -> None:
-        """Remember what a good launch of the default took: timeouts and sampling of later launches follow from it."""
+        """Set timeouts and sampling of later launches from a good launch of the default."""
         self._timeouts.calibrate(wall_s, messages)
         if self._sampling is not None:
             self._sampling.learn({m.message: m.time_us for m in measurements})

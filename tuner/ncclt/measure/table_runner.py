@@ -24,11 +24,11 @@ _TABLE, _REPORTS = "table.csv", "reports"
 
 
 class TableRunner(LaunchedRunner):
-    """Measures settings and whole policies by launches in which the tuner plugin reads a table.
+    """Measures settings and whole policies with a table for the tuner plugin.
 
-    A launch of nccl-tests has one collective; a trial launches one after another, all with the same table. The plugin
-    is loaded for the default too, with a table without rows. The choices of the table are compared with those
-    that the plugin reports of all ranks: another choice makes the trial `substituted`.
+    A launch of nccl-tests has one collective, so a trial runs one launch per collective with the same table. The
+    default loads the plugin too, with an empty table. If the plugin reports another choice than the table on any rank,
+    the trial is `substituted`.
 
     Args:
         parts: as `LaunchedRunner` takes them, with a plugin. All ranks read and write `scratch`, which holds the table

@@ -37,19 +37,19 @@ Domain = tuple[int | str, ...] | range | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One variable of NCCL.
+    """NCCL variable.
 
     Attributes:
-        name: without `NCCL_`.
-        values: see `Domain`.
-        default: NCCL's own value; None = chosen by NCCL at run time.
+        name: name without `NCCL_`.
+        values: legal values (`Domain`).
+        default: NCCL's default; None = chosen at run time.
         since: first NCCL version that reads it; 2.0 also for versions that are no longer in use.
         deprecated_since: from this version on something else should be used; None = it is current.
         granularity: how often it is read.
         safe: reviewed: no value of the domain can corrupt data, keep a job from starting or leave the network that
             the site chose. What is not safe is never set by ncclt.
-        note: what to know before changing it.
-        ladder: the values that a search tries besides the default; empty = it is not searched.
+        note: advice before changing it.
+        ladder: values to search besides the default; empty = not searched.
     """
 
     name: str

@@ -542,7 +542,7 @@ def load_json(document: Document) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, None for null and for what is no JSON."""
+    """Return the value of a JSON text; None for null and for invalid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -348,10 +348,7 @@ def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: 
     return replace(
         verdict,
         decision=_OPEN,
-        reason=(
-            f"leading, but {mean.steps:,} steps are too few to rule out stalls that would cancel the gain; "
-            "increase --blocks"
-        ),
+        reason=f"leading, but {mean.steps:,} steps are too few to rule out stalls that cancel it; increase --blocks",
     )
 
 

@@ -42,13 +42,13 @@ NEWEST = f"""
         WHERE o.cluster = :cluster AND o.model = :model AND o.state IN ({_OPEN}) AND o.control = '')
     ORDER BY r.sequence DESC
 """  # noqa: S608  no input
-"""The revisions of a pair that jobs can be given, as of `Recommendations.newest`, which reads them by it too."""
+"""Revisions of a pair that jobs can get; shared with `Recommendations.newest`."""
 
 ROLLED_OUT = f"""
     FROM rollouts AS o JOIN rollout_arms AS a ON a.rollout = o.id JOIN recommendations AS r ON r.id = a.recommendation
     WHERE o.cluster = :cluster AND o.model = :model AND o.state IN ({_OPEN}) ORDER BY o.sequence
 """
-"""The arms of the open roll-outs of a pair, as of `Recommendations.rolled_out`."""
+"""Arms of the open roll-outs of a pair; shared with `Recommendations.rolled_out`."""
 
 _TICKET_SECRET = "SELECT value FROM secrets WHERE name = 'tickets'"  # noqa: S105  a query
 _RULES = "SELECT document FROM cluster_rules WHERE cluster = :cluster"

@@ -148,11 +148,11 @@ GPU_OUTPUTS: tuple[tuple[str, str, Callable[[str, str], Any]], ...] = (
     ("matrices", "topo -m", lambda text, source: parse_matrix(text.splitlines(), source)),
     ("gpu_reports", "-q -x", lambda text, source: parse_gpu_report(io.BytesIO(text.encode()), source)),
 )
-"""Field of Facts, the arguments of nvidia-smi that print it, and the reader of what it prints."""
+"""Field of Facts, arguments of nvidia-smi, and parser of its output."""
 
 
 def _read_gpus(launcher: Launcher) -> dict[str, Any]:
-    """Return fields of Facts from what nvidia-smi prints; what it does not print is listed as missing."""
+    """Return fields of Facts from the output of nvidia-smi, and list missing outputs."""
     fields: dict[str, Any] = {}
     missing = []
     for field, arguments, parse in GPU_OUTPUTS:
@@ -169,11 +169,11 @@ def _read_gpus(launcher: Launcher) -> dict[str, Any]:
 
 
 def explain_failure(result: LaunchResult, timeout: str, line: int) -> str:
-    """Return the reason why a launch failed, with one line of its output and without secrets; empty = it did not.
+    """Return the reason for a failed launch, with one line of its output and without secrets; empty = no failure.
 
     Args:
-        timeout: the reason where it took too long.
-        line: index of the line.
+        timeout: reason for a timeout.
+        line: index of the output line.
     """
     if not (result.not_started or result.timed_out or result.exit_code != 0):
         return ""

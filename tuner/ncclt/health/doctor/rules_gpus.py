@@ -11,7 +11,7 @@ from ncclt.nccl.log.evidence import Evidence
 
 
 def _about(id: str, applies: Callable[[GpuState], bool], problem: str, show: Callable[[GpuState], str]) -> DoctorRule:
-    """Make a rule with one observation per report that names all GPUs to which something applies."""
+    """Make a rule with one observation per report, for all GPUs that meet a condition."""
 
     @rule(id)
     def check(facts: Facts) -> Iterator[Observation]:

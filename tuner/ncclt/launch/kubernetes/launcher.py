@@ -77,9 +77,9 @@ class KubernetesLauncher(ProcessLauncher):
     """Starts each command as one job of a cluster.
 
     Args:
-        site: image, namespace and what else the cluster requires; None = not given, so nothing can be planned.
-        kubectl: the program.
-        poll_s: seconds between two looks at the cluster.
+        site: image, namespace and other requirements of the cluster; None = unknown, so `plan` fails.
+        kubectl: name of or path to kubectl.
+        poll_s: polling interval, s.
         process: `shape` names no hosts, use a node selector; `extra` are options for every call of kubectl,
             for example `--context=lab`; inherited NCCL_* variables reach the containers only where they are kept.
     """

@@ -38,17 +38,17 @@ class Site:
     """Requirements of one cluster and one user for every job, as the options of the launcher.
 
     Attributes:
-        container: of all containers; for an MPIJob it holds an OpenSSH server, Open MPI and the benchmark.
-        namespace: where the objects are made.
+        container: image of all containers; for an MPIJob with an OpenSSH server, Open MPI and the benchmark.
+        namespace: namespace of the objects.
         gpus_per_node: limit of `nvidia.com/gpu` for each worker; 0 = none.
         resource: (name, amount) of further resources of each worker, for example ("rdma/hca", "8"); their pods may
             lock memory, which RDMA needs.
-        service_account: of the pods; empty = the namespace's default.
+        service_account: account of the pods; empty = the namespace's default.
         node: (label, value) that nodes must have.
         label: (name, value) of further labels of the job, for example ("kueue.x-k8s.io/queue-name", "team").
-        runtime: the (Cluster)TrainingRuntime of a TrainJob.
-        ssh_port: of the image's sshd, for an MPIJob.
-        pending: how long a job may wait for nodes, images and containers.
+        runtime: (Cluster)TrainingRuntime of a TrainJob.
+        ssh_port: port of the image's sshd, for an MPIJob.
+        pending: max time to wait for nodes, images and containers, s.
     """
 
     container: str

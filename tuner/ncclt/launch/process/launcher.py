@@ -48,18 +48,18 @@ _PORT_TAKEN = re.compile(r"server socket has failed to (?:listen|bind).*(?:EADDR
 
 
 class ProcessLauncher(Launcher, ABC):
-    """Starts programs with the environment of the time when it was made, so that plans do not change later.
+    """Starts programs with the environment at its construction, so that plans do not change later.
 
     Args:
-        shape: of every launch; None = one process.
-        python: on the nodes, with PyTorch, for launchers that start the ranks by torchrun.
-        uses_mpi: the command's processes find each other by MPI; otherwise by the variables of torchrun.
-        environment: what programs inherit; None = this program's own.
-        keep_env: names of the inherited variables for NCCL and our plugin that reach the command; no others do.
+        shape: shape of every launch; None = one process.
+        python: Python with PyTorch on the nodes, for launchers that start ranks by torchrun.
+        uses_mpi: processes find each other by MPI; otherwise by the variables of torchrun.
+        environment: inherited environment; None = the environment of this program.
+        keep_env: inherited variables of NCCL and our plugin to pass on; all others are removed.
         extra: further options of the program that starts the command, verbatim.
         grace_s: time between SIGTERM and SIGKILL.
         kill_grace_s: the same after `kill`.
-        keep_bytes: how much of each output is kept.
+        keep_bytes: max bytes to keep of each output.
 
     Attributes:
         ranks_report: each rank reports its start (`ranks`), so a launch without a report did not start.

@@ -100,17 +100,17 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ProcessSession:
-    """One command, from its start until nothing of it is left.
+    """Running command, until all of its processes have ended.
 
     The command leads its own session, so Ctrl-C in the terminal does not reach it: the caller decides. The leader is
     not reaped before all of the launch has ended: as long as its zombie exists, its id cannot be reused.
 
     Args:
-        plan: what to run.
-        environment: of the command; the plan's variables and the mark are added to it.
-        grace_s: between SIGTERM and SIGKILL.
-        kill_grace_s: the same after `kill`; more than 0 for commands that have ranks on other machines to end.
-        keep_bytes: how much of each output is kept.
+        plan: plan to run.
+        environment: environment of the command, without the plan's variables and the mark.
+        grace_s: time between SIGTERM and SIGKILL.
+        kill_grace_s: the same after `kill`; more than 0 for commands that must end ranks on other machines.
+        keep_bytes: max bytes to keep of each output.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ def filled(plan: LaunchPlan, mark: str) -> Iterator[tuple[LaunchPlan, Path | Non
     Raises:
         OSError: they cannot be written.
     """
-    # A free port of another machine cannot be looked up, and one that is free now may be taken a moment later. So it is
-    # chosen at random, and again where it was taken: equal launches, even at the same time, do not collide.
+    # Nobody can look up a free port on another machine, and a free port may be taken a moment later. So choose one at
+    # random, and another one on a collision; concurrent launches of one plan do not collide.
     port = str(secrets.choice(_PORTS))
     # mkdtemp gives 0700: scripts hold variables, and a user who could write there could run anything as this user.
     folder = Path(tempfile.mkdtemp(prefix="ncclt-launch-")) if plan.files else None

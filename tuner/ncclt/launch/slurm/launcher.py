@@ -239,9 +239,9 @@ class SlurmLauncher(ProcessLauncher):
     """Starts each command as one step of an allocation.
 
     Args:
-        allocation: None = there is none, so nothing can be planned.
-        container: an image in which the tasks run, by pyxis.
-        process: hosts that `shape` names are used in the order in which Slurm numbers ranks; `extra` are further
+        allocation: allocation of the launches; None = none, so `plan` fails.
+        container: image of the tasks, run by pyxis.
+        process: hosts in `shape` are used in the order of Slurm's ranks; `extra` are further
             options for srun, for example `--mpi=pmix`; srun passes `environment` to all tasks.
     """
 
@@ -327,10 +327,10 @@ class SlurmLauncher(ProcessLauncher):
         )
 
     def _step(self, task: Sequence[str], options: Sequence[str], allocation: Allocation) -> list[str]:
-        """Return the command that runs a task on the nodes as one step.
+        """Build the command that runs a task on the nodes as one step.
 
-        If the nodes belong to several components of a heterogeneous job, the step has a part for each; Slurm numbers
-        the ranks across all of them. The options of the user come last, so they win.
+        On several components of a heterogeneous job the step has one part for each; Slurm numbers the ranks across all
+        of them. User options come last, so they win.
         """
         tasks_per_node = self.shape.processes_per_node
         step = ["srun"]

@@ -105,9 +105,9 @@ class SshLauncher(ProcessLauncher):
     """Starts the ranks of several hosts: one ssh and one torchrun on each.
 
     Args:
-        ssh_args: further words for ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
-        address: of the first host for the others; empty = its name.
-        cwd: folder of the command on every host that has it; None = the current one.
+        ssh_args: further arguments of ssh, for example `-i key` or `-o StrictHostKeyChecking=accept-new`.
+        address: address of the first host for the others; empty = its name.
+        cwd: working folder on the hosts, if it exists there; None = the current one.
         process: `shape` names the hosts in the order of the ranks, `extra` are further options of torchrun, PATH and
             the like are forwarded from `environment`, `grace_s` applies here and on the hosts. A host's own NCCL_*
             variables never reach the command: all ranks see the same.

@@ -59,9 +59,9 @@ class Attested:
     def judge(
         self, result: TrialResult, lines: Iterable[object], wanted: ForcedState, messages: Sequence[Message]
     ) -> TrialResult:
-        """Return a good result as it is only where NCCL made the choices of its trial; otherwise it is `substituted`.
+        """Mark a good result `substituted` if NCCL made other choices, or `invalid` if its reports are unreadable.
 
-        It is `invalid` where the reports cannot be read. `lines` and the others are those of `check`.
+        For the arguments see `check`.
         """
         try:
             problem = self.check(list(lines), wanted, messages)

@@ -18,10 +18,10 @@ class Latencies(NamedTuple):
     """Latencies of one algorithm, one for each protocol, µs.
 
     Attributes:
-        base: of starting a kernel (baseLatencies).
-        nvlink: of one hop over NVLink (hwLatencies[NCCL_HW_NVLINK]).
-        pci: of one hop over anything in the node that is not NVLink (hwLatencies[NCCL_HW_PCI]).
-        net: of one hop between nodes (hwLatencies[NCCL_HW_NET]).
+        base: kernel start (baseLatencies).
+        nvlink: one hop over NVLink (hwLatencies[NCCL_HW_NVLINK]).
+        pci: one hop within the node without NVLink (hwLatencies[NCCL_HW_PCI]).
+        net: one hop between nodes (hwLatencies[NCCL_HW_NET]).
     """
 
     base: tuple[float, float, float]

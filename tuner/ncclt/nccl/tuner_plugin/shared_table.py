@@ -1,9 +1,8 @@
-"""The table that the plugin reads from shared memory (NCCLT_POLICY_SHM): trials without a new communicator.
+"""Tuner table in shared memory (NCCLT_POLICY_SHM), for trials without a new communicator.
 
-Each rank has its own, in anonymous memory that cannot be truncated (a sealed memfd). The controller lays out the bytes,
-and the ranks, which have no ncclt, write them: the same rows are published to every rank, then all ranks are waited for
-(a barrier of the controller), and only then the next collective begins, for all ranks must make the same choice. The
-layout is documented in plugin/shared.h.
+Each rank has its own table in a sealed memfd, which nobody can truncate. The controller lays out the bytes, and the
+ranks, which do not have ncclt, write them. It publishes the same rows to every rank and waits for all of them before
+the next collective, since all ranks must make the same choice. See plugin/shared.h for the layout.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LAYOUT = {
     "head": _encode(_HEAD.pack(0, b"NCCLTSHM", 1, MOST_ROWS, 0)),
     "bytes": _HEAD.size + 2 * _SLOT_BYTES,
 }
-"""An empty table for a rank to make: its head, of format 1, and its size; the rest of it is 0."""
+"""Empty table for a rank to create: head (format 1) and size; the rest is 0."""
 
 
 def _pack(row: PluginRow) -> bytes:
@@ -55,11 +54,11 @@ def _pack(row: PluginRow) -> bytes:
 
 
 def lay_out_table(rows: Sequence[PluginRow], generation: int) -> dict[str, Any]:
-    """Return the order to a rank that publishes a table, for every call that begins from then on.
+    """Build the order to a rank to publish a table for all later calls.
 
     Args:
-        rows: of the table; none = the NCCL default.
-        generation: of the table, counted from 1 and without gaps.
+        rows: rows of the table; empty = the NCCL default.
+        generation: number of the table, counted from 1 without gaps.
 
     Returns:
         at and image: offset and bytes of the table; generation: 8 bytes in the machine's byte order, which the rank

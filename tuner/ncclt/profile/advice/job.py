@@ -1,4 +1,4 @@
-"""A job as it is, the times of its calls, what is not known of it, and the prediction of a change.
+"""Job of a recording, times of its calls, its unknowns, and prediction of a change.
 
 Times of calls come from a recording, or on a named cluster from studies and NCCL's cost model.
 """
@@ -20,7 +20,7 @@ from ncclt.profile.advice.step_model import Backward, Compute, even_backward, gp
 from ncclt.profile.views.estimate import Curve, CurveKey, model_us, read_curve
 
 Factors = tuple[tuple[float, float], ...]
-"""(log2 of the size, time over the curve's) in order of size."""
+"""(log2 of the size, ratio of the time to the curve) in order of size."""
 
 RECORDING = "recording"
 """Name of the stand-in for the cluster of a recording."""
@@ -29,10 +29,10 @@ _IN_TRAINING = 1.3
 """Slowdown of a call in a training step against nccl-tests alone, see `Assumption.stretch`."""
 
 _MODELLED = 2.0
-"""Nominal links and NCCL's own model, unlike measurements, miss bandwidths by up to this (8 L40S: by far more)."""
+"""Max usual error of bandwidths by nominal links and NCCL's model, as a factor (8 L40S: far more)."""
 
 _OTHER_SHAPE = 1.5
-"""A correction of one number of nodes, used for another."""
+"""Uncertainty of a correction from another number of nodes, as a factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class CallTimes:
     """Times of calls of the whole job.
 
     Attributes:
-        cluster: of the job, sized to it, or the stand-in for that of a recording.
-        measured: curves of the NCCL default there, also for other numbers of nodes.
-        factors: by collective, how the job differs from the curves; none for a collective that it does not call.
+        cluster: cluster sized to the job, or the stand-in for the cluster of a recording.
+        measured: curves of the NCCL default on it, also for other numbers of nodes.
+        factors: corrections of the curves by the job's own times, by collective.
     """
 
     cluster: Cluster
@@ -73,7 +73,7 @@ class CallTimes:
         return time_us * float(before + (after - before) * (log_size - low) / (high - low))
 
     def spread(self, collective: Collective, size_bytes: float, cluster: Cluster | None = None) -> float:
-        """Return the factor, at least 1, by which the true time may be more, or less, than `time_us`.
+        """Return the uncertainty of `time_us` as a factor, at least 1, in both directions.
 
         A recorded size is exact, and each doubling away from it adds a tenth.
         """
@@ -106,7 +106,7 @@ class CallTimes:
             )
         time_us = _model_us(collective, size, where)
         if where != self.cluster and self._find_curve(collective, self.cluster):
-            # What the model misses here it is taken to miss there.
+            # Assume the same error of the model there.
             here_us = self._read_curve(collective, size, self.cluster)
             return here_us * time_us / _model_us(collective, size, self.cluster)
         return time_us
@@ -145,7 +145,7 @@ def recorded_cluster(workload: Workload) -> Cluster:
 def call_times(
     workload: Workload, cluster: Cluster, measured: Mapping[CurveKey, Curve], *, ran_there: bool = False
 ) -> CallTimes:
-    """Return the times of calls; those of a recording count where it was made alone.
+    """Return the times of calls, corrected by a recording only where it was made.
 
     A recorded call that took longer than a larger one waited for other ranks; the larger one's time counts for it.
 

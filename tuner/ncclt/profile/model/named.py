@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 1024 * 1024
-"""Far above any configuration; the largest that are known have some 100 KiB of label names."""
+"""Max size of a configuration; the largest known ones have about 100 KiB of label names."""
 
 _MOST_MODULES = 10_000
-"""More layers, heads or experts than any model has; building them would take minutes for nothing."""
+"""Max number of layers, heads or experts, far above any real model; more would take minutes to build."""
 
 _COUNTS = re.compile(r"(^|_)(num|n|depths?|layers?|blocks?|experts?)(_|$)")
 
 LIBRARIES = ("torchvision", "transformers", "timm")
-"""Libraries in which names are looked up, in this order; `timm:resnet50` asks one of them alone."""
+"""Libraries to look up names in, in this order; `timm:resnet50` selects one."""
 
-# What constructors of models raise for an impossible shape, a missing package, or a missing file.
+# Exceptions of model constructors for an impossible shape, a missing package, or a missing file.
 _BUILD_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError),
     *(TypeError, ValueError),
@@ -115,7 +115,7 @@ def _build(library: ModuleType, name: str, maker: Callable[[], nn.Module]) -> tu
 
 
 def _build_on_meta(maker: Callable[[], nn.Module]) -> nn.Module:
-    """Return the module that `maker` builds, without memory for its weights.
+    """Build a module without memory for its weights.
 
     A constructor that reads the value of a tensor fails on the meta device; it gets a second try with number sequences
     on the CPU: some compute widths with them and read the result (torchvision's RegNet).
@@ -299,16 +299,16 @@ class Sharding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """A model and how it is trained.
+    """Model and its way of training.
 
     Attributes:
-        model: its name, see `build_model`.
-        config: `config.json` of a transformers model, None = the defaults of its class.
-        dtype: of parameters and gradients.
-        reduce_dtype: of the reduced gradients, empty = `dtype`; FSDP's mixed precision often reduces in float32.
+        model: name of the model, see `build_model`.
+        config: `config.json` of a transformers model; None = the defaults of its class.
+        dtype: dtype of parameters and gradients.
+        reduce_dtype: dtype of the reduced gradients; empty = `dtype`; FSDP's mixed precision often reduces in float32.
         bucket_cap_mb: DDP's `bucket_cap_mb`, MiB.
-        sharding: see there.
-        group_size: ranks that train together; 0 = the whole job, whatever its size turns out to be.
+        sharding: sharding of the model.
+        group_size: ranks that train together; 0 = the whole job of any size.
     """
 
     model: str = ""

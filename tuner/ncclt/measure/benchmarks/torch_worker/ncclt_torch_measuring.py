@@ -180,11 +180,11 @@ class CallTimer(NamedTuple):
     """Times the calls of one message, on all ranks alike.
 
     Args:
-        call: sends the message.
-        agreement: makes the ranks reach one answer.
-        device: of the data.
-        budget_s: after which no batch is started.
-        enough_us: median above which a first batch is enough; None = no such limit.
+        call: function that sends the message.
+        agreement: exchange that gives all ranks one answer.
+        device: device of the data.
+        budget_s: time after which no new batch starts.
+        enough_us: median above which a first batch is enough; None = no limit.
     """
 
     call: Callable[[], Any]
@@ -194,10 +194,10 @@ class CallTimer(NamedTuple):
     enough_us: float | None = None
 
     def time_calls(self, counts: tuple[int, int] = (WARMUP_CALLS, FIRST_BATCH)) -> list[float]:
-        """Return, on rank 0, the time of each call on the slowest rank, µs; batches grow until the median is settled.
+        """Time calls in growing batches until the median settles; on rank 0 return the times on the slowest rank, µs.
 
         Args:
-            counts: calls that are not timed, and calls of the first batch (`first_counts`).
+            counts: numbers of untimed calls and of calls in the first batch (`first_counts`).
         """
         slowest: list[float] = []
         deadline = time.monotonic() + self.budget_s
@@ -225,7 +225,7 @@ class CallTimer(NamedTuple):
         calls as fit into the budget, at least `LEAST_CALLS`, and no untimed ones: two calls have been made by then.
 
         Args:
-            first_us: what the very first call took on the slowest rank, the same number on all ranks.
+            first_us: time of the very first call on the slowest rank, equal on all ranks.
         """
         usual = WARMUP_CALLS + ALIGN_CALLS + FIRST_BATCH
 

@@ -43,7 +43,7 @@ from ncclt.profile.workload_builder import count_reasons, drop_answered_receives
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinetoSteps:
-    """The calls of complete training steps.
+    """Calls of complete training steps.
 
     Attributes:
         calls: the calls inside them; all calls where no step is marked.
@@ -99,7 +99,7 @@ def calls_in_steps(
 
 
 def _length_us(step: Step[TracedCall], marks: Mapping[int, Event]) -> float:
-    """Return the length of a step; one of marks ends with its last mark, not at the next one."""
+    """Return the length of a step; a marked step ends with its last mark, not at the next one."""
     return (marks[step.marks[-1]].end_us if step.marks else step.end) - step.start
 
 
@@ -126,7 +126,7 @@ def _find_complete(calls: Sequence[TracedCall], marks: Mapping[int, Event], *, o
 
 
 _MOST_CALLS = 1000
-"""Far above DDP and FSDP; a step with more would make its document large."""
+"""Max calls of a step in the document, far above DDP and FSDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class KernelTimes:
 
 
 FindLaunches = Callable[[Set[int]], Mapping[int, Event]]
-"""Returns the calls that launched kernels, by the correlation of both; reads the file a second time."""
+"""Finds the calls that launched kernels by their correlation, in a second pass over the file."""
 
 
 def kernel_times(trace: RankTrace, calls: Sequence[TracedCall], *, find_launches: FindLaunches) -> KernelTimes:
