@@ -273,7 +273,7 @@ CHECKS_SCOPE = re.compile(
     r"|_recommendation|_clusters|statuses)\b"
 )
 OF_NO_SCOPE = {
-    *("Store.alone", "Store.ping", "Store.require_writable", "Store.migration", "Store.counts"),
+    *("Store.alone", "Store.require_writable", "Store.migration", "Store.counts"),
     *("Jobs.enter_worker", "Jobs.renew_worker", "Jobs.leave_worker", "Jobs.bury_workers", "Jobs.note_failed"),
     *("Recommendations.changes", "Records.add_verification"),
 }
