@@ -269,7 +269,7 @@ def test_a_launcher_s_key_gets_answers_and_reports_and_reads_nothing_else(servic
 
 
 CHECKS_SCOPE = re.compile(
-    r"self\.(_scope|_reading|_within|_is_visible|_require_visible|_is_shown|_newest_first|_require_study|_row|_changing_row|_candidate|_rollout|_require_roll_outs"
+    r"self\.(_scope|_reading|_within|_is_visible|_require_visible|_is_shown|_newest_first|_require_study|_row|_changing_row|_visible_rollouts|_candidate|_rollout|_require_roll_outs"
     r"|_recommendation|_clusters|statuses)\b"
 )
 OF_NO_SCOPE = {

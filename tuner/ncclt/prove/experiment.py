@@ -398,10 +398,9 @@ class Experiment:
             self._capitals.clear()
             if block.arm != CONTROL and self._is_slow_to_start(block.arm):
                 self.dropped.setdefault(block.arm, f"its first step takes over {LONG_STEP:g} times the median")
-        left = self.left
         deviation = self._deviation()
-        gains = {arm: self._gains(arm) for arm in left}
-        counted = [arm for arm in left if gains[arm]]
+        gains = {arm: self._gains(arm) for arm in self.left}
+        counted = [arm for arm in gains if gains[arm]]
         best = max(counted, key=self.estimate) if counted else CONTROL
         for arm in counted:
             blocks, gain = len(gains[arm]), self.estimate(arm)

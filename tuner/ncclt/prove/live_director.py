@@ -114,9 +114,7 @@ class LiveDirector:
 
     def _is_block_complete(self) -> bool:
         """Check that the block has enough steps, by the control's step time: equal lengths for all arms."""
-        if not self._counted:
-            return False
-        step_us = self.experiment.level_us or statistics.median(self._counted)
+        step_us = self.experiment.level_us or statistics.median(self._counted or [1.0])
         steps = max(MIN_COUNTED, math.ceil(self._min_block_us / step_us))
         return bool(len(self._counted) >= steps * max(1, self._draw.guards))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ncclt.core.budget import MIN_BLOCKS
+from ncclt.core.budget import MIN_BLOCKS, MOST_LAUNCHES
 from ncclt.core.plural import count_noun
 from ncclt.core.recommendation import Decision, Verdict
 from ncclt.core.verification import Side, StepLaunch, Variables, Verification
@@ -30,8 +30,6 @@ from ncclt.prove.verdict import Pairs, judge, state_step_gain
 
 _PER_BLOCK = len(Side) * LAUNCHES_PER_BLOCK
 """Launches of a block: two pairs."""
-
-_OPEN = Decision.UNDECIDED
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 4000
@@ -139,7 +137,10 @@ def verify(
             if any(launch.failure for launch in launches) and any(launch.side is Side.BASE for launch in launches):
                 break
             ends_block = not launch.failure and len(launches) % _PER_BLOCK == 0
-            if ends_block and _judge_steps(launches, min_effect=request.how.min_effect).decision is not _OPEN:
+            if (
+                ends_block
+                and _judge_steps(launches, min_effect=request.how.min_effect).decision is not Decision.UNDECIDED
+            ):
                 break
     except KeyboardInterrupt:
         done = _build_verification(request, launches, times, now()) if len(launches) > len(earlier) else None
@@ -347,7 +348,7 @@ def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: 
         return replace(verdict, decision=Decision.KEEP_DEFAULT, reason=lost)
     return replace(
         verdict,
-        decision=_OPEN,
+        decision=Decision.UNDECIDED,
         reason=f"leading, but {mean.steps:,} steps are too few to rule out stalls that cancel it; increase --blocks",
     )
 
@@ -355,11 +356,10 @@ def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: 
 def _compare_steps(launches: Sequence[StepLaunch]) -> MeanGain:
     """Compare all steps of both sides; pauses at the same step of each launch belong to the training."""
     tallies = {side: Tally() for side in Side}
-    base_us = [time_us for launch in launches if launch.side is Side.BASE for time_us in launch.step_us]
-    stride = 2 * max((len(launch.step_us) for launch in launches), default=0)
+    level_us = statistics.median(time_us for run in launches if run.side is Side.BASE for time_us in run.step_us)
     for launch in launches:
-        for number, time_us in enumerate(launch.step_us):
-            tallies[launch.side].add(stride * launch.order + number, time_us / statistics.median(base_us))
+        for number, time_us in enumerate(launch.step_us, start=MOST_LAUNCHES * launch.order):
+            tallies[launch.side].add(number, time_us / level_us)
     pauses = {step for tally in tallies.values() for step in tally.pauses}
     return compare_means(tallies[Side.BASE], tallies[Side.TUNED], find_regular(pauses))
 
