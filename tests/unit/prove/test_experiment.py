@@ -16,7 +16,7 @@ from ncclt.prove.experiment import (
     Block,
     Draw,
     Experiment,
-    find_regular,
+    find_period,
     log_capital,
 )
 from ncclt.prove.levels import FALSE_TUNED
@@ -190,7 +190,7 @@ def test_evaluations_are_of_no_arm():
         return STEP_US * math.exp(rng.gauss(0, 0.01)) / (1.05 if arm else 1.0) + pause_us
 
     for seed in range(5):
-        experiment = train(make_experiment(seed=seed), time_us, blocks=100)
+        experiment = train(make_experiment(seed=seed), time_us, blocks=300)
         assert experiment.tuned == 1
         assert experiment.result(1).speedup == pytest.approx(1.05, abs=0.005)
 
@@ -230,9 +230,31 @@ def test_the_control_keeps_a_share_of_the_blocks_as_a_guard():
     assert sum(draw.guards for draw in draws) - in_force == pytest.approx(0.05 * in_force, rel=0.1)
 
 
-def test_steps_at_equal_distances_are_regular():
-    assert find_regular({7, 57, 107, 110, 333}) == {7, 57, 107}
-    assert find_regular({1, 2, 3}) == set()
+def test_a_period_of_pauses_is_the_jobs_if_the_control_paused_in_it():
+    assert find_period([57], [7, 57, 107, 110, 157]) == (50, 7)
+    assert find_period([7], [7, 207, 357]) == (50, 7), "these were not next to each other"
+    assert find_period([110], [7, 57, 107, 110, 157]) == (0, 0)
+    assert find_period([7, 107], [7, 107]) == find_period([], []) == find_period([1], [1, 2, 3]) == (0, 0)
+
+
+@pytest.mark.parametrize(("period", "factor"), [(200, 40), (100, 20), (40, 20)])
+def test_stalls_of_an_arm_are_no_pauses_of_the_job_though_they_have_a_period(period, factor):
+    def time_us(arm, step, rng):
+        usual_us = STEP_US * math.exp(rng.gauss(0, 0.01))
+        return usual_us / 1.1 * (factor if step % period == 0 else 1.0) if arm else usual_us
+
+    for seed in range(3):
+        assert train(make_experiment(seed=seed), time_us, blocks=400).tuned is None
+
+
+def test_a_speed_up_is_that_of_the_means_also_where_the_control_stalls():
+    def time_us(arm, _step, rng):
+        usual_us = STEP_US * math.exp(rng.gauss(0, 0.01))
+        return usual_us / 1.05 if arm else usual_us * (6.0 if rng.random() < 0.3 else 1.0)
+
+    result = train(make_experiment(), time_us, blocks=200).result(1)
+    assert result.speedup == pytest.approx(2.63, rel=0.15)
+    assert result.low < 2.63 < result.high
 
 
 def test_an_arm_that_is_far_slower_is_dropped_after_its_first_block():

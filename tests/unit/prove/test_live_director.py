@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ncclt.prove.live_director import ARMS_FILE, BLOCKS_FILE, STATE_FILE, LiveDirector, read_blocks
+from ncclt.prove import live_director
+from ncclt.prove.live_director import ARMS_FILE, BLOCKS_FILE, STATE_FILE, LiveDirector, resume_experiment
 
 EVERY = 6
 STEP_US = 1e6
@@ -67,6 +68,10 @@ class Job:
             if self.director.finished:
                 break
         return self
+
+
+def read_blocks(folder):
+    return resume_experiment(folder, ["fast"])[1]
 
 
 def test_the_faster_arm_is_found_and_stays(tmp_path):
@@ -155,11 +160,26 @@ def test_a_torn_line_is_skipped_and_the_next_block_begins_a_new_one(tmp_path):
     path = tmp_path / BLOCKS_FILE
     path.write_text(path.read_text()[:-20])
 
+    with path.open("ab") as file:
+        for line in (b"null", b"[1, 2, 3, 4, 5]", b"[[9, [], false, false, 0], [1], [], 6, 6]", b"\xff", b"[[0]]"):
+            file.write(b"\n" + line)
+
     Job(tmp_path, {"fast": 0.1}).run(20)
 
     again = read_blocks(tmp_path)
     assert again[: len(blocks) - 1] == blocks[:-1]
     assert len(again) > len(blocks)
+
+
+def test_a_job_that_is_started_again_after_days_reads_little_and_knows_what_was_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(live_director, "_MOST_BYTES", 2_000)
+    job = Job(tmp_path, {"fast": 0.1}).run(200)
+    assert job.director.experiment.leading == 1
+    assert (tmp_path / BLOCKS_FILE).stat().st_size < 4_000
+    job.director.experiment.dropped[1] = "it stalls"
+    job.director.end("")
+
+    assert Job(tmp_path, {"fast": 0.1}).director.experiment.dropped == {1: "it stalls"}
 
 
 def test_state_tells_whether_steps_were_made(tmp_path):

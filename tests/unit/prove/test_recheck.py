@@ -230,11 +230,11 @@ def test_a_weaker_check_does_not_clear_a_stale_one(request_, subtests):
 def test_an_unmeasured_change_keeps_it_stale(request_):
     lost, fresh = (checked(request_, times(seed=seed))[0] for seed in (2, 3))
     changes = tuple(
-        replace(one, what="broadcast 1 KiB float32: gain", now=2 * one.before, changed=True) for one in lost.changes[:1]
+        replace(one, what="broadcast 1 KiB float32: gain", now=one.before / 2, changed=True) for one in lost.changes[:1]
     )
     stale = replace(lost, freshness=Freshness.STALE, reasons=("slow",), changes=changes)
     found, _ = checked(replace(request_, earlier=(stale,)), times(seed=3))
-    assert "broadcast 1 KiB float32: gain, which changed by +100.0 %, was not measured" in found.reasons[0]
+    assert "broadcast 1 KiB float32: gain, which changed by -50.0 %, was not measured" in found.reasons[0]
     found, _ = checked(replace(request_, earlier=(fresh, stale)), times(seed=3))
     assert found.freshness is Freshness.FRESH, "a fresh recheck came between"
 

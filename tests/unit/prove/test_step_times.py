@@ -133,6 +133,16 @@ def test_evaluations_at_the_same_step_of_each_launch_are_of_no_side(tmp_path):
     assert made.verdict.blocks == 4
 
 
+def test_a_stall_at_the_same_step_of_each_tuned_launch_is_no_pause_of_the_training(tmp_path):
+    def play(variables, _number):
+        return [
+            [4.0 if "X" in variables and step == 7 else 0.1 / (1.1 if "X" in variables else 1.0) for step in range(200)]
+        ]
+
+    made, *_ = _verify(tmp_path, play, steps=200)
+    assert made.verdict.decision is not Decision.TUNED
+
+
 def test_a_gain_leads_until_enough_steps_rule_out_stalls(tmp_path):
     def play(variables, number):
         return [[(0.095 if "X" in variables else 0.1) * (1 + number % 3 / 1000)] * 10]
@@ -276,11 +286,16 @@ def test_interruption_loses_no_launch_and_leaves_no_file(tmp_path, launched):
     assert len(done.launches if done else ()) == launched
     if done:
         request = VerifyRequest(
-            argv=("train",), base_env=(), tuned_env=(("X", "1"),), how=Comparison(steps=STEPS, warmup=1)
+            argv=("train",),
+            base_env=(),
+            tuned_env=(("X", "1"),),
+            recommendation="r",
+            how=Comparison(steps=STEPS, warmup=1),
         )
         earlier = find_open([done], request)
         assert earlier == done.launches
-        assert not find_open([done], replace(request, tuned_env=(("X", "2"),)))
+        assert not find_open([done], replace(request, recommendation="")), "it may be another training"
+        assert not find_open([done], replace(request, argv=("train", "--other")))
         resumed, launcher, _ = _verify(tmp_path, _by_side(0.11, 0.10), earlier=earlier, steps=STEPS)
         assert len(launcher.plans) == 16 - launched
         assert resumed.launches[:launched] == done.launches

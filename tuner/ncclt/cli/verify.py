@@ -88,7 +88,7 @@ def verify(
 
     The training needs no change: it gets the settings that `ncclt run` would give it. --env and --base compare two
     environments instead, --against two commands. Launches come in pairs in random order, until the verdict is certain.
-    Ctrl-C ends the running launch and saves the others; the same command resumes.
+    Ctrl-C ends the running launch; with a recommendation the others are saved, and the same command resumes.
     """
     storage = storage_url()
     from ncclt.prove.tuned_arm import prepare_comparison, require_measurable
@@ -216,10 +216,13 @@ def compare(
         try:
             verification = run(request, launcher, environ=os.environ, watch=watch, now=utc_now, earlier=earlier)
         except InterruptedComparisonError as error:
-            if error.done is not None:
+            launches = "nothing saved"
+            if error.done is not None and request.recommendation:
                 store.records.add_verification(error.done)
-            launches = error.done and count_noun(len(error.done.launches), "launch", "launches")
-            say(f"ncclt: interrupted: the running launch was ended; {launches or 'nothing'} saved")
+                launches = (
+                    f"{count_noun(len(error.done.launches), 'launch', 'launches')} saved; the same command resumes"
+                )
+            say(f"ncclt: interrupted: the running launch was ended; {launches}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         store.records.add_verification(verification)
     return verification

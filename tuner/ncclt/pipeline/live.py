@@ -34,7 +34,7 @@ from ncclt.nccl.variables import split_variables
 from ncclt.pipeline.candidates import build_study, explain_other_backend, publish_winner
 from ncclt.profile.record.ranks import is_other_backend
 from ncclt.prove.experiment import CONTROL, ArmResult, Block, Draw, Experiment
-from ncclt.prove.live_director import ARMS_FILE, MIN_BLOCK_S, MIN_COUNTED, STATE_FILE, SWITCH_STEPS, read_blocks
+from ncclt.prove.live_director import ARMS_FILE, MIN_BLOCK_S, MIN_COUNTED, SWITCH_STEPS, resume_experiment
 from ncclt.prove.verdict import describe_gain, state_step_gain
 from ncclt.store.store import Store
 
@@ -231,20 +231,16 @@ def plan_live(request: LiveRequest, environ: Mapping[str, str]) -> tuple[tuple[s
 
 def read_live(request: LiveRequest) -> LiveResult:
     """Read the blocks of a job and judge them again, as rank 0 did."""
-    experiment = Experiment(arms=len(request.arms), min_effect=request.min_effect, max_cost=request.max_cost)
-    blocks = read_blocks(request.folder)
-    for block in blocks:
-        experiment.observe(block)
+    names = [arm.name for arm in request.arms]
+    experiment, blocks, state = resume_experiment(
+        request.folder, names, min_effect=request.min_effect, max_cost=request.max_cost
+    )
     results = tuple((arm.name, experiment.result(number)) for number, arm in enumerate(request.arms, start=1))
     best = experiment.leading or max(
         (arm for arm in range(1, experiment.arms + 1) if math.isfinite(experiment.estimate(arm))),
         key=experiment.estimate,
         default=CONTROL,
     )
-    try:
-        state = json.loads((request.folder / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        state = {}
     ended = str(state.get("finished", ""))
     backend = str(state.get("backend", ""))
     other_backend = backend if is_other_backend(backend) else ""
@@ -309,7 +305,7 @@ def _build_launches(blocks: Sequence[Block], best: int, request: LiveRequest) ->
         experiment.observe(block)
         if block.arm not in (CONTROL, best):
             continue
-        tells = block.draw != Draw(CONTROL) or block is blocks[-1]
+        tells = (block.draw != Draw(CONTROL) and not block.draw.guards) or block is blocks[-1]
         result = experiment.result(best) if tells and math.isfinite(experiment.estimate(best)) else None
         launches.append(
             StepLaunch(

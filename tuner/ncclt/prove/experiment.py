@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -43,8 +44,15 @@ PAUSE, STALL = 10.0, 50.0
 at regular distances, and count for no arm; otherwise they are stalls. The mean clips steps at the second, so that one
 frozen disk cannot decide."""
 
-_PAUSES = 100
-"""Max number of recent pauses to search for regular ones."""
+_PAUSES, _SHORTEST_PERIOD = 8, 10
+"""Newest pauses in which a period is sought, and the shortest one in steps. A period counts only if the control paused
+in it: with stalls at each 200th of its steps, an arm that was 8 % slower was called tuned."""
+
+_REMEMBERED_STEPS = 4000.0
+"""Steps of an arm after which the older half fades: an arm that begins to stall need not lose its earlier gain."""
+
+_CARRIED_BLOCKS = 50
+"""Newest blocks of the control that show what an arm leaves behind."""
 
 _UNSEEN, _UNSEEN_EXCESS = 3.0, 2.0
 """After n steps without a stall, up to 3/n of the steps may stall (95 %), and then take three times as long."""
@@ -52,8 +60,9 @@ _UNSEEN, _UNSEEN_EXCESS = 3.0, 2.0
 SAVED_ERRORS = 2.0
 """Standard errors of the mean that a gain must exceed for `tuned`, and a loss for dropping the arm."""
 
-_STALLS = 2
-"""Stalls after which one standard error is enough to drop an arm: each costs the gain of hundreds of steps."""
+_STALLS = 0.05
+"""Max probability of all stalls in the arm by chance at which one standard error is enough to drop it: each of them
+costs the gain of hundreds of steps."""
 
 _LONG_CAPITAL = 20.0
 """Capital of bets on the share of long steps that drops an arm; drops at most one good arm in twenty."""
@@ -166,15 +175,6 @@ class Block:
         return len(self.uncounted_us) + len(self.step_us)
 
 
-class Summary(NamedTuple):
-    """Mean of an arm's steps as multiples of the control's level, its variance, and the numbers of steps and stalls."""
-
-    mean: float
-    variance: float
-    steps: int
-    stalls: int
-
-
 class Tally:
     """Counted steps of one arm, as multiples of the control's level at their time.
 
@@ -183,7 +183,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._count, self._sum, self._squares = 0, 0.0, 0.0
+        self._count, self._sum, self._squares = 0.0, 0.0, 0.0
         self.pauses: dict[int, float] = {}
 
     def add(self, step: int, multiple: float) -> None:
@@ -194,9 +194,13 @@ class Tally:
             self._count += 1
             self._sum += multiple
             self._squares += multiple**2
+        if self._count >= _REMEMBERED_STEPS:
+            self._count, self._sum, self._squares = self._count / 2, self._sum / 2, self._squares / 2
+            for old in sorted(self.pauses)[: len(self.pauses) // 2]:
+                del self.pauses[old]
 
-    def summarize(self, regular: set[int], *, forgiven: int = 0) -> Summary:
-        """Return the mean of all steps.
+    def summarize(self, regular: set[int], *, forgiven: int = 0) -> tuple[float, float, float, int]:
+        """Return the mean of all steps, its variance, and the numbers of steps and of stalls among them.
 
         Args:
             regular: pauses of the job, left out.
@@ -206,10 +210,10 @@ class Tally:
         stalls = stalls[: max(len(stalls) - forgiven, 0)]
         count = self._count + len(stalls)
         if not count:
-            return Summary(1.0, math.inf, 0, 0)
+            return 1.0, math.inf, 0.0, 0
         mean = (self._sum + sum(stalls)) / count
         squares = self._squares + sum(stall**2 for stall in stalls)
-        return Summary(mean, max(squares / count - mean**2, 0.0) / count, count, len(stalls))
+        return mean, max(squares / count - mean**2, 0.0) / count, count, len(stalls)
 
 
 class MeanGain(NamedTuple):
@@ -220,47 +224,49 @@ class MeanGain(NamedTuple):
         error: standard error of the saving.
         unseen: upper bound of the cost of stalls that did not occur yet.
         steps, stalls: counted steps of the arm, and stalls among them.
+        control: mean step of the control, as a multiple of its level.
+        share: of the arm in the counted steps of both.
     """
 
     saving: float
     error: float
     unseen: float
-    steps: int
+    steps: float
     stalls: int
+    control: float = 1.0
+    share: float = 1.0
 
     @property
     def low(self) -> float:
         """Return the lower bound of the saving, with error and unseen stalls against the arm."""
         return self.saving - SAVED_ERRORS * self.error - self.unseen
 
-    @property
-    def high(self) -> float:
-        """Return the upper bound of the saving by its error."""
-        return self.saving + SAVED_ERRORS * self.error
+    def find_speedup(self, errors: float = 0.0) -> float:
+        """Return the mean step of the control over that of the arm, at a saving of so many standard errors more."""
+        left = self.control - self.saving - errors * self.error
+        return self.control / left if left > 0 else math.inf
 
     @property
     def is_lost(self) -> bool:
         """Return True if the mean speaks against the arm; a few stalls lower the bar."""
-        return self.high < 0 or (self.stalls >= _STALLS and self.saving + self.error < 0)
+        errors = 1.0 if self.share**self.stalls <= _STALLS else SAVED_ERRORS
+        return self.saving + errors * self.error < 0
 
 
-def estimate_unseen(steps: int) -> float:
+def estimate_unseen(steps: float) -> float:
     """Return the upper bound of the cost of stalls after so many steps without one, as a share of the mean step."""
     return min(_UNSEEN / max(steps, 1), 1.0) * _UNSEEN_EXCESS
 
 
 def compare_means(control: Tally, arm: Tally, regular: set[int], *, forgiven: int = 0) -> MeanGain:
     """Compare the mean steps of two arms; for the arguments see `Tally.summarize`."""
-    judged, reference = (tally.summarize(regular, forgiven=forgiven) for tally in (arm, control))
-    if not judged.steps or not reference.steps:
-        return MeanGain(0.0, math.inf, math.inf, judged.steps, judged.stalls)
-    return MeanGain(
-        saving=reference.mean - judged.mean,
-        error=math.sqrt(judged.variance + reference.variance),
-        unseen=estimate_unseen(judged.steps),
-        steps=judged.steps,
-        stalls=judged.stalls,
-    )
+    mean, variance, steps, stalls = arm.summarize(regular, forgiven=forgiven)
+    reference, reference_variance, reference_steps, _ = control.summarize(regular, forgiven=forgiven)
+    if not steps or not reference_steps:
+        return MeanGain(0.0, math.inf, math.inf, steps, stalls)
+    error = math.sqrt(variance + reference_variance)
+    share = steps / (steps + reference_steps)
+    return MeanGain(reference - mean, error, estimate_unseen(steps), steps, stalls, reference, share)
 
 
 class ArmResult(NamedTuple):
@@ -292,6 +298,7 @@ class Experiment:
         coin: source of the draws.
         blocks: all blocks so far, without guard blocks.
         elapsed_us: time of the job so far, µs, with the steps before the first block.
+        level_us: time of a usual step of the control now, µs; 0 before its first block.
         dropped: arm -> reason.
     """
 
@@ -301,18 +308,18 @@ class Experiment:
     coin: random.Random = field(default_factory=random.SystemRandom)
     blocks: list[Block] = field(default_factory=list)
     elapsed_us: float = 0.0
+    level_us: float = 0.0
     dropped: dict[int, str] = field(default_factory=dict)
     _last: Block | None = None
-    _level: float | None = None
     _control_blocks_due: int = 0
     _was_long: bool = False
     _tallies: list[Tally] = field(init=False, repr=False)
     _long_bets: dict[int, list[float]] = field(default_factory=dict, repr=False)
-    _pauses: set[int] = field(default_factory=set, repr=False)
+    _has_pauses: bool = False
     _regular: set[int] = field(default_factory=set, repr=False)
     _known_gains: dict[int, list[float]] = field(default_factory=dict, repr=False)
     _capitals: dict[int, float] = field(default_factory=dict, repr=False)
-    _left_behind: dict[int, list[float]] = field(default_factory=dict, repr=False)
+    _left_behind: dict[int, deque[float]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Count no steps yet."""
@@ -352,11 +359,6 @@ class Experiment:
     def _is_over(self) -> bool:
         return sum(bool(block.draw.drawn_from) or block.draw.closes_pair for block in self.blocks) >= MAX_BLOCKS
 
-    @property
-    def level_us(self) -> float:
-        """Return the time of a usual step of the control now, µs; 0 before its first block."""
-        return 0.0 if self._level is None else math.exp(self._level)
-
     def next(self) -> Draw:
         """Choose the arm of the next block; the first one shows the level of the control."""
         last, left = self.blocks[-1].draw if self.blocks else Draw(CONTROL), self.left
@@ -366,22 +368,16 @@ class Experiment:
         if leading is not None:
             # Two blocks of the control: only the first shows the carry-over of the arm.
             return Draw(CONTROL, guards=1) if self._control_blocks_due else Draw(leading, guards=2 * GUARD_BLOCKS)
-        if not self.blocks or not left or self.cost_us() > self.max_cost * self._paying_us():
+        paying_us = max(self.elapsed_us, ADVANCE_STEPS * self._control_us())
+        if not self.blocks or not left or self.cost_us() > self.max_cost * paying_us:
             return Draw(CONTROL)
         tried = {block.arm for block in self.blocks}
         if untried := [arm for arm in left if arm not in tried]:
             return Draw(untried[0])
-        choices = (CONTROL, max(left, key=self.estimate))
-        return Draw(self.coin.choice(choices), drawn_from=choices, opens_pair=self._is_paired())
-
-    def _is_paired(self) -> bool:
-        """Decide before the coin, so that bets stay fair, whether pairs compare the last remaining arm."""
-        left, deviation = self.left, self._deviation()
-        return len(left) == 1 and deviation is not None and self.estimate(left[0]) < _PAIRED_BELOW * deviation
-
-    def _paying_us(self) -> float:
-        """Return the time of the job that the budget is a share of, µs."""
-        return max(self.elapsed_us, ADVANCE_STEPS * self._control_us())
+        choices, deviation = (CONTROL, max(left, key=self.estimate)), self._deviation()
+        # Whether pairs compare the last remaining arm is decided before the coin, so that bets stay fair.
+        is_paired = len(left) == 1 and deviation is not None and self.estimate(left[0]) < _PAIRED_BELOW * deviation
+        return Draw(self.coin.choice(choices), drawn_from=choices, opens_pair=is_paired)
 
     def observe(self, block: Block) -> None:
         """Count a block, and drop arms that it shows to be slow or hopeless."""
@@ -405,7 +401,7 @@ class Experiment:
         for arm in counted:
             blocks, gain = len(gains[arm]), self.estimate(arm)
             mean, (carry_over, carry_error) = self.mean_gain(arm), self._estimate_carry_over(arm)
-            if self._is_slower(arm):
+            if not block.draw.guards and self._is_slower(arm):
                 self.dropped[arm] = f"steps take {math.expm1(-gain) * 100:.1f} % longer"
             elif blocks >= _BEATEN_BLOCKS and mean.is_lost:
                 self.dropped[arm] = f"its mean step takes {-mean.saving * 100:.1f} % longer"
@@ -429,17 +425,18 @@ class Experiment:
 
     def _count(self, block: Block) -> None:
         """Count the steps of a block in the tally of its arm, and update the level of the control."""
-        level = self._level if self._level is not None else block.log_time
+        level = math.log(self.level_us) if self.level_us else block.log_time
         level_us, before = math.exp(level), self._last
-        times_us = (*block.uncounted_us, *block.step_us)
-        first = block.step - len(times_us) + 1
-        pauses = {first + index for index, time_us in enumerate(times_us) if time_us > PAUSE * level_us}
-        if pauses:
-            self._pauses |= pauses
-            self._regular = find_regular(self._pauses)
-        tally = self._tallies[block.arm]
-        for step, time_us in enumerate(block.step_us, start=first + len(block.uncounted_us)):
+        tally, first = self._tallies[block.arm], block.step - len(block.step_us) + 1
+        known = len(tally.pauses)
+        for step, time_us in enumerate(block.step_us, start=first):
             tally.add(step, time_us / level_us)
+        self._has_pauses |= max(block.uncounted_us, default=0.0) > PAUSE * level_us
+        if len(tally.pauses) != known:
+            self._has_pauses |= block.arm == CONTROL
+            steps = [step for tally in self._tallies for step in tally.pauses]
+            period, phase = find_period(tuple(self._tallies[CONTROL].pauses), steps)
+            self._regular = {step for step in steps if period and (step - phase) % period == 0}
         is_long = max(block.step_us) > LONG * level_us
         if block.draw.closes_pair and before is not None:
             arm = max(block.arm, before.arm)
@@ -451,21 +448,19 @@ class Experiment:
         self._was_long = is_long
         if block.arm == CONTROL:
             if before is not None:
-                self._left_behind.setdefault(before.arm, []).append(block.log_time - level)
-            self._level = level + (_LEVEL_GAIN if self._level is not None else 1.0) * (block.log_time - level)
+                carried = self._left_behind.setdefault(before.arm, deque(maxlen=_CARRIED_BLOCKS))
+                carried.append(block.log_time - level)
+            self.level_us = math.exp(level + _LEVEL_GAIN * (block.log_time - level))
         self._last = block
 
     def _bet_on_long(self, arm: int, *, won: bool) -> None:
         """Bet once per block that a block with long steps belongs to the arm."""
-        capitals = self._long_bets.get(arm, WEIGHT)
-        self._long_bets[arm] = [
-            capital * (1 + (stake if won else -stake))
-            for capital, stake in zip(capitals, STAKE)  # noqa: B905  # Python 3.8
-        ]
+        sign, capitals = 1 if won else -1, self._long_bets.get(arm, WEIGHT)
+        self._long_bets[arm] = [c * (1 + sign * stake) for c, stake in zip(capitals, STAKE)]  # noqa: B905  # Python 3.8
 
     def _estimate_carry_over(self, arm: int) -> tuple[float, float]:
         """Estimate the slowdown of the control after an arm, as a log ratio to that after itself, and its error."""
-        after, others = self._left_behind.get(arm, []), self._left_behind.get(CONTROL, [])
+        after, others = self._left_behind.get(arm, ()), self._left_behind.get(CONTROL, ())
         if min(len(after), len(others)) < _CARRY_BLOCKS:
             return 0.0, math.inf
         error = math.sqrt(statistics.variance(after) / len(after) + statistics.variance(others) / len(others))
@@ -475,11 +470,10 @@ class Experiment:
         """Return the gain of an arm in the mean step.
 
         Args:
-            forgive: leave out one pause of the arm, if the job has had pauses without it.
+            forgive: leave out one pause of each, if the job has had pauses without the arms.
         """
-        tally = self._tallies[arm]
-        forgiven = int(forgive and not self._pauses <= self._regular | tally.pauses.keys())
-        return compare_means(self._tallies[CONTROL], tally, self._regular, forgiven=forgiven)
+        forgiven = int(forgive and self._has_pauses)
+        return compare_means(self._tallies[CONTROL], self._tallies[arm], self._regular, forgiven=forgiven)
 
     def estimate(self, arm: int) -> float:
         """Return the log speed-up of an arm; minus infinity before it can be compared."""
@@ -496,9 +490,8 @@ class Experiment:
         low = math.exp(_find_end(self.blocks, arm, estimate, refuted, sign=+1))
         high_log = _find_end(self.blocks, arm, estimate, refuted, sign=-1)
         high = math.exp(high_log) if math.isfinite(high_log) else math.inf
-        speedup = 1 / (1 - mean.saving)
-        ends = [1 / (1 - saving) for saving in (mean.saving - SAVED_ERRORS * mean.error, mean.high) if saving < 1]
-        return ArmResult(speedup, min(low, speedup, *ends), max(high, speedup, *ends), blocks, dropped)
+        ends = [mean.find_speedup(errors) for errors in (-SAVED_ERRORS, 0.0, SAVED_ERRORS)]
+        return ArmResult(ends[1], min(low, ends[0]), max(high, ends[2]), blocks, dropped)
 
     def cost_us(self) -> float:
         """Return the cost of the arms so far, µs: slower blocks and switches; faster blocks do not offset it."""
@@ -604,15 +597,23 @@ class Experiment:
         return long >= max(_LONG_STARTS, len(first_us) / 2)
 
 
-def find_regular(steps: set[int]) -> set[int]:
-    """Return the steps in series of three at equal distances: pauses of the job, not stalls of an arm."""
-    ordered = sorted(steps)[-_PAUSES:]
-    regular: set[int] = set()
-    for index, first in enumerate(ordered):
-        for second in ordered[index + 1 :]:
-            if second - first > 1 and 2 * second - first in steps:
-                regular |= {first, second, 2 * second - first}
-    return regular
+def find_period(control: Sequence[int], pauses: Sequence[int]) -> tuple[int, int]:
+    """Return period and phase of the job's pauses: those that most share, the control too; a period of 0 = none.
+
+    Args:
+        control: steps at which the control paused.
+        pauses: steps at which any arm did.
+    """
+    newest = sorted({*sorted(pauses)[-_PAUSES:], *sorted(control)[-_PAUSES:]})
+    # Of the few counted steps, two pauses in turn may be several periods apart: three show a common divisor.
+    periods = {(math.gcd(b - a, c - a), a) for a in newest for b in newest for c in newest if a < b < c}
+    shared = [
+        (sum((pause - first) % period == 0 for pause in newest), -period, first % period)
+        for period, first in periods
+        if period >= _SHORTEST_PERIOD and any((pause - first) % period == 0 for pause in control)
+    ]
+    _, negative, phase = max(shared, default=(0, 0, 0))
+    return -negative, phase
 
 
 def log_capital(blocks: Sequence[Block], arm: int, gain: float = 0.0, *, sign: int = 1) -> float:

@@ -4,7 +4,7 @@ It runs in rank 0 of the user's job and gets boundaries from `ncclt.deliver.agre
 that it shares with `ncclt autotune --live`:
 
     arms.json      arms and limits, written by ncclt
-    blocks.jsonl   one line per block (`read_blocks`); a restarted job appends to it
+    blocks.jsonl   one line per block (`resume_experiment`); a restarted job appends to it
     state.json     newest state, replaced atomically
 
 This module runs inside the job of the user: standard library alone, Python 3.8, nothing of ncclt.
@@ -18,6 +18,7 @@ import math
 import os
 import random
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ ARMS_FILE, BLOCKS_FILE, STATE_FILE = "arms.json", "blocks.jsonl", "state.json"
 
 MIN_BLOCK_S = 2.0
 """Min time of a block: in shorter blocks, switches would cost more than the block can show."""
+
+_MOST_BYTES = 1_000_000
+"""Size of the file of blocks above which guard blocks are no longer added: a restarted job has to read them all. Arms
+that were dropped since are in the state."""
 
 MIN_COUNTED = 3
 """Min counted steps of a block: the fewest with a median that one outlier does not move."""
@@ -57,16 +62,11 @@ class LiveDirector:
         self._folder, self._min_block_us = folder, 1e6 * request["min_block_s"]
         self._names: list[str] = [arm["name"] for arm in request["arms"]]
         self._plans: list[str] = ["", *(arm["table"] for arm in request["arms"])]
-        self.experiment = Experiment(
-            arms=len(self._names),
-            min_effect=request["min_effect"],
-            max_cost=request["max_cost"],
-            coin=coin or random.SystemRandom(),
+        limits = {name: request[name] for name in ("min_effect", "max_cost")}
+        self.experiment, blocks, _ = resume_experiment(
+            folder, self._names, coin=coin or random.SystemRandom(), **limits
         )
-        self._before_step = 0
-        for block in read_blocks(folder):
-            self.experiment.observe(block)
-            self._before_step = block.step
+        self._before_step = blocks[-1].step if blocks else 0
         self._before_us, self._elapsed_us = self.experiment.elapsed_us, 0.0
         self._draw, self._drawn_at, self._is_drawn = Draw(CONTROL), 0, True
         self._uncounted: list[float] = []
@@ -128,10 +128,13 @@ class LiveDirector:
         )
         self.experiment.observe(block)
         row = [block.draw, block.step_us, block.uncounted_us, block.step, block.elapsed_us]
-        path = self._folder / BLOCKS_FILE
-        is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n" * is_torn + json.dumps(row) + "\n")
+        with (self._folder / BLOCKS_FILE).open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if block.draw.guards and size > _MOST_BYTES:
+                return
+            file.seek(max(size - 1, 0))
+            is_torn = file.read() not in (b"", b"\n")
+            file.write(b"\n" * is_torn + json.dumps(row).encode() + b"\n")
 
     def _describe_state(self) -> str:
         leading = self.experiment.leading
@@ -162,13 +165,27 @@ class LiveDirector:
         part.replace(self._folder / STATE_FILE)
 
 
-def read_blocks(folder: Path) -> list[Block]:
-    """Read the blocks written by a job, without torn lines."""
-    path, blocks = folder / BLOCKS_FILE, []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
+def resume_experiment(folder: Path, names: Sequence[str], **options: Any) -> tuple[Experiment, list[Block], Any]:
+    """Return the experiment of a job as far as its folder shows it, its blocks, and its last state.
+
+    Lines that are torn or of another format are skipped.
+
+    Args:
+        names: of the arms.
+        options: of the experiment.
+    """
+    experiment, blocks, path = Experiment(arms=len(names), **options), list[Block](), folder / BLOCKS_FILE
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, TypeError):
             (arm, drawn_from, *draw), step_us, uncounted_us, step, elapsed_us = json.loads(line)
-            blocks.append(
-                Block(Draw(arm, tuple(drawn_from), *draw), tuple(step_us), tuple(uncounted_us), step, elapsed_us)
-            )
-    return blocks
+            times_us = tuple(map(float, step_us)), tuple(map(float, uncounted_us))
+            block = Block(Draw(arm, tuple(drawn_from), *draw), *times_us, int(step), float(elapsed_us))
+            if arm in range(len(names) + 1):
+                blocks.append(block)
+                experiment.observe(block)
+    state: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    dropped = state.get("dropped", {})
+    experiment.dropped.update({number: dropped[name] for number, name in enumerate(names, 1) if name in dropped})
+    return experiment, blocks, state

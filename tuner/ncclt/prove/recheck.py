@@ -371,7 +371,7 @@ class _RecheckComparison:
             f"{c.what}: {c.before:.3g} -> {c.now:.3g} ({(c.ratio - 1) * 100:+.1f} %, noise explains "
             f"{c.noise * 100:.1f} %)"
             for c in changes
-            if _makes_stale(c) and c.ratio < 1
+            if _makes_stale(c)
         ]
         return reasons or self._find_open_reasons(changes, place)
 
@@ -444,7 +444,7 @@ def _build_recheck(
 
 def _makes_stale(change: Change) -> bool:
     """Check that a changed quantity is a gain of the recommendation; absolute times are notes."""
-    return change.changed and change.what != TODAY_GAIN and not change.what.endswith(", us")
+    return change.changed and change.ratio < 1 and change.what != TODAY_GAIN and not change.what.endswith(", us")
 
 
 def compare(

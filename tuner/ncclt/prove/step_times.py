@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
-from ncclt.prove.experiment import MeanGain, Tally, compare_means, find_regular
+from ncclt.prove.experiment import PAUSE, MeanGain, Tally, compare_means
 from ncclt.prove.interleave import launch_order
 from ncclt.prove.verdict import Pairs, judge, state_step_gain
 
@@ -203,17 +205,16 @@ def can_resume(stored: Verification, how: Comparison) -> bool:
 
 
 def find_open(stored: Iterable[Verification], request: VerifyRequest) -> tuple[StepLaunch, ...]:
-    """Return the launches of the newest equal comparison to resume; empty = start a new one."""
+    """Return the launches of the newest equal comparison of a recommendation to resume; empty = start a new one.
+
+    Two sides of the user may be another training in another folder: they always start anew.
+    """
     how = request.how
-    base_argv = request.base_argv and words_without_secrets(request.base_argv)
-    wanted = (words_without_secrets(request.argv), base_argv, variables_without_secrets(request.base_env))
-    tuned_env = variables_without_secrets(request.tuned_env)
-    for comparison in stored:
-        sides = (comparison.argv, comparison.base_argv, comparison.base_env)
-        # Each run writes a delivered table to a new folder.
-        is_equal = sides == wanted and (request.recommendation or comparison.tuned_env == tuned_env)
-        lengths = (comparison.warmup, comparison.steps, comparison.verdict.min_effect, comparison.site_variables)
-        if is_equal and lengths == (how.warmup, how.steps, how.min_effect, request.site_variables):
+    wanted = (words_without_secrets(request.argv), variables_without_secrets(request.base_env), request.site_variables)
+    for comparison in stored if request.recommendation else ():
+        sides = (comparison.argv, comparison.base_env, comparison.site_variables)
+        lengths = (comparison.warmup, comparison.steps, comparison.verdict.min_effect)
+        if sides == wanted and lengths == (how.warmup, how.steps, how.min_effect):
             return comparison.launches if can_resume(comparison, how) else ()
     return ()
 
@@ -349,19 +350,20 @@ def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: 
     return replace(
         verdict,
         decision=Decision.UNDECIDED,
-        reason=f"leading, but {mean.steps:,} steps are too few to rule out stalls that cancel it; increase --blocks",
+        reason=f"leading, but {mean.steps:,.0f} steps are too few to rule out stalls that cancel it; set more --steps",
     )
 
 
 def _compare_steps(launches: Sequence[StepLaunch]) -> MeanGain:
-    """Compare all steps of both sides; pauses at the same step of each launch belong to the training."""
-    tallies = {side: Tally() for side in Side}
-    level_us = statistics.median(time_us for run in launches if run.side is Side.BASE for time_us in run.step_us)
+    """Compare all steps of both sides, without those at which half of the base's launches pause."""
+    tallies, base = {side: Tally() for side in Side}, [run.step_us for run in launches if run.side is Side.BASE]
+    level_us = statistics.median(itertools.chain.from_iterable(base))
+    paused = Counter(number for step_us in base for number, time_us in enumerate(step_us) if time_us > PAUSE * level_us)
     for launch in launches:
-        for number, time_us in enumerate(launch.step_us, start=MOST_LAUNCHES * launch.order):
-            tallies[launch.side].add(number, time_us / level_us)
-    pauses = {step for tally in tallies.values() for step in tally.pauses}
-    return compare_means(tallies[Side.BASE], tallies[Side.TUNED], find_regular(pauses))
+        for number, time_us in enumerate(launch.step_us):
+            if 2 * paused[number] < max(len(base), 2):
+                tallies[launch.side].add(MOST_LAUNCHES * launch.order + number, time_us / level_us)
+    return compare_means(tallies[Side.BASE], tallies[Side.TUNED], set())
 
 
 def _verdict(request: VerifyRequest, launches: Sequence[StepLaunch]) -> Verdict:
