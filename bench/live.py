@@ -145,7 +145,7 @@ class Job:
 class Alternating:
     """The director: another plan at each boundary, until there were enough switches."""
 
-    finished = ""
+    news = finished = ""
 
     def __init__(self, job: Job, stop: Callable[[], None]) -> None:
         self._plans, self._job, self._stop = plans(job.ranks), job, stop

@@ -264,8 +264,7 @@ def compare_means(control: Tally, arm: Tally, regular: set[int], *, forgiven: in
     reference, reference_variance, reference_steps, _ = control.summarize(regular, forgiven=forgiven)
     if not steps or not reference_steps:
         return MeanGain(0.0, math.inf, math.inf, steps, stalls)
-    error = math.sqrt(variance + reference_variance)
-    share = steps / (steps + reference_steps)
+    error, share = math.sqrt(variance + reference_variance), steps / (steps + reference_steps)
     return MeanGain(reference - mean, error, estimate_unseen(steps), steps, stalls, reference, share)
 
 

@@ -60,7 +60,7 @@ class Plugin:
 class Director:
     """Proposes one plan whenever it can."""
 
-    finished = ""
+    news = finished = ""
 
     def __init__(self):
         self.boundaries, self.ends = [], []

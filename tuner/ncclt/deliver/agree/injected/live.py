@@ -13,8 +13,8 @@ The worker thread calls `decide` once per boundary (every `every` optimizer step
 the plan to propose: a compact table (ncclt.nccl.tuner_plugin.compact_table), "" = the NCCL default, None = the plan
 stays; nothing is proposed while `boundary.can_propose` is False. `boundary.outcome` tells once how the last proposal
 ended, and `boundary.plan_since` is the first step under `boundary.plan`: a plan begins between two steps. A director
-that sets `finished` to a reason ends live tuning, and so does an error of it. `end` is called once: no more proposals,
-the plan in force stays.
+that sets `finished` to a reason ends live tuning, and so does an error of it; its `news` is printed. `end` is called
+once: no more proposals, the plan in force stays.
 
 It stands alone like the rest of this package: standard library, Python 3.8, and torch of the process that it runs in.
 """
@@ -556,10 +556,10 @@ class LiveSession:
         if self._director is not None and not missing:
             try:
                 plan = self._director.decide(boundary)
+                if self._director.news:
+                    say(f"live tuning: {self._director.news}")
             except Exception as error:  # noqa: BLE001  # of the director: the plan in force is safe
                 return {"end": f"the director failed: {one_line(error)}"}
-            if self._director.news:
-                say(f"live tuning: {self._director.news}")
             if self._director.finished:
                 return {"end": self._director.finished}
         if plan is None or not boundary.can_propose:
