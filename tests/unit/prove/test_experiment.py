@@ -13,9 +13,9 @@ from ncclt.prove.experiment import (
     CONTROL,
     LONG_STEP,
     MAX_BLOCKS,
-    Block,
     Draw,
     Experiment,
+    StepBlock,
     find_period,
     log_capital,
 )
@@ -27,7 +27,7 @@ STEPS = 5
 
 def make_block(draw, *, log_time=0.0, first=1.0, outlier=1.0, step=0):
     time_us = STEP_US * math.exp(log_time)
-    return Block(
+    return StepBlock(
         draw=draw,
         step_us=(time_us, time_us * outlier, time_us),
         uncounted_us=(STEP_US, first * STEP_US),
@@ -149,7 +149,7 @@ def train(experiment, time_us, blocks=300):
         count = 3 * max(1, draw.guards)
         times_us = [time_us(draw.arm, step + number, rng) for number in range(3 + count)]
         step += len(times_us)
-        experiment.observe(Block(draw, tuple(times_us[3:]), tuple(times_us[:3]), step, step * STEP_US))
+        experiment.observe(StepBlock(draw, tuple(times_us[3:]), tuple(times_us[:3]), step, step * STEP_US))
     return experiment
 
 

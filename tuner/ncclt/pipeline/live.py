@@ -33,7 +33,7 @@ from ncclt.nccl.tuner_table import PluginRow, table_text
 from ncclt.nccl.variables import split_variables
 from ncclt.pipeline.candidates import build_study, explain_other_backend, publish_winner
 from ncclt.profile.record.ranks import is_other_backend
-from ncclt.prove.experiment import CONTROL, ArmResult, Block, Draw, Experiment
+from ncclt.prove.experiment import CONTROL, ArmResult, Draw, Experiment, StepBlock
 from ncclt.prove.live_director import ARMS_FILE, MIN_BLOCK_S, MIN_COUNTED, SWITCH_STEPS, resume_experiment
 from ncclt.prove.verdict import describe_gain, state_step_gain
 from ncclt.store.store import Store
@@ -261,7 +261,7 @@ def read_live(request: LiveRequest) -> LiveResult:
 
 
 def _judge(
-    experiment: Experiment, blocks: Sequence[Block], best: int, result: ArmResult | None, *, ended: str
+    experiment: Experiment, blocks: Sequence[StepBlock], best: int, result: ArmResult | None, *, ended: str
 ) -> Verdict:
     decision = Decision.UNDECIDED
     if experiment.tuned is not None:
@@ -293,12 +293,12 @@ def _judge(
     return state_step_gain(verdict, f"{count_noun(result.blocks, 'block')} inside one job; live: {EXPERIMENTAL}")
 
 
-def _mean_us(blocks: Sequence[Block], arm: int) -> float:
+def _mean_us(blocks: Sequence[StepBlock], arm: int) -> float:
     times_us = [time_us for block in blocks if block.arm == arm for time_us in block.step_us]
     return statistics.fmean(times_us) if times_us else 0.0
 
 
-def _build_launches(blocks: Sequence[Block], best: int, request: LiveRequest) -> list[StepLaunch]:
+def _build_launches(blocks: Sequence[StepBlock], best: int, request: LiveRequest) -> list[StepLaunch]:
     """Return the blocks of default and arm; those that tell something have the estimate that they led to."""
     experiment, launches = Experiment(arms=len(request.arms), min_effect=request.min_effect), list[StepLaunch]()
     for block in blocks:

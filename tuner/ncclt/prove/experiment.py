@@ -12,7 +12,7 @@ Pairs of control and arm in random order use one coin for two blocks, but cancel
 single arm is left and its gain is small compared with the noise.
 
 The usual steps win the bets, since a rare stall moves few blocks. A winning arm leads: it stays in force, but is
-`tuned` only once its steps rule out stalls that would cancel the gain (`Tally`). As a guard, a share of the later
+`tuned` only once its steps rule out stalls that would cancel the gain (`StepTally`). As a guard, a share of the later
 blocks runs the control, and the control returns if the arm no longer has the faster mean.
 
 The first steps after a draw never count, whether the arm changes or not: a switch takes effect during them and may
@@ -134,7 +134,7 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """Consecutive steps of one arm.
 
     Attributes:
@@ -175,7 +175,7 @@ class Block:
         return len(self.uncounted_us) + len(self.step_us)
 
 
-class Tally:
+class StepTally:
     """Counted steps of one arm, as multiples of the control's level at their time.
 
     Attributes:
@@ -258,8 +258,8 @@ def estimate_unseen(steps: float) -> float:
     return min(_UNSEEN / max(steps, 1), 1.0) * _UNSEEN_EXCESS
 
 
-def compare_means(control: Tally, arm: Tally, regular: set[int], *, forgiven: int = 0) -> MeanGain:
-    """Compare the mean steps of two arms; for the arguments see `Tally.summarize`."""
+def compare_means(control: StepTally, arm: StepTally, regular: set[int], *, forgiven: int = 0) -> MeanGain:
+    """Compare the mean steps of two arms; for the arguments see `StepTally.summarize`."""
     mean, variance, steps, stalls = arm.summarize(regular, forgiven=forgiven)
     reference, reference_variance, reference_steps, _ = control.summarize(regular, forgiven=forgiven)
     if not steps or not reference_steps:
@@ -305,14 +305,14 @@ class Experiment:
     min_effect: float = 0.02
     max_cost: float = 0.005
     coin: random.Random = field(default_factory=random.SystemRandom)
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[StepBlock] = field(default_factory=list)
     elapsed_us: float = 0.0
     level_us: float = 0.0
     dropped: dict[int, str] = field(default_factory=dict)
-    _last: Block | None = None
+    _last: StepBlock | None = None
     _control_blocks_due: int = 0
     _was_long: bool = False
-    _tallies: list[Tally] = field(init=False, repr=False)
+    _tallies: list[StepTally] = field(init=False, repr=False)
     _long_bets: dict[int, list[float]] = field(default_factory=dict, repr=False)
     _has_pauses: bool = False
     _regular: set[int] = field(default_factory=set, repr=False)
@@ -322,7 +322,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Count no steps yet."""
-        self._tallies = [Tally() for _ in range(self.arms + 1)]
+        self._tallies = [StepTally() for _ in range(self.arms + 1)]
 
     @property
     def left(self) -> list[int]:
@@ -378,7 +378,7 @@ class Experiment:
         is_paired = len(left) == 1 and deviation is not None and self.estimate(left[0]) < _PAIRED_BELOW * deviation
         return Draw(self.coin.choice(choices), drawn_from=choices, opens_pair=is_paired)
 
-    def observe(self, block: Block) -> None:
+    def observe(self, block: StepBlock) -> None:
         """Count a block, and drop arms that it shows to be slow or hopeless."""
         self.elapsed_us = block.elapsed_us
         self._count(block)
@@ -422,7 +422,7 @@ class Experiment:
             ):
                 self.dropped[arm] = f"another arm is {math.expm1(self.estimate(best) - gain) * 100:.1f} % faster"
 
-    def _count(self, block: Block) -> None:
+    def _count(self, block: StepBlock) -> None:
         """Count the steps of a block in the tally of its arm, and update the level of the control."""
         level = math.log(self.level_us) if self.level_us else block.log_time
         level_us, before = math.exp(level), self._last
@@ -615,7 +615,7 @@ def find_period(control: Sequence[int], pauses: Sequence[int]) -> tuple[int, int
     return -negative, phase
 
 
-def log_capital(blocks: Sequence[Block], arm: int, gain: float = 0.0, *, sign: int = 1) -> float:
+def log_capital(blocks: Sequence[StepBlock], arm: int, gain: float = 0.0, *, sign: int = 1) -> float:
     """Return the log capital of bets on the coins that an arm gains more than `gain`.
 
     Args:
@@ -634,7 +634,7 @@ def log_capital(blocks: Sequence[Block], arm: int, gain: float = 0.0, *, sign: i
     return best + math.log(sum(share * math.exp(capital - best) for share, capital in zip(shares, won)))  # noqa: B905
 
 
-def _find_ratios(blocks: Sequence[Block], arm: int, gain: float) -> list[float]:
+def _find_ratios(blocks: Sequence[StepBlock], arm: int, gain: float) -> list[float]:
     """Return a log ratio for each coin, positive if its block favours the arm, by forecasts from earlier blocks alone.
 
     Times of the arm are corrected by `gain`: if that is its true gain, the coins do not affect the corrected times.
@@ -673,7 +673,7 @@ def _find_ratios(blocks: Sequence[Block], arm: int, gain: float) -> list[float]:
     return ratios
 
 
-def _find_end(blocks: Sequence[Block], arm: int, around: float, refuted: float, *, sign: int) -> float:
+def _find_end(blocks: Sequence[StepBlock], arm: int, around: float, refuted: float, *, sign: int) -> float:
     """Return the lowest log speed-up in the interval, or with a sign of -1 the highest; infinite = unbounded."""
     inside, outside = around + sign * _BRACKET, around - sign * _BRACKET
     if log_capital(blocks, arm, outside, sign=sign) < refuted:

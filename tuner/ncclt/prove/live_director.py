@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .experiment import CONTROL, Block, Draw, Experiment
+from .experiment import CONTROL, Draw, Experiment, StepBlock
 
 ARMS_FILE, BLOCKS_FILE, STATE_FILE = "arms.json", "blocks.jsonl", "state.json"
 
@@ -119,7 +119,7 @@ class LiveDirector:
         return bool(len(self._counted) >= steps * max(1, self._draw.guards))
 
     def _end_block(self, step: int) -> None:
-        block = Block(
+        block = StepBlock(
             draw=self._draw,
             step_us=tuple(round(time_us) for time_us in self._counted),
             uncounted_us=tuple(round(time_us) for time_us in self._uncounted),
@@ -165,7 +165,7 @@ class LiveDirector:
         part.replace(self._folder / STATE_FILE)
 
 
-def resume_experiment(folder: Path, names: Sequence[str], **options: Any) -> tuple[Experiment, list[Block], Any]:
+def resume_experiment(folder: Path, names: Sequence[str], **options: Any) -> tuple[Experiment, list[StepBlock], Any]:
     """Return the experiment of a job as far as its folder shows it, its blocks, and its last state.
 
     Lines that are torn or of another format are skipped.
@@ -174,12 +174,12 @@ def resume_experiment(folder: Path, names: Sequence[str], **options: Any) -> tup
         names: of the arms.
         options: of the experiment.
     """
-    experiment, blocks, path = Experiment(arms=len(names), **options), list[Block](), folder / BLOCKS_FILE
+    experiment, blocks, path = Experiment(arms=len(names), **options), list[StepBlock](), folder / BLOCKS_FILE
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, TypeError):
             (arm, drawn_from, *draw), step_us, uncounted_us, step, elapsed_us = json.loads(line)
             times_us = tuple(map(float, step_us)), tuple(map(float, uncounted_us))
-            block = Block(Draw(arm, tuple(drawn_from), *draw), *times_us, int(step), float(elapsed_us))
+            block = StepBlock(Draw(arm, tuple(drawn_from), *draw), *times_us, int(step), float(elapsed_us))
             if arm in range(len(names) + 1):
                 blocks.append(block)
                 experiment.observe(block)

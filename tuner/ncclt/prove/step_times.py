@@ -26,7 +26,7 @@ from ncclt.profile.record.ranks import StepTimes, read_step_times
 from ncclt.profile.record.session import make_folder
 from ncclt.prove.comparison import Comparison
 from ncclt.prove.evidence import LAUNCHES_PER_BLOCK
-from ncclt.prove.experiment import PAUSE, MeanGain, Tally, compare_means
+from ncclt.prove.experiment import PAUSE, MeanGain, StepTally, compare_means
 from ncclt.prove.interleave import launch_order
 from ncclt.prove.verdict import Pairs, judge, state_step_gain
 
@@ -356,7 +356,7 @@ def _judge_steps(launches: Sequence[StepLaunch], *, min_effect: float, failure: 
 
 def _compare_steps(launches: Sequence[StepLaunch]) -> MeanGain:
     """Compare all steps of both sides, without those at which half of the base's launches pause."""
-    tallies, base = {side: Tally() for side in Side}, [run.step_us for run in launches if run.side is Side.BASE]
+    tallies, base = {side: StepTally() for side in Side}, [run.step_us for run in launches if run.side is Side.BASE]
     level_us = statistics.median(itertools.chain.from_iterable(base))
     paused = Counter(number for step_us in base for number, time_us in enumerate(step_us) if time_us > PAUSE * level_us)
     for launch in launches:
