@@ -15,7 +15,7 @@ import pytest
 from ncclt.core.nccl_version import NcclVersion
 from ncclt.core.recommendation import Decision
 from ncclt.pipeline.live import LiveRequest, build_arms, build_verification, plan_live, read_live, write_live
-from ncclt.prove.live_director import BLOCKS_FILE, STATE_FILE, read_blocks
+from ncclt.prove.live_director import BLOCKS_FILE, STATE_FILE, resume_experiment
 from ncclt_api.pages.study_charts import verification_charts
 from ncclt_api.pages.wording import format_interval
 
@@ -76,7 +76,7 @@ def test_the_faster_arm_wins_and_stays_in_all_ranks_though_one_dies(tmp_path, li
     assert choices[0].startswith("-" * 6)
     assert "+" * 50 in choices[0], "the arm stays in force, but for the blocks that guard it"
     assert json.loads((tmp_path / STATE_FILE).read_text())["restarts"] == 1
-    assert all(before.step < after.step for before, after in pairwise(read_blocks(tmp_path)))
+    assert all(before.step < after.step for before, after in pairwise(resume_experiment(tmp_path, ["a", "b", "c"])[1]))
     assert result.other_backend == "gloo"
     drawn = verification_charts(
         build_verification(
