@@ -427,11 +427,11 @@ class Experiment:
         level = math.log(self.level_us) if self.level_us else block.log_time
         level_us, before = math.exp(level), self._last
         tally, first = self._tallies[block.arm], block.step - len(block.step_us) + 1
-        known = len(tally.pauses)
+        newest = max(tally.pauses, default=0)
         for step, time_us in enumerate(block.step_us, start=first):
             tally.add(step, time_us / level_us)
         self._has_pauses |= max(block.uncounted_us, default=0.0) > PAUSE * level_us
-        if len(tally.pauses) != known:
+        if max(tally.pauses, default=0) != newest:  # fading may remove as many as are new
             self._has_pauses |= block.arm == CONTROL
             steps = [step for tally in self._tallies for step in tally.pauses]
             period, phase = find_period(tuple(self._tallies[CONTROL].pauses), steps)

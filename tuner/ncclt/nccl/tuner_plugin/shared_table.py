@@ -1,6 +1,6 @@
 """Tuner table in shared memory (NCCLT_POLICY_SHM), for trials without a new communicator.
 
-Each rank has its own table in a sealed memfd, which nobody can truncate. The controller lays out the bytes, and the
+Each rank has its own table in a sealed memfd, so nobody can truncate it. The controller lays out the bytes, and the
 ranks, which do not have ncclt, write them. It publishes the same rows to every rank and waits for all of them before
 the next collective, since all ranks must make the same choice. See plugin/shared.h for the layout.
 """
